@@ -1,0 +1,1 @@
+"""What the training loop calls: optimizer, processes, checkpoints, evaluation, metrics."""

@@ -1,0 +1,132 @@
+"""The configuration of a run: the owners' dataclasses composed, and how they are filled.
+
+defaults <- the YAML file <- key=value on the command line
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import omegaconf
+from omegaconf import OmegaConf
+
+from data.text import DataConfig
+from model import ModelConfig
+from training.metrics import WandbMode
+from training.optim import OptimConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where and how a run computes, and what it writes."""
+
+    out_dir: str
+    """Folder of the run: config.yaml, metrics.jsonl, checkpoints. Made if missing."""
+    seed: int = 1111
+    """Of the weights, the order of the data and dropout."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes a GPU where there is one."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the activations and matrix products; the weights are always float32."""
+    compile: bool = True
+    """Whether torch.compile fuses the model."""
+    log_every: int = 10
+    """Steps between records of the training loss; also how often host and GPU wait for each
+    other."""
+    eval_every: int = 1000
+    """Steps between passes over the whole validation set; there is always one at the end."""
+    save_every: int = 1000
+    """Steps between checkpoints; there is always one at the end."""
+    keep_last: int = 2
+    """Checkpoints to keep."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on from the newest checkpoint in out_dir; never refuses a folder that has one."""
+    wandb: WandbMode = "disabled"
+    """Weights & Biases: offline keeps its files in out_dir."""
+    wandb_project: str = "papilio"
+    """Project that wandb files the run under."""
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "eval_every", "save_every", "keep_last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that `train.py` is told."""
+
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig
+    run: RunConfig
+
+    def __post_init__(self) -> None:
+        self.grad_accum_steps(world_size=1)
+
+    def grad_accum_steps(self, world_size: int) -> int:
+        """Micro-batches that each GPU takes through the model in one optimizer step.
+
+        Raises:
+            ValueError: batch_tokens is no multiple of what the GPUs take at once.
+        """
+        at_once = self.optim.micro_batch_size * self.model.context_length * world_size
+        if self.optim.batch_tokens % at_once != 0:
+            below = self.optim.batch_tokens // at_once * at_once
+            near = f"{below} or {below + at_once}" if below else f"{at_once}"
+            raise ValueError(
+                f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of "
+                f"optim.micro_batch_size={self.optim.micro_batch_size} * "
+                f"model.context_length={self.model.context_length} * {world_size} GPU(s) "
+                f"= {at_once}: {near} would do"
+            )
+        return self.optim.batch_tokens // at_once
+
+
+class ConfigError(ValueError):
+    """A configuration that no run can be made of; the message says which field and why."""
+
+
+def load_config(argv: Sequence[str]) -> TrainConfig:
+    """The configuration from a command line: a YAML file, then any number of key=value.
+
+    Raises:
+        ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
+    """
+    if not argv or "=" in argv[0]:
+        raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
+    path, overrides = Path(argv[0]), list(argv[1:])
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file; the configurations that come along are configs/*")
+    for override in overrides:
+        if "=" not in override or override.startswith("-"):
+            raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
+    try:
+        merged = OmegaConf.merge(
+            OmegaConf.structured(TrainConfig),
+            OmegaConf.load(path),
+            OmegaConf.from_dotlist(overrides),
+        )
+        config = OmegaConf.to_object(merged)
+    except omegaconf.errors.MissingMandatoryValue as error:
+        raise ConfigError(
+            f"{error.full_key} has no value: set it in {path} or on the command line"
+        ) from error
+    except omegaconf.errors.OmegaConfBaseException as error:
+        reason = str(error.msg or error).splitlines()[0]
+        raise ConfigError(f"{error.full_key or path}: {reason}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """The whole configuration as YAML, which `load_config` reads back."""
+    return OmegaConf.to_yaml(OmegaConf.create(as_dict(config)))
+
+
+def as_dict(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as nested dictionaries of plain values."""
+    return asdict(config)

@@ -1,0 +1,75 @@
+"""What an unfinished preparation remembers, so that the next run goes on with the same settings."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data.documents import SPLITS
+from data.shards import FORMAT_VERSION, PROGRESS, SplitInfo, to_json, write_atomically
+
+
+@dataclass
+class PrepareState:
+    """What progress.json records between runs."""
+
+    settings: dict[str, Any]
+    splits: dict[str, SplitInfo]
+    documents_read: int = 0
+    tokenizer_sha256: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    def save(self, out: Path) -> None:
+        write_atomically(out / PROGRESS, to_json(asdict(self)))
+
+    @staticmethod
+    def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
+        if not (out / PROGRESS).exists():
+            state = PrepareState(settings, {split: SplitInfo() for split in SPLITS})
+            state.save(out)
+            return state
+        values = json.loads((out / PROGRESS).read_text(encoding="utf-8"))
+        state = PrepareState(**values)
+        state.splits = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+        check_settings(out, state.settings, settings)
+        return state
+
+
+def check_settings(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    old, new = _flat(before), _flat(now)
+    changes = [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if changes:
+        raise ValueError(
+            f"{out} holds work of other settings ({'; '.join(changes)}); repeat those settings, "
+            "choose another --out folder, or delete this one."
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat
+
+
+@contextmanager
+def only_run(out: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the system frees when the process ends in any way."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ValueError(f"{out} is being prepared by another process; wait for it.") from error
+    finally:
+        os.close(folder)

@@ -1,0 +1,200 @@
+"""The file formats of local corpora, read one document at a time whatever the size of the file.
+
+Every reader yields `(load, done)` pairs. `load()` parses and returns the document's text, so that
+the documents a resumed run skips cost no parsing; `done` is the share of the file read so far.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+Record = tuple[Callable[[], str], float]
+
+COMPRESSIONS = (".gz", ".xz", ".zst")
+SUPPORTED = ".txt, .jsonl (each also as .gz, .xz or .zst) and .parquet"
+
+_CHUNK_BYTES = 1 << 20
+
+
+def is_supported(path: Path) -> bool:
+    """Whether the name ends in a format that `read_file` knows."""
+    return _format(path) in (".txt", ".jsonl") or path.suffix.lower() == ".parquet"
+
+
+def holds_one_document(path: Path, txt_separator: str | None) -> bool:
+    """Whether the file is a single document, known without opening it."""
+    return _format(path) == ".txt" and txt_separator is None
+
+
+def read_file(path: Path, *, text_field: str, txt_separator: str | None) -> Iterator[Record]:
+    """Yield the documents of one file in file order.
+
+    Args:
+        path: A .txt, .jsonl or .parquet file; the first two may be compressed.
+        text_field: Name of the JSON field or Parquet column that holds the text.
+        txt_separator: String between the documents of a .txt file, None where the file is one
+            document. Separators in a row count as one.
+
+    Raises:
+        ValueError: The file is damaged, not UTF-8, or lacks `text_field`; names file and line.
+    """
+    kind = _format(path)
+    if kind == ".parquet":
+        return _read_parquet(path, text_field)
+    if kind == ".jsonl":
+        return _read_jsonl(path, text_field)
+    if txt_separator is None:
+        return iter([(partial(_read_text, path), 1.0)])
+    return _read_separated(path, txt_separator)
+
+
+def decode_utf8(data: bytes, where: str) -> str:
+    """Decode strictly; the error says which file, where in it, and what to do."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8 ({error.reason} at byte {error.start}); convert it, for example "
+            "with iconv, and start again."
+        ) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
+    """Open a file, decompressing by its name, and give a function that tells the share read."""
+    with path.open("rb") as raw:
+        size = max(1, os.fstat(raw.fileno()).st_size)
+        try:
+            yield _decompressed(raw, path.suffix.lower()), lambda: raw.tell() / size
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            raise ValueError(
+                f"{path} cannot be read to its end ({error}); fetch or write it again."
+            ) from error
+
+
+def _decompressed(raw: BinaryIO, suffix: str) -> IO[bytes]:
+    if suffix == ".gz":
+        return cast(IO[bytes], gzip.open(raw))
+    if suffix == ".xz":
+        return cast(IO[bytes], lzma.open(raw))
+    if suffix == ".zst":
+        import pyarrow
+
+        # of the zstd readers at hand, Arrow's is the one that notices a truncated file
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
+        return io.BufferedReader(cast(io.RawIOBase, stream), _CHUNK_BYTES)
+    return raw
+
+
+def _format(path: Path) -> str:
+    compressed = path.suffix.lower() in COMPRESSIONS
+    return (Path(path.stem) if compressed else path).suffix.lower()
+
+
+def _read_text(path: Path) -> str:
+    with _opened(path) as (stream, _):
+        return decode_utf8(stream.read(), str(path))
+
+
+def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
+    # lines end in b"\n" only: U+2028 and its kin are legal inside a JSON string
+    with _opened(path) as (stream, share_read):
+        for line_number, line in enumerate(stream, start=1):
+            if line.strip():
+                where = f"{path}, line {line_number}"
+                yield partial(_json_text, line, where, text_field), share_read()
+
+
+def _json_text(line: bytes, where: str, text_field: str) -> str:
+    try:
+        record = json.loads(decode_utf8(line, where))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{where} is not a JSON object ({error.msg} at column {error.colno}); "
+            "repair or remove the line."
+        ) from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} is {type(record).__name__}, but every line must be an object.")
+    text = _checked_text(record, where, text_field)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where}: field {text_field!r} holds half of a surrogate pair at character "
+            f"{error.start}, which no UTF-8 text can; repair or remove the line."
+        ) from error
+    return text
+
+
+def _checked_text(record: dict[str, Any], where: str, text_field: str) -> str:
+    if text_field not in record:
+        raise ValueError(
+            f"{where} has no field {text_field!r}, only {sorted(record)}; "
+            "name the text's field with --text-field."
+        )
+    text = record[text_field]
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{where}: field {text_field!r} must be a string, but is {type(text).__name__}."
+        )
+    return text
+
+
+def _read_separated(path: Path, separator: str) -> Iterator[Record]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    pending, done = "", 0.0
+    with _opened(path) as (stream, share_read):
+        while chunk := stream.read(_CHUNK_BYTES):
+            try:
+                pending += decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path} is not UTF-8 ({error.reason}); convert it first."
+                ) from error
+            *documents, pending = pending.split(separator)
+            done = share_read()
+            for document in filter(None, documents):
+                yield partial(str, document), done
+    if pending:
+        yield partial(str, pending), 1.0
+
+
+def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        parquet = ParquetFile(path)
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is not a whole Parquet file ({error}).") from error
+    with closing(parquet):
+        columns = parquet.schema_arrow.names
+        if text_field not in columns:
+            raise ValueError(
+                f"{path} has no column {text_field!r}, only {columns}; "
+                "name the text's column with --text-field."
+            )
+        n_groups = parquet.metadata.num_row_groups
+        for group in range(n_groups):
+            # read when its first document is wanted, so that a resumed run skips whole groups
+            rows = cache(partial(_row_group, parquet, group, text_field))
+            for row in range(parquet.metadata.row_group(group).num_rows):
+                where = f"{path}, row {row} of row group {group}"
+                yield partial(_parquet_text, rows, row, where, text_field), group / n_groups
+
+
+def _row_group(parquet: Any, group: int, text_field: str) -> Any:
+    return parquet.read_row_group(group, columns=[text_field]).column(0)
+
+
+def _parquet_text(rows: Callable[[], Any], row: int, where: str, text_field: str) -> str:
+    return _checked_text({text_field: rows()[row].as_py()}, where, text_field)

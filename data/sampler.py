@@ -1,0 +1,153 @@
+"""Which tokens a sample is: a pure function of (seed, sample number), with no stored order.
+
+Resuming is a number, and the order does not depend on batch sizes or on how many GPUs run.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_ROUNDS = 8
+_MIN_HALF_BITS = 3
+_MAX_N = 1 << 62
+
+
+class Permutation:
+    """A keyed bijection of range(n) that is computed, not stored.
+
+    A balanced Feistel network permutes the smallest range of 2^(2k) numbers that holds n; numbers
+    that land outside range(n) are sent through again until they land inside (cycle walking, at most
+    4 rounds of it on average), which keeps it a bijection. See Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", 2002.
+    """
+
+    def __init__(self, n: int, key: Sequence[int]) -> None:
+        """Choose the permutation.
+
+        Args:
+            n: Size of the range, 1 to 2^62.
+            key: Non-negative integers; every key gives its own permutation.
+        """
+        if not 1 <= n <= _MAX_N:
+            raise ValueError(f"n={n} must be between 1 and 2^62.")
+        half_bits = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+        self.n = n
+        self._shift = np.uint64(half_bits)
+        self._mask = np.uint64((1 << half_bits) - 1)
+        self._round_keys = _key_stream(key, _ROUNDS)
+
+    def __call__(self, index: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Permute indices of any shape in [0, n); returns int64 of the same shape in [0, n)."""
+        indices = np.asarray(index, dtype=np.int64)
+        if indices.size and (indices.min() < 0 or indices.max() >= self.n):
+            raise IndexError(
+                f"index must lie in [0, {self.n}), but runs from {indices.min()} to "
+                f"{indices.max()}."
+            )
+        out = self._network(indices.astype(np.uint64).reshape(-1))
+        while (outside := np.flatnonzero(out >= self.n)).size:
+            out[outside] = self._network(out[outside])
+        return out.astype(np.int64).reshape(indices.shape)
+
+    def _network(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = x >> self._shift, x & self._mask
+        for round_key in self._round_keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & self._mask)
+        return (left << self._shift) | right
+
+
+class WindowSampler:
+    """Cuts a token stream into windows and visits them in a new random order every epoch.
+
+    A window is `context_length + 1` tokens: the inputs, and the targets one further on. Within an
+    epoch no two windows share a target. Every epoch starts cutting at another offset, so
+    that the borders move; one epoch therefore leaves out some tokens at the ends of the stream,
+    fewer than `2 * context_length`.
+    """
+
+    def __init__(self, n_tokens: int, context_length: int, seed: int) -> None:
+        """Choose the order.
+
+        Args:
+            n_tokens: Tokens in the stream.
+            context_length: Input tokens of a sample.
+            seed: Non-negative; decides the order of all epochs.
+
+        Raises:
+            ValueError: The stream is too short for one window, or an argument is out of range.
+        """
+        if context_length < 1:
+            raise ValueError(f"context_length={context_length} must be at least 1.")
+        if seed < 0:
+            raise ValueError(f"seed={seed} must not be negative.")
+        if n_tokens < context_length + 1:
+            raise ValueError(
+                f"The corpus has {n_tokens} tokens, but one sample of context_length="
+                f"{context_length} needs {context_length + 1}; use a longer text or a shorter "
+                "context."
+            )
+        self.context_length = context_length
+        self.seed = seed
+        # one window fewer than fit leaves room to move the borders by up to a whole window
+        self.windows_per_epoch = max(1, (n_tokens - 1) // context_length - 1)
+        room = n_tokens - 1 - self.windows_per_epoch * context_length
+        self._n_offsets = min(context_length, room + 1)
+
+    def position(self, sample_numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Start of each sample's window in the stream.
+
+        Args:
+            sample_numbers: Integers >= 0 of any shape, counted on over all epochs.
+
+        Returns:
+            int64 of the same shape.
+        """
+        numbers = np.asarray(sample_numbers, dtype=np.int64)
+        if numbers.size and numbers.min() < 0:
+            raise IndexError(f"sample numbers must not be negative, but one is {numbers.min()}.")
+        epochs, indices = np.divmod(numbers, self.windows_per_epoch)
+        positions = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            window = Permutation(self.windows_per_epoch, (self.seed, epoch))(indices[here])
+            positions[here] = self.epoch_offset(epoch) + window * self.context_length
+        return positions
+
+    def epoch_offset(self, epoch: int) -> int:
+        """Where in the stream the epoch's first window border lies, in [0, context_length)."""
+        return int(_key_stream((self.seed, epoch, 1), 1)[0]) % self._n_offsets
+
+
+def first_sample(
+    *,
+    step: int,
+    micro_step: int,
+    rank: int,
+    grad_accum_steps: int,
+    world_size: int,
+    micro_batch_size: int,
+) -> int:
+    """Number of the first sample in one rank's micro-batch; it holds the `micro_batch_size` next.
+
+    A step always covers the same block of numbers for the same sequences a step, however they
+    are divided into ranks and micro-steps.
+    """
+    if not (0 <= micro_step < grad_accum_steps and 0 <= rank < world_size and step >= 0):
+        raise ValueError(
+            f"step={step}, micro_step={micro_step}, rank={rank} must be non-negative and below "
+            f"grad_accum_steps={grad_accum_steps} and world_size={world_size}."
+        )
+    return ((step * grad_accum_steps + micro_step) * world_size + rank) * micro_batch_size
+
+
+def _key_stream(key: Sequence[int], n: int) -> npt.NDArray[np.uint64]:
+    """Well-mixed words from a key; NumPy promises that SeedSequence never changes."""
+    return np.random.SeedSequence(list(key)).generate_state(n, np.uint64).astype(np.uint64)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of splitmix64 (Stafford's variant 13), a strong mixing of 64 bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

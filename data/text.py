@@ -1,0 +1,126 @@
+"""Batches for language modelling from prepared token shards."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data.sampler import WindowSampler
+from data.shards import TokenStream
+
+IGNORE = -100
+"""Target of a padded position: `cross_entropy`'s default for positions without a loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What a language model is trained on."""
+
+    path: str
+    """Folder of token shards, as `python -m scripts.prepare_text` writes it."""
+
+
+class TrainBatches:
+    """Training batches by sample number: any batch at any time, the same on any number of GPUs."""
+
+    def __init__(self, stream: TokenStream, context_length: int, seed: int) -> None:
+        """Set up the order.
+
+        Args:
+            stream: The train split.
+            context_length: Tokens a sequence.
+            seed: Decides the order.
+
+        Raises:
+            ValueError: The stream has fewer than `context_length + 1` tokens.
+        """
+        self.stream = stream
+        self.sampler = WindowSampler(len(stream), context_length, seed)
+
+    def batch(self, first_sample: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The samples [first_sample, first_sample + batch_size); see `data.sampler.first_sample`.
+
+        Returns:
+            inputs and targets, int64 (B, T), contiguous, on the CPU.
+        """
+        starts = self.sampler.position(np.arange(first_sample, first_sample + batch_size))
+        length = self.sampler.context_length + 1
+        windows = np.stack([self.stream.read(start, length) for start in starts.tolist()])
+        return _tensor(windows[:, :-1]), _tensor(windows[:, 1:])
+
+
+class ValidationBatches:
+    """The whole validation split once, in windows that do not overlap.
+
+    All batches have the full shape, so that compiled code sees one shape: what is left over after
+    the last token has targets `IGNORE`. Every rank gets the same number of batches, and over all
+    ranks every token but the first is a target exactly once.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        context_length: int,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Divide the stream.
+
+        Args:
+            stream: The val split.
+            context_length: Tokens a sequence.
+            batch_size: Sequences a batch, on each rank.
+            rank: This process, in [0, world_size).
+            world_size: Processes that share the work.
+
+        Raises:
+            ValueError: The stream has no target, or an argument is out of range.
+        """
+        if min(context_length, batch_size) < 1:
+            raise ValueError(
+                f"context_length={context_length} and batch_size={batch_size} must be at least 1."
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} must lie in [0, world_size={world_size}).")
+        if len(stream) < 2:
+            raise ValueError(
+                f"{stream.split} of {stream.path} has {len(stream)} token, but scoring needs at "
+                "least 2; prepare a larger validation split."
+            )
+        self.stream = stream
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.n_targets = len(stream) - 1
+        n_windows = -(-self.n_targets // context_length)
+        self._n_batches = -(-n_windows // (batch_size * world_size))
+
+    def __len__(self) -> int:
+        """Batches of each rank."""
+        return self._n_batches
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs and targets, int64 (B, T), on the CPU; targets hold `IGNORE` as padding."""
+        for number in range(self._n_batches):
+            first_window = (number * self.world_size + self.rank) * self.batch_size
+            yield self._batch(first_window * self.context_length)
+
+    def _batch(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # consecutive windows are one range of the stream, so the padding is only at its end
+        shape = (self.batch_size, self.context_length)
+        inputs = np.zeros(self.batch_size * self.context_length, dtype=np.int64)
+        targets = np.full_like(inputs, IGNORE)
+        n_scored = min(len(inputs), self.n_targets - start)
+        if n_scored > 0:
+            ids = self.stream.read(start, n_scored + 1)
+            inputs[:n_scored] = ids[:-1]
+            targets[:n_scored] = ids[1:]
+        return _tensor(inputs.reshape(shape)), _tensor(targets.reshape(shape))
+
+
+def _tensor(ids: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(ids))

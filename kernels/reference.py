@@ -1,0 +1,182 @@
+"""The specification of attention and of its dropout mask, in plain PyTorch.
+
+Every kernel is held against `standard_attention`. It is differentiable and computes in the dtype of
+its inputs: fp64 inputs give the exact answer, bf16 inputs the error that a bf16 kernel may have.
+The tiled algorithms of the papers are in reference_tiled.py.
+
+Letters in shapes: B batch, T_q queries, T_k keys, H query heads, H_kv key and value heads,
+D head_dim.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: an odd stride that visits all 2^32 counters
+_SALT = 0x85EBCA6B  # tells the hash of a key from that of a head, and the seed's halves apart
+_LOW_32_BITS = 0xFFFFFFFF
+
+
+def standard_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention with the whole score matrix in memory: Algorithm 0 of arXiv 2205.14135.
+
+    S = softmax_scale * Q K^T,  P = softmax(S),  O = dropout(P) V,  lse = log(sum(exp(S))).
+
+    A causal mask aligns at the bottom right: query i sees key j iff j <= i + T_k - T_q.
+
+        T_q = 2, T_k = 4        T_q = 4, T_k = 2
+            1 1 1 0                 0 0
+            1 1 1 1                 0 0
+                                    1 0
+                                    1 1
+
+    A row that sees no key has out 0, lse -inf and gradients 0. Both results are differentiable.
+
+    Args:
+        q: (B, T_q, H, D), any floating dtype.
+        k: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
+        v: (B, T_k, H_kv, D).
+        causal: hide the keys that come after the query.
+        softmax_scale: factor on the scores; 1 / sqrt(D) when None.
+        dropout_p: probability in [0, 1) that an entry of P is set to 0; the kept ones are
+            multiplied by 1 / (1 - dropout_p). lse does not see dropout.
+        dropout_seed: what `dropout_keep_mask` takes; needed iff dropout_p > 0.
+
+    Returns:
+        out: (B, T_q, H, D) in q's dtype.
+        lse: (B, H, T_q), natural logarithm, in fp32, or fp64 for fp64 inputs.
+
+    Raises:
+        ValueError: the shapes do not fit together, or dropout_p has no seed.
+    """
+    check_shapes(q, k, v)
+    _, T_q, H, D = q.shape
+    _, T_k, H_kv, _ = k.shape
+    if softmax_scale is None:
+        softmax_scale = 1 / math.sqrt(D)
+
+    keys = k.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)  # (B, H, T_k, D)
+    values = v.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)
+    # the scale goes onto q, before the product: fp16 scores of large inputs would overflow
+    scores = (q * softmax_scale).transpose(1, 2) @ keys.mT  # (B, H, T_q, T_k)
+    scores = scores.to(torch.promote_types(q.dtype, torch.float32))
+    if causal:
+        hidden = ~causal_mask(slice(0, T_q), slice(0, T_k), T_k - T_q, q.device)
+        scores = scores.masked_fill(hidden, -math.inf)
+
+    lse = scores.logsumexp(dim=-1)
+    # exp(-inf - pivot) is 0 with a finite pivot; with the lse of an empty row it would be NaN
+    p = torch.exp(scores - finite(lse).unsqueeze(-1)).to(q.dtype)
+    p = p * dropout_factor(q, k, dropout_p, dropout_seed).to(p.dtype)
+    out = (p @ values).transpose(1, 2)
+    return out, lse
+
+
+def dropout_keep_mask(
+    seed: int | Tensor,
+    *,
+    batch: int,
+    n_head: int,
+    seq_q: int,
+    seq_k: int,
+    dropout_p: float,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Which attention probabilities dropout keeps, as a pure function of (seed, b, h, query, key).
+
+    Every kernel computes the same function, so the mask is the same dense, sparse, recomputed in
+    the backward or split over GPUs. All arithmetic is modulo 2^32; `mix` is lowbias32 of Chris
+    Wellons (https://nullprogram.com/blog/2018/07/31/).
+
+        head_key = mix((mix(seed_lo) ^ mix(seed_hi ^ 0x85EBCA6B)) + 0x9E3779B9 * (b * n_head + h))
+        row_key  = mix(head_key + 0x9E3779B9 * query)
+        col_key  = mix(0x85EBCA6B + 0x9E3779B9 * key)
+        keep     = mix(row_key ^ col_key) >= int(dropout_p * 2^32)
+
+    Args:
+        seed: an integer in [0, 2^63), or an int64 tensor that holds one.
+        batch: B.
+        n_head: H, the number of query heads.
+        seq_q: T_q.
+        seq_k: T_k.
+        dropout_p: probability in [0, 1) that an entry is dropped.
+        device: of the result.
+
+    Returns:
+        keep: (B, H, T_q, T_k) bool.
+
+    Raises:
+        ValueError: seed or dropout_p is out of range.
+    """
+    seed = int(seed)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+
+    def counters(n: int) -> Tensor:
+        return _GOLDEN * torch.arange(n, dtype=torch.int64, device=device)
+
+    seed_lo, seed_hi = torch.tensor([seed & _LOW_32_BITS, seed >> 32], device=device)
+    seed_key = _mix(seed_lo) ^ _mix(seed_hi ^ _SALT)
+    head_key = _mix(seed_key + counters(batch * n_head)).view(batch, n_head, 1)
+    row_key = _mix(head_key + counters(seq_q))  # (B, H, T_q)
+    col_key = _mix(_SALT + counters(seq_k))  # (T_k,)
+    return _mix(row_key.unsqueeze(-1) ^ col_key) >= int(dropout_p * 2**32)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """lowbias32: a bijection of 32 bits, held in int64 because torch lacks most uint32 operations.
+
+    A product may wrap around 2^64, which leaves its low 32 bits right; masking them makes the next
+    shift a logical one.
+    """
+    x = x & _LOW_32_BITS
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW_32_BITS
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW_32_BITS
+    return x ^ (x >> 16)
+
+
+def dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: int | Tensor | None) -> Tensor:
+    """(B, H, T_q, T_k) factors of P: 0 where dropped, 1 / (1 - dropout_p) where kept."""
+    B, T_q, H, _ = q.shape
+    T_k = k.shape[1]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if dropout_p == 0:
+        return torch.ones((), dtype=dtype, device=q.device).expand(B, H, T_q, T_k)
+    if seed is None:
+        raise ValueError(f"dropout_p={dropout_p} needs a dropout_seed, got None")
+    sizes = {"batch": B, "n_head": H, "seq_q": T_q, "seq_k": T_k}
+    keep = dropout_keep_mask(seed, **sizes, dropout_p=dropout_p, device=q.device)
+    return keep.to(dtype) / (1 - dropout_p)
+
+
+def causal_mask(i: slice, j: slice, offset: int, device: torch.device) -> Tensor:
+    """(queries i, keys j) bool, True where key <= query + offset; offset is T_k - T_q."""
+    queries = torch.arange(i.start, i.stop, device=device).unsqueeze(-1)
+    return torch.arange(j.start, j.stop, device=device) <= queries + offset
+
+
+def finite(x: Tensor) -> Tensor:
+    """x with its -inf replaced by 0, so that it can be subtracted from -inf."""
+    return x.masked_fill(x == -math.inf, 0.0)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    B, _, H, D = q.shape
+    _, T_k, H_kv, _ = k.shape
+    if k.shape != v.shape or k.shape != (B, T_k, H_kv, D) or H % H_kv != 0:
+        raise ValueError(
+            f"q {tuple(q.shape)} needs k and v of one shape ({B}, T_k, H_kv, {D}) "
+            f"with H_kv dividing {H}, got k {tuple(k.shape)} and v {tuple(v.shape)}"
+        )

@@ -1,0 +1,269 @@
+"""FlashAttention and FlashAttention-2 line by line as their papers have them, in plain PyTorch.
+
+They say what the Triton kernels do, without pointers, and check the mathematics of tiling against
+`standard_attention`. All batches and heads go at once, in fp32, or in fp64 for fp64 inputs. There
+is no autograd: the backward is a function of its own.
+
+Letters are the papers': S scores, P probabilities before dropout, Z what dropout multiplies them
+by, l and m the running sum and maximum of a row, i a tile of queries and j one of keys. In shapes:
+B batch, T_q queries, T_k keys, H query heads, H_kv key and value heads, D head_dim.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from kernels.reference import causal_mask, check_shapes, dropout_factor, finite
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments of `standard_attention`, which say the same here."""
+
+    causal: bool
+    softmax_scale: float | None
+    dropout_p: float
+    dropout_seed: int | Tensor | None
+
+
+def flash_attention_1_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, sram_floats: int, **options: Unpack[AttentionOptions]
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention: Algorithm 2 of arXiv 2205.14135 (Algorithm 1 with a mask and dropout).
+
+    K and V tiles in the outer loop, Q tiles in the inner one: O, l and m stay in HBM and are read,
+    rescaled and written at every visit.
+
+    Args:
+        q: (B, T_q, H, D).
+        k: (B, T_k, H_kv, D).
+        v: (B, T_k, H_kv, D).
+        sram_floats: M, how many numbers the fast memory holds. A tile of K and V has
+            B_c = ceil(M / 4D) rows, one of Q and O B_r = min(B_c, D).
+        options: as in `standard_attention`.
+
+    Returns:
+        out (B, T_q, H, D) and lse = m + log(l) (B, H, T_q).
+    """
+    t = _Tiles(q, k, v, options)
+    B_r, B_c = _sram_tiles(sram_floats, q.shape[-1])
+    O = torch.zeros_like(t.Q)
+    l = torch.zeros_like(t.Q[..., :1])  # (B, H, T_q, 1)
+    m = torch.full_like(l, -math.inf)
+    for j in _blocks(t.T_k, B_c):
+        for i in _blocks(t.T_q, B_r):
+            if t.is_hidden(i, j):
+                continue
+            S = t.scores(i, j)
+            m_tile = S.amax(dim=-1, keepdim=True)
+            P = torch.exp(S - finite(m_tile))
+            l_tile = P.sum(dim=-1, keepdim=True)
+            m_new = torch.maximum(m[:, :, i], m_tile)
+            alpha = torch.exp(m[:, :, i] - finite(m_new))
+            beta = torch.exp(m_tile - finite(m_new))
+            l_new = alpha * l[:, :, i] + beta * l_tile
+            PV = (P * t.Z[:, :, i, j]) @ t.V[:, :, j]
+            O[:, :, i] = (l[:, :, i] * alpha * O[:, :, i] + beta * PV) / _nonzero(l_new)
+            l[:, :, i] = l_new
+            m[:, :, i] = m_new
+    return O.transpose(1, 2).to(q.dtype), (m + l.log()).squeeze(-1)
+
+
+def flash_attention_1_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    sram_floats: int,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of FlashAttention: Algorithm 4 of arXiv 2205.14135.
+
+    The paper saves l and m; here lse stands for both, as exp(S - m) / l = exp(S - lse).
+
+    Args:
+        q: (B, T_q, H, D).
+        k: (B, T_k, H_kv, D).
+        v: (B, T_k, H_kv, D).
+        out: (B, T_q, H, D), from the forward.
+        lse: (B, H, T_q), from the forward.
+        dout: (B, T_q, H, D), gradient of the loss by out.
+        sram_floats: M, as in `flash_attention_1_forward`.
+        options: those of the forward.
+
+    Returns:
+        dq, dk and dv in the shapes and dtypes of q, k and v.
+    """
+    t = _Tiles(q, k, v, options)
+    B_r, B_c = _sram_tiles(sram_floats, q.shape[-1])
+    O, dO = out.transpose(1, 2).to(t.Q), dout.transpose(1, 2).to(t.Q)
+    dQ, dK, dV = torch.zeros_like(t.Q), torch.zeros_like(t.K), torch.zeros_like(t.V)
+    for j in _blocks(t.T_k, B_c):
+        dK_j, dV_j = torch.zeros_like(t.K[:, :, j]), torch.zeros_like(t.V[:, :, j])
+        for i in _blocks(t.T_q, B_r):
+            if t.is_hidden(i, j):
+                continue
+            Z = t.Z[:, :, i, j]
+            P = torch.exp(t.scores(i, j) - finite(lse[:, :, i, None]))
+            dV_j += (P * Z).mT @ dO[:, :, i]
+            dP = (dO[:, :, i] @ t.V[:, :, j].mT) * Z
+            delta = (dO[:, :, i] * O[:, :, i]).sum(dim=-1, keepdim=True)
+            dS = P * (dP - delta)
+            dQ[:, :, i] += t.softmax_scale * dS @ t.K[:, :, j]
+            dK_j += t.softmax_scale * dS.mT @ t.Q[:, :, i]
+        dK[:, :, j] = dK_j
+        dV[:, :, j] = dV_j
+    return dQ.transpose(1, 2).to(q.dtype), _sum_groups(dK, k), _sum_groups(dV, v)
+
+
+def flash_attention_2_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_m: int,
+    block_n: int,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2: Algorithm 1 of arXiv 2307.08691.
+
+    Q tiles in the outer loop, K and V tiles in the inner one: an output tile is finished before the
+    next begins, divided by l only at its end, and lse is all that the backward needs to know.
+
+    Args:
+        q: (B, T_q, H, D).
+        k: (B, T_k, H_kv, D).
+        v: (B, T_k, H_kv, D).
+        block_m: B_r, queries in a tile.
+        block_n: B_c, keys in a tile.
+        options: as in `standard_attention`.
+
+    Returns:
+        out (B, T_q, H, D) and lse (B, H, T_q).
+    """
+    t = _Tiles(q, k, v, options)
+    O = torch.zeros_like(t.Q)
+    lse = torch.zeros_like(t.Q[..., 0])
+    for i in _blocks(t.T_q, block_m):
+        O_i = torch.zeros_like(t.Q[:, :, i])
+        l_i = torch.zeros_like(O_i[..., :1])
+        m_i = torch.full_like(l_i, -math.inf)
+        for j in _blocks(t.T_k, block_n):
+            if t.is_hidden(i, j):
+                break
+            S = t.scores(i, j)
+            m_new = torch.maximum(m_i, S.amax(dim=-1, keepdim=True))
+            P = torch.exp(S - finite(m_new))
+            alpha = torch.exp(m_i - finite(m_new))
+            l_i = alpha * l_i + P.sum(dim=-1, keepdim=True)
+            O_i = alpha * O_i + (P * t.Z[:, :, i, j]) @ t.V[:, :, j]
+            m_i = m_new
+        O[:, :, i] = O_i / _nonzero(l_i)
+        lse[:, :, i] = (m_i + l_i.log()).squeeze(-1)
+    return O.transpose(1, 2).to(q.dtype), lse
+
+
+def flash_attention_2_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    block_m: int,
+    block_n: int,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of FlashAttention-2: Algorithm 2 of arXiv 2307.08691.
+
+    Args:
+        q: (B, T_q, H, D).
+        k: (B, T_k, H_kv, D).
+        v: (B, T_k, H_kv, D).
+        out: (B, T_q, H, D), from the forward.
+        lse: (B, H, T_q), from the forward.
+        dout: (B, T_q, H, D), gradient of the loss by out.
+        dlse: (B, H, T_q), gradient of the loss by lse; 0 when None. It is not in the paper.
+        block_m: B_r, queries in a tile.
+        block_n: B_c, keys in a tile.
+        options: those of the forward.
+
+    Returns:
+        dq, dk and dv in the shapes and dtypes of q, k and v.
+    """
+    t = _Tiles(q, k, v, options)
+    O, dO = out.transpose(1, 2).to(t.Q), dout.transpose(1, 2).to(t.Q)
+    dQ, dK, dV = torch.zeros_like(t.Q), torch.zeros_like(t.K), torch.zeros_like(t.V)
+    delta = (dO * O).sum(dim=-1, keepdim=True)
+    if dlse is not None:
+        # d lse / d S is P, so that dS = P * (dP - delta) + P * dlse
+        delta = delta - dlse.unsqueeze(-1)
+    for j in _blocks(t.T_k, block_n):
+        for i in _blocks(t.T_q, block_m):
+            if t.is_hidden(i, j):
+                continue
+            Z = t.Z[:, :, i, j]
+            P = torch.exp(t.scores(i, j) - finite(lse[:, :, i, None]))
+            dV[:, :, j] += (P * Z).mT @ dO[:, :, i]
+            dP = (dO[:, :, i] @ t.V[:, :, j].mT) * Z
+            dS = P * (dP - delta[:, :, i])
+            dQ[:, :, i] += t.softmax_scale * dS @ t.K[:, :, j]
+            dK[:, :, j] += t.softmax_scale * dS.mT @ t.Q[:, :, i]
+    return dQ.transpose(1, 2).to(q.dtype), _sum_groups(dK, k), _sum_groups(dV, v)
+
+
+class _Tiles:
+    """The inputs heads first, in at least fp32, and the scores of a tile: queries i, keys j."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> None:
+        check_shapes(q, k, v)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        group = q.shape[2] // k.shape[2]
+        self.Q = q.transpose(1, 2).to(dtype)  # (B, H, T_q, D)
+        self.K = k.repeat_interleave(group, dim=2).transpose(1, 2).to(dtype)  # (B, H, T_k, D)
+        self.V = v.repeat_interleave(group, dim=2).transpose(1, 2).to(dtype)
+        self.T_q, self.T_k = q.shape[1], k.shape[1]
+        self.causal = options.get("causal", False)
+        scale = options.get("softmax_scale")
+        self.softmax_scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        seed = options.get("dropout_seed")
+        self.Z = dropout_factor(q, k, options.get("dropout_p", 0.0), seed)  # (B, H, T_q, T_k)
+
+    def is_hidden(self, i: slice, j: slice) -> bool:
+        """Whether the whole tile lies above the causal diagonal."""
+        return self.causal and j.start > i.stop - 1 + self.T_k - self.T_q
+
+    def scores(self, i: slice, j: slice) -> Tensor:
+        S = self.softmax_scale * self.Q[:, :, i] @ self.K[:, :, j].mT
+        if self.causal:
+            seen = causal_mask(i, j, self.T_k - self.T_q, S.device)
+            S = S.masked_fill(~seen, -math.inf)
+        return S
+
+
+def _blocks(n: int, size: int) -> Iterator[slice]:
+    """[0, n) in slices of `size`, the last one shorter where size does not divide n."""
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _sram_tiles(sram_floats: int, head_dim: int) -> tuple[int, int]:
+    """B_r and B_c of arXiv 2205.14135, Algorithm 1, line 1: four tiles fill the fast memory."""
+    B_c = math.ceil(sram_floats / (4 * head_dim))
+    return min(B_c, head_dim), B_c
+
+
+def _sum_groups(grad: Tensor, like: Tensor) -> Tensor:
+    """Gradient by the expanded heads, (B, H, T_k, D), to one in the shape and dtype of k or v."""
+    return grad.unflatten(1, (like.shape[2], -1)).sum(dim=2).transpose(1, 2).to(like.dtype)
+
+
+def _nonzero(l: Tensor) -> Tensor:
+    """l with its 0 replaced by 1: a row that has seen no key is divided by 1 and stays 0."""
+    return l.masked_fill(l == 0, 1.0)

@@ -1,0 +1,283 @@
+"""Inputs and error budgets for attention, shared by tests and benchmarks.
+
+The house rule is FlashAttention's: against the exact answer, a kernel may be at most a small factor
+worse than plain PyTorch in the same dtype (tests/test_flash_attn.py of Dao-AILab/flash-attention).
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from kernels.reference import standard_attention
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
+
+
+def make_qkv(
+    batch: int,
+    seq_q: int,
+    seq_k: int,
+    n_head: int,
+    n_kv_head: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    requires_grad: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random attention inputs: the same numbers on every device and, but for rounding, dtype.
+
+    Args:
+        batch: B.
+        seq_q: T_q, tokens in q.
+        seq_k: T_k, tokens in k and v.
+        n_head: H, heads in q.
+        n_kv_head: H_kv, heads in k and v.
+        head_dim: D.
+        dtype: of all three.
+        device: of all three. The numbers are drawn on the CPU.
+        seed: of the generator.
+        requires_grad: make leaves that collect gradients.
+        scale: standard deviation of q and k, whose scores then have scale^2. v keeps 1.
+
+    Returns:
+        q (B, T_q, H, D), k (B, T_k, H_kv, D), v (B, T_k, H_kv, D), contiguous.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(seq_len: int, heads: int, std: float) -> Tensor:
+        x = torch.randn(batch, seq_len, heads, head_dim, generator=generator, dtype=torch.float64)
+        return (x * std).to(device, dtype).requires_grad_(requires_grad)
+
+    return (
+        normal(seq_q, n_head, scale),
+        normal(seq_k, n_kv_head, scale),
+        normal(seq_k, n_kv_head, 1.0),
+    )
+
+
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    """|actual - exact| / |exact| in the Frobenius norm; equal infinities do not count.
+
+    0 where both are zero, inf where only `exact` is, NaN where `actual` holds a NaN.
+    """
+    error = _difference(actual, exact).norm().item()
+    size = exact[exact.isfinite()].double().norm().item()
+    if size == 0:
+        return 0.0 if error == 0 else math.inf
+    return error / size
+
+
+def assert_within_budget(
+    actual: Tensor,
+    same_dtype: Tensor,
+    exact: Tensor,
+    *,
+    factor: float,
+    name: str,
+    cancelled: float = 0.0,
+) -> None:
+    """Assert max|actual - exact| <= factor * max|same_dtype - exact| + a rounding floor.
+
+    Args:
+        actual: what is tested.
+        same_dtype: plain PyTorch's answer from the same inputs in the same dtype.
+        exact: the answer computed in fp64 (or fp32) from the same inputs, of the same shape.
+        factor: how many times worse than plain PyTorch `actual` may be.
+        name: what the message calls it.
+        cancelled: the largest magnitude that cancels on the way to `exact`, when it can be far
+            larger than `exact` itself.
+
+    Raises:
+        AssertionError: the budget is exceeded, shapes differ, `actual` is NaN or infinite where
+            `exact` is not, or `same_dtype` is, so that there is no budget. The message gives both
+            errors and the budget.
+    """
+    assert actual.shape == exact.shape, f"{name}: shape {actual.shape}, expected {exact.shape}"
+    error = _max_abs(_difference(actual, exact))
+    same_dtype_error = _max_abs(_difference(same_dtype, exact))
+    # Plain PyTorch is exact now and then (one key: out = v, dq = 0), which would leave no budget.
+    # Rounding a result to its dtype costs up to eps / 2 of it; eps grants that twice, as `factor`
+    # grants it twice where plain PyTorch has this error too. What cancels does so in the dtype of
+    # the sums, and a few eps of it remain when they run in another order.
+    sum_dtype = torch.promote_types(actual.dtype, torch.float32)
+    floor = torch.finfo(actual.dtype).eps * _max_abs(exact[exact.isfinite()])
+    floor += 4 * torch.finfo(sum_dtype).eps * cancelled
+    budget = factor * same_dtype_error + floor
+    assert error <= budget < math.inf, (
+        f"{name}: max error {error:.3e} exceeds the budget {budget:.3e} = {factor:g} * "
+        f"{same_dtype_error:.3e} (plain PyTorch in {same_dtype.dtype}) + {floor:.3e} (rounding)"
+    )
+
+
+def check_attention(
+    fn: AttentionFunction,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    with_dlse: bool = False,
+    backward: bool = True,
+    exact_dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Hold an attention function to the error budget: out and lse, then dq, dk and dv.
+
+    out may have 2 times the error of same-dtype `standard_attention` and each gradient 3 times,
+    all against `standard_attention` in `exact_dtype`. lse is held to 2 times the error of fp32,
+    whatever the inputs' dtype: a kernel keeps its scores in fp32.
+
+    Args:
+        fn: called as fn(q, k, v, causal=, softmax_scale=), with dropout_p= and dropout_seed= when
+            dropout_p > 0; returns out (B, T_q, H, D) and lse (B, H, T_q).
+        q: (B, T_q, H, D). Its strides reach fn as they are; its grad is left alone, as are those
+            of k and v.
+        k: (B, T_k, H_kv, D).
+        v: (B, T_k, H_kv, D).
+        causal: as in `standard_attention`.
+        softmax_scale: as in `standard_attention`.
+        dropout_p: as in `standard_attention`.
+        dropout_seed: as in `standard_attention`.
+        with_dlse: also send a random gradient through lse.
+        backward: check the gradients.
+        exact_dtype: fp64, or fp32 where fp64 is too slow or too large.
+        seed: of the random output gradients.
+
+    Returns:
+        The relative error (norm ratio) of out, lse, dq, dk and dv, and under "out_same_dtype" and
+        so on that of plain PyTorch.
+
+    Raises:
+        AssertionError: a result has the wrong shape or dtype, or is over its budget.
+    """
+    options: dict[str, object] = {"causal": causal, "softmax_scale": softmax_scale}
+    if dropout_p > 0:
+        options |= {"dropout_p": dropout_p, "dropout_seed": dropout_seed}
+    generator = torch.Generator().manual_seed(seed)
+    B, T_q, H, _ = q.shape
+    dout = torch.randn(q.shape, generator=generator).to(q)
+    dlse = torch.randn(B, H, T_q, generator=generator).to(q.device) if with_dlse else None
+
+    def run(function: AttentionFunction, dtype: torch.dtype) -> dict[str, Tensor]:
+        # .to() keeps strides, and detach() makes new leaves without copying
+        leaves = [x.detach().to(dtype).requires_grad_(backward) for x in (q, k, v)]
+        out, lse = function(*leaves, **options)
+        results = {"out": out.detach(), "lse": lse.detach()}
+        if backward:
+            outputs, grads = [out], [dout.to(out.dtype)]
+            if dlse is not None:
+                outputs, grads = [out, lse], [*grads, dlse.to(lse.dtype)]
+            dqkv = torch.autograd.grad(outputs, leaves, grads)
+            results |= zip(("dq", "dk", "dv"), dqkv, strict=True)
+        return results
+
+    actual = run(fn, q.dtype)
+    same_dtype = run(standard_attention, q.dtype)
+    exact = run(standard_attention, exact_dtype)
+    sum_dtype = torch.promote_types(q.dtype, torch.float32)
+    if sum_dtype != q.dtype:
+        with torch.no_grad():
+            same_dtype["lse"] = standard_attention(
+                *(x.detach().to(sum_dtype) for x in (q, k, v)), **options
+            )[1]
+
+    cancelled = _cancelled_magnitudes(q, k, v, dout, dlse, softmax_scale=softmax_scale)
+    factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+    errors = {}
+    for name, value in actual.items():
+        expected_dtype = sum_dtype if name == "lse" else q.dtype
+        assert value.dtype == expected_dtype, f"{name}: {value.dtype}, expected {expected_dtype}"
+        assert_within_budget(
+            value,
+            same_dtype[name],
+            exact[name],
+            factor=factors[name],
+            name=name,
+            cancelled=cancelled.get(name, 0.0),
+        )
+        errors[name] = relative_error(value, exact[name])
+        errors[f"{name}_same_dtype"] = relative_error(same_dtype[name], exact[name])
+    return errors
+
+
+@contextmanager
+def poison_empty() -> Iterator[None]:
+    """Within the block, uninitialised tensors hold NaN, so that an unwritten result shows.
+
+    Covers torch.empty, empty_like and empty_strided, and Tensor.new_empty. Integer and bool tensors
+    are left as they come.
+    """
+
+    def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(allocate)
+        def allocate_nan(*args: object, **kwargs: object) -> Tensor:
+            x = allocate(*args, **kwargs)
+            if x.is_floating_point():
+                x.detach().fill_(math.nan)  # detach: leaves that require grad refuse it
+            return x
+
+        return allocate_nan
+
+    with ExitStack() as patches:
+        for owner, name in (
+            (torch, "empty"),
+            (torch, "empty_like"),
+            (torch, "empty_strided"),
+            (torch.Tensor, "new_empty"),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, poisoned(getattr(owner, name))))
+        yield
+
+
+def _cancelled_magnitudes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    *,
+    softmax_scale: float | None,
+) -> dict[str, float]:
+    """What cancels on the way to each result of attention, for `assert_within_budget`.
+
+    lse is a maximal score plus a logarithm. dq and dk are sums over p * (dp - delta): with few keys
+    dp and delta are nearly equal, and with one they are equal, whatever their size.
+    """
+    D = q.shape[-1]
+    scale = 1 / math.sqrt(D) if softmax_scale is None else softmax_scale
+    # Cauchy-Schwarz, rather than another (T_q, T_k) matrix
+    score = scale * _max_norm(q) * _max_norm(k)
+    dp = _max_norm(dout) * _max_norm(v) + (0.0 if dlse is None else _max_abs(dlse))
+    # a row of P sums to 1; a column may sum to the number of queries, whose errors are independent
+    queries = q.shape[1] * (q.shape[2] // k.shape[2])
+    return {
+        "lse": 1.0 + score,
+        "dq": scale * dp * _max_abs(k),
+        "dk": scale * dp * _max_abs(q) * math.sqrt(queries),
+    }
+
+
+def _difference(actual: Tensor, exact: Tensor) -> Tensor:
+    """actual - exact in fp64, 0 where they are equal, as two infinities may be."""
+    actual, exact = actual.detach().double(), exact.detach().double()
+    return torch.where(actual == exact, 0.0, actual - exact)
+
+
+def _max_abs(x: Tensor) -> float:
+    return x.detach().abs().amax().item() if x.numel() else 0.0
+
+
+def _max_norm(x: Tensor) -> float:
+    """The largest Euclidean norm of a head's vector."""
+    return _max_abs(x.detach().double().norm(dim=-1))

@@ -1,0 +1,75 @@
+"""Causal self-attention. Shapes: B batch, T tokens, H heads, D head_dim, C n_embd."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels import flash_attention
+from model.config import ModelConfig
+from model.positions import apply_rotary
+
+SEED_BOUND = 2**63 - 1
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention in which a token sees itself and what came before it.
+
+    Args:
+        config: the model.
+        layer: index of the block, from 0; it sets the softmax scale where
+            `config.scale_attn_by_inverse_layer_idx` asks for that.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.head_dim = config.head_dim
+        self.impl = None if config.attention == "auto" else config.attention
+        self.attention_dropout = config.attention_dropout
+        self.softmax_scale = 1.0 / math.sqrt(config.head_dim)
+        if config.scale_attn_by_inverse_layer_idx:
+            self.softmax_scale /= layer + 1
+        self.qkv_proj = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.out_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Mix every token with its past.
+
+        Args:
+            x: (B, T, C).
+            rotary: cos and sin, each (T, D/2), from `rotary_tables`; None leaves q and k alone.
+
+        Returns:
+            (B, T, C), to be added to the residual stream.
+        """
+        B, T, C = x.shape
+        # q, k and v stay views of one tensor: the kernels read strides, so nothing is copied
+        qkv = self.qkv_proj(x).view(B, T, 3, self.n_head, self.head_dim)
+        q, k, v = qkv.unbind(dim=2)  # (B, T, H, D) each
+        if rotary is not None:
+            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        dropout_p = self.attention_dropout if self.training else 0.0
+        # sdpa draws its dropout from torch's generator itself
+        seeded = dropout_p > 0.0 and self.impl != "sdpa"
+        out = flash_attention(
+            q,
+            k,
+            v,
+            causal=True,
+            softmax_scale=self.softmax_scale,
+            dropout_p=dropout_p,
+            dropout_seed=_draw_seed(x.device) if seeded else None,
+            impl=self.impl,
+        )
+        return self.resid_dropout(self.out_proj(out.reshape(B, T, C)))
+
+
+def _draw_seed(device: torch.device) -> Tensor:
+    """A fresh (1,) int64 seed from torch's own generator.
+
+    It never leaves the device, so it costs no synchronisation and no graph break, and activation
+    checkpointing, which replays torch's generator, recomputes the same dropout mask.
+    """
+    return torch.randint(SEED_BOUND, (1,), dtype=torch.int64, device=device)

@@ -1,0 +1,141 @@
+"""The shape of a GPT and what its layers do."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+from kernels.attention import MAX_HEAD_DIM
+
+Positions = Literal["learned", "rotary"]
+Attention = Literal["auto", "triton", "sdpa", "reference"]
+
+DEFAULT_ROPE_BASE = 10_000.0
+
+
+class GPT2Size(TypedDict):
+    """The three numbers that tell one GPT-2 from another."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+
+
+GPT2_SIZES: dict[str, GPT2Size] = {
+    "small": {"n_layer": 12, "n_head": 12, "n_embd": 768},  # 124M
+    "medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},  # 355M
+    "large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},  # 774M
+    "xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},  # 1558M
+}
+"""GPT-2 as released (Radford et al. 2019); use as `ModelConfig(**GPT2_SIZES["medium"])`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A GPT-2 style decoder; the defaults are GPT-2 small.
+
+    Raises:
+        ValueError: a field, or two fields together, that no model can be built from.
+    """
+
+    vocab_size: int = 50_257
+    """Token ids the model knows, and logits it gives."""
+
+    vocab_multiple: int = 64
+    """The embedding table is padded to a multiple of this many rows, because GPUs multiply such
+    shapes faster. Padding never appears in the logits; 1 turns it off."""
+
+    context_length: int = 1024
+    """Tokens in a training sequence; with learned positions also the longest the model accepts."""
+
+    n_layer: int = 12
+    """Transformer blocks."""
+
+    n_head: int = 12
+    """Attention heads in a block."""
+
+    n_embd: int = 768
+    """Width of the residual stream; the MLP is four times as wide."""
+
+    positions: Positions = "learned"
+    """learned: one vector a position (GPT-2). rotary: q and k are turned by their position."""
+
+    rope_base: float = DEFAULT_ROPE_BASE
+    """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens."""
+
+    dropout: float = 0.0
+    """Dropout rate of the embeddings and of what each layer adds to the residual stream."""
+
+    attention_dropout: float = 0.0
+    """Dropout rate of the attention probabilities."""
+
+    attention: Attention = "auto"
+    """Which implementation computes attention; auto takes the fastest that serves the device."""
+
+    scale_attn_by_inverse_layer_idx: bool = False
+    """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "vocab_multiple",
+            "context_length",
+            "n_layer",
+            "n_head",
+            "n_embd",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1.")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(
+                    f"model.{name}={getattr(self, name)} is a rate: it must be at least 0 and "
+                    "below 1."
+                )
+        for name, choices in (
+            ("positions", get_args(Positions)),
+            ("attention", get_args(Attention)),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"model.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}."
+                )
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"model.n_embd={self.n_embd} must be divisible by model.n_head={self.n_head}: "
+                "every head takes an equal share of the width."
+            )
+        if self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(
+                f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
+                f"{self.head_dim}, and the attention kernels take at most {MAX_HEAD_DIM}: "
+                f"raise model.n_head to {math.ceil(self.n_embd / MAX_HEAD_DIM)} or more."
+            )
+        if self.positions == "rotary":
+            self._check_rotary()
+        elif self.rope_base != DEFAULT_ROPE_BASE:
+            raise ValueError(
+                f"model.rope_base={self.rope_base} has no effect with "
+                f"model.positions={self.positions}: leave it out, or set model.positions=rotary."
+            )
+
+    def _check_rotary(self) -> None:
+        if self.head_dim % 2:
+            raise ValueError(
+                f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
+                f"{self.head_dim}, and model.positions=rotary turns pairs: choose an even size."
+            )
+        if not 1.0 < self.rope_base < math.inf:
+            raise ValueError(
+                f"model.rope_base={self.rope_base} must be a finite number above 1; "
+                f"{DEFAULT_ROPE_BASE:.0f} is usual."
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table: vocab_size, rounded up to vocab_multiple."""
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple

@@ -1,0 +1,116 @@
+"""How much arithmetic a model asks for, and how much of the GPU's peak that is.
+
+One multiply and one add are two FLOPs. A forward pass costs a token 2 N for the weights and
+4 L C T for attention, and the backward pass twice that again (Kaplan et al. 2020, arXiv 2001.08361;
+Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
+
+    training, full     6 N + 12 L C T     every query times every key
+    training, causal   6 N +  6 L C T     half of that, the part a causal model uses
+
+N counts all parameters but learned positions; the embedding counts once, as the tied head, and
+vocabulary padding never. nanoGPT and torchtitan report "full". At long contexts the two part (1.6x
+for GPT-2 small at 16K tokens), so we always give both.
+Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
+"""
+
+import re
+from dataclasses import dataclass
+
+from model.config import ModelConfig
+
+# dense (no structured sparsity) bf16 tensor-core FLOP/s with float32 accumulation, from the
+# vendor's data sheets; patterns of torch.cuda.get_device_name, the first that matches counts
+_PEAK_BF16 = {
+    r"B200": 2250e12,
+    r"H200 NVL": 835e12,
+    r"H200": 989e12,
+    r"H100 NVL": 835e12,
+    r"H100 PCIe": 756e12,
+    r"H100 80GB HBM3": 989e12,  # the SXM card
+    r"A100": 312e12,
+    r"L40S": 362e12,
+    r"L4": 121e12,
+    r"A10G": 70e12,
+    r"A10": 125e12,
+    r"RTX 4090(?! D)": 165e12,
+    r"RTX 3090(?! Ti)": 71e12,
+}
+# a slice of a GPU, or a slower chip under the name of a faster one
+_NOT_THE_WHOLE_CARD = re.compile(r"\b(MIG|Laptop|Max-Q)\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MFU:
+    """Model FLOPs utilisation: the FLOPs a model needs a second over the GPU's peak, 0 to 1."""
+
+    causal: float
+    """Counting the half of attention that a causal model uses."""
+
+    full: float
+    """Counting attention as if every token saw every other: comparable with most reports."""
+
+
+def count_params(config: ModelConfig) -> int:
+    """N: parameters without learned positions and without vocabulary padding."""
+    C = config.n_embd
+    linear = 3 * C * C + C * C + 4 * C * C + 4 * C * C  # qkv_proj, out_proj, fc_in, fc_out
+    vectors = 3 * C + C + 4 * C + C + 2 * 2 * C  # their biases, and two LayerNorms
+    return config.vocab_size * C + config.n_layer * (linear + vectors) + 2 * C
+
+
+def forward_flops_per_token(
+    config: ModelConfig, *, causal: bool, seq_len: int | None = None
+) -> float:
+    """FLOPs of one token's forward pass: 2 N + 4 L C T, or 2 N + 2 L C T with `causal`.
+
+    Args:
+        config: the model.
+        causal: count only the half of attention that a causal model uses.
+        seq_len: T, tokens in a sequence; None means `config.context_length`.
+    """
+    seq_len = config.context_length if seq_len is None else seq_len
+    attention = 4 * config.n_layer * config.n_embd * seq_len
+    return 2.0 * count_params(config) + (attention / 2 if causal else attention)
+
+
+def train_flops_per_token(
+    config: ModelConfig, *, causal: bool, seq_len: int | None = None
+) -> float:
+    """FLOPs of one token's forward and backward pass: 6 N + 12 L C T, or 6 N + 6 L C T.
+
+    What activation checkpointing or FlashAttention computes again is not counted. Arguments as in
+    `forward_flops_per_token`.
+    """
+    return 3.0 * forward_flops_per_token(config, causal=causal, seq_len=seq_len)
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 FLOP/s of a GPU by its `torch.cuda.get_device_name`; None if we do not know it."""
+    if _NOT_THE_WHOLE_CARD.search(device_name):
+        return None
+    for pattern, peak in _PEAK_BF16.items():
+        if re.search(rf"\b{pattern}\b", device_name):
+            return peak
+    return None
+
+
+def mfu(
+    tokens_per_s: float, config: ModelConfig, device_name: str, *, seq_len: int | None = None
+) -> MFU | None:
+    """Share of the GPU's bf16 peak that training at this speed uses.
+
+    Args:
+        tokens_per_s: training speed of ONE GPU.
+        config: the model.
+        device_name: as `torch.cuda.get_device_name` gives it.
+        seq_len: tokens in a sequence; None means `config.context_length`.
+
+    Returns:
+        Both conventions, or None for a GPU whose peak we do not know.
+    """
+    peak = peak_flops(device_name)
+    if peak is None:
+        return None
+    causal = train_flops_per_token(config, causal=True, seq_len=seq_len)
+    full = train_flops_per_token(config, causal=False, seq_len=seq_len)
+    return MFU(causal=tokens_per_s * causal / peak, full=tokens_per_s * full / peak)

@@ -1,0 +1,168 @@
+"""GPT-2, ready for long contexts: no mask buffers, and attention that never stores T x T scores.
+
+The architecture is that of Radford et al. 2019, "Language Models are Unsupervised Multitask
+Learners", with rotary positions as an option.
+Shapes: B batch, T tokens, C n_embd, V vocab.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention import CausalSelfAttention
+from model.config import ModelConfig
+from model.positions import rotary_tables
+
+INIT_STD = 0.02
+IGNORE_INDEX = -100
+
+
+class MLP(nn.Module):
+    """Two linear layers, four times as wide in between."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.fc_in = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.fc_out = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        # the tanh form is the one GPT-2 was trained with
+        return self.resid_dropout(self.fc_out(F.gelu(self.fc_in(x), approximate="tanh")))
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each after a LayerNorm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """(B, T, C) to (B, T, C); `rotary` as in `CausalSelfAttention`."""
+        x = x + self.attn(self.ln_1(x), rotary)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only language model whose head shares the token embedding's weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tok_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        if config.positions == "learned":
+            self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
+        self.emb_dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw every parameter as GPT-2 does, from torch's global generator.
+
+        Weights are normal with standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a layer
+        adds to the residual stream, so that its variance does not grow with depth. Biases are 0.
+        Padded rows of the embedding are 0, and stay so: no gradient reaches them.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                adds_to_residual = name.endswith(("attn.out_proj", "mlp.fc_out"))
+                depth_scale = math.sqrt(2 * self.config.n_layer) if adds_to_residual else 1.0
+                nn.init.normal_(module.weight, std=INIT_STD / depth_scale)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        # padding draws no numbers, so vocab_multiple does not change what a seed gives here
+        nn.init.normal_(self.tok_emb.weight[: self.config.vocab_size], std=INIT_STD)
+        nn.init.zeros_(self.tok_emb.weight[self.config.vocab_size :])
+        if self.config.positions == "learned":
+            nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> Tensor:
+        """Logits, or, given targets, the cross-entropy loss.
+
+        Args:
+            tokens: (B, T) int64 ids below `config.vocab_size`. The data readers check the ids;
+                here that would stall the GPU.
+            targets: (B, T) int64, the token that follows each of `tokens`; -100 is not counted.
+            reduction: the loss is the mean over the counted targets, or their sum.
+
+        Returns:
+            (B, T, V) logits without targets, else a scalar float32 loss in nats. The mean of no
+            targets at all is NaN.
+
+        Raises:
+            ValueError: tokens that are not (B, T), targets of another shape, or, with learned
+                positions, more tokens than `config.context_length`.
+        """
+        hidden = self.hidden(tokens)
+        if targets is None:
+            return self.head(hidden)
+        if targets.shape != tokens.shape:
+            raise ValueError(
+                f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
+                "every token needs one target (-100 where none counts)."
+            )
+        return F.cross_entropy(
+            self.head(hidden).flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=IGNORE_INDEX,
+            reduction=reduction,
+        )
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """(B, T) ids to the (B, T, C) states that the head reads; raises as `forward` does."""
+        if tokens.dim() != 2:
+            raise ValueError(
+                f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens)."
+            )
+        seq_len = tokens.shape[1]
+        positions = torch.arange(seq_len, device=tokens.device)
+        x = self.tok_emb(tokens)
+        rotary = None
+        if self.config.positions == "learned":
+            if seq_len > self.config.context_length:
+                raise ValueError(
+                    f"a sequence of {seq_len} tokens is longer than model.context_length="
+                    f"{self.config.context_length}, and learned positions end there: raise "
+                    "model.context_length, or set model.positions=rotary."
+                )
+            x = x + self.pos_emb(positions)
+        else:
+            rotary = rotary_tables(positions, self.config.head_dim, self.config.rope_base)
+        x = self.emb_dropout(x)
+        for block in self.blocks:
+            x = block(x, rotary)
+        return self.ln_f(x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """(..., C) hidden states to (..., V) logits, in the dtype of the multiplication."""
+        # multiply by the whole padded table, which is why it is padded, then drop the padding
+        return F.linear(hidden, self.tok_emb.weight)[..., : self.config.vocab_size]
+
+    def n_params(self, *, positions: bool = True) -> int:
+        """Parameters of the model; the tied head counts once and vocabulary padding not at all.
+
+        Args:
+            positions: count learned positions too. Without them this is the N of `model.flops`.
+        """
+        count = sum(parameter.numel() for parameter in self.parameters())
+        count -= (self.config.padded_vocab_size - self.config.vocab_size) * self.config.n_embd
+        if self.config.positions == "learned" and not positions:
+            count -= self.pos_emb.weight.numel()
+        return count

@@ -1,0 +1,205 @@
+"""Turn text into token shards for training.
+
+    python -m scripts.prepare_text --out out/openwebtext        # OpenWebText, split as by nanoGPT
+    python -m scripts.prepare_text stdlib --out out/stdlib --train-bpe 4096
+    python -m scripts.prepare_text books/ --val val.jsonl.xz --out out/books --tokenizer gpt2.json
+
+A run that was stopped, in whatever way, goes on when the same command is given again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from data.documents import OPENWEBTEXT, HubSource
+from data.prepare import SHARD_TOKENS, PrepareReport, Progress, prepare
+from data.shards import Manifest
+from data.sources import open_source
+from data.tokenizer import GPT2_SHA256
+
+NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
+"""What nanoGPT's preparation of OpenWebText gives."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    console = Console()
+    try:
+        source = open_source(
+            args.source,
+            val=args.val,
+            val_ratio=args.val_ratio,
+            text_field=args.text_field,
+            txt_separator=_unescaped(args.txt_separator),
+            hub_config=args.hub_config,
+        )
+        with _bar(console) as bar:
+            report = prepare(
+                source,
+                args.out,
+                tokenizer=args.tokenizer,
+                train_bpe=args.train_bpe,
+                shard_tokens=args.shard_tokens,
+                on_progress=_Display(bar),
+            )
+    except (ValueError, OSError) as error:
+        print(f"prepare_text: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("prepare_text: stopped; the same command goes on from here.", file=sys.stderr)
+        return 130
+    if not report.new_text_bytes:
+        print(f"{args.out} was finished before; nothing to do.")
+    _print_origin(report.manifest)
+    console.print(_summary(report))
+    print("Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in")
+    print("documents of more than 1,024, 4,096 and 16,384 tokens.")
+    if isinstance(source, HubSource) and source.is_nanogpt_openwebtext:
+        return _compare_with_nanogpt(report)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.prepare_text",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source",
+        nargs="*",
+        default=[OPENWEBTEXT],
+        help="a dataset on the Hugging Face hub, `stdlib` (Python's standard library), or local "
+        f"files, folders and globs (default: {OPENWEBTEXT})",
+    )
+    parser.add_argument("--out", required=True, help="folder for the shards")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--tokenizer", default="gpt2", help="gpt2 (default) or the path of a tokenizer.json"
+    )
+    which.add_argument(
+        "--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries instead"
+    )
+    parser.add_argument(
+        "--val", nargs="+", default=(), metavar="FILE", help="local files for validation"
+    )
+    parser.add_argument(
+        "--val-ratio",
+        type=float,
+        metavar="R",
+        help="else: share of the documents for validation (default: 0.0005 hub, 0.01 local)",
+    )
+    parser.add_argument("--text-field", default="text", metavar="NAME", help="JSON field or column")
+    parser.add_argument(
+        "--txt-separator",
+        metavar="TEXT",
+        help=r"what stands between the documents of a .txt file; \n and \t are understood "
+        "(default: a file is one document)",
+    )
+    parser.add_argument("--hub-config", metavar="NAME", help="configuration of the hub dataset")
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=SHARD_TOKENS,
+        metavar="N",
+        help=f"tokens at which a shard ends with its document (default: {SHARD_TOKENS:,})",
+    )
+    return parser
+
+
+def _unescaped(separator: str | None) -> str | None:
+    return separator and separator.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _bar(console: Console) -> ProgressBar:
+    return ProgressBar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[counts]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+class _Display:
+    """Shows each `Progress` on the bar, with the rate of this run."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar = bar
+        self._task: TaskID | None = None
+        self._first = (0.0, 0)
+
+    def __call__(self, progress: Progress) -> None:
+        now = self._bar.get_time()
+        if self._task is None:
+            self._task = self._bar.add_task("tokenizing", total=1.0, counts="")
+            self._first = (now, progress.text_bytes)
+        first_time, first_bytes = self._first
+        rate = (progress.text_bytes - first_bytes) / 1e6 / max(now - first_time, 1e-9)
+        self._bar.update(
+            self._task,
+            completed=progress.done,
+            counts=f"{progress.documents:,} documents  {progress.tokens / 1e6:,.1f}M tokens  "
+            f"{rate:.1f} MB/s",
+        )
+
+
+def _print_origin(manifest: Manifest) -> None:
+    tokenizer = manifest.tokenizer
+    for key, value in manifest.settings["source"].items():
+        if value is not None and not key.endswith("sha256"):
+            print(f"  {key}: {value}")
+    print(f"  tokenizer: {tokenizer.name}, {tokenizer.vocab_size:,} entries ({manifest.dtype})")
+
+
+def _summary(report: PrepareReport) -> Table:
+    manifest = report.manifest
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("split", no_wrap=True)
+    for heading in ("documents", "tokens", "shards", "seconds", "MB/s", ">1K", ">4K", ">16K"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for split, info in manifest.splits.items():
+        shares = [f"{share:.1%}" for share in report.long_document_shares[split]]
+        table.add_row(
+            split, f"{info.documents:,}", f"{info.tokens:,}", f"{len(info.shards)}", "", "", *shares
+        )
+    infos = manifest.splits.values()
+    infos = manifest.splits.values()
+    table.add_row(
+        "total",
+        f"{sum(info.documents for info in infos):,}",
+        f"{sum(info.tokens for info in infos):,}",
+        f"{sum(len(info.shards) for info in infos)}",
+        f"{report.seconds:.1f}",
+        f"{report.new_text_bytes / 1e6 / report.seconds:.1f}",
+    )
+    return table
+
+
+def _compare_with_nanogpt(report: PrepareReport) -> int:
+    """Say whether OpenWebText came out as nanoGPT's; 1 if it should have and did not."""
+    if report.manifest.tokenizer.sha256 != GPT2_SHA256:
+        return 0
+    tokens = {split: info.tokens for split, info in report.manifest.splits.items()}
+    if tokens == NANOGPT_TOKENS:
+        print("OpenWebText matches nanoGPT's token counts exactly.")
+        return 0
+    print(
+        f"prepare_text: OpenWebText came out as {tokens} tokens, but nanoGPT has "
+        f"{NANOGPT_TOKENS}; the dataset or its split has changed, so perplexities will not be "
+        "comparable.",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

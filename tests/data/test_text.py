@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from data.shards import TokenStream
+from data.text import IGNORE, TrainBatches, ValidationBatches
+
+
+@pytest.fixture
+def stream(make_shards):
+    return TokenStream(make_shards([list(range(1, 30)), list(range(30, 99))], shard_tokens=10), "train")
+
+
+def test_batches_are_windows_of_the_stream_across_shards(stream):
+    assert len(stream.info.shards) > 1
+    batches = TrainBatches(stream, context_length=7, seed=3)
+    n = batches.sampler.windows_per_epoch
+    inputs, targets = batches.batch(0, n)
+    assert inputs.shape == targets.shape == (n, 7)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.is_contiguous() and targets.is_contiguous()
+    tokens = torch.from_numpy(stream.read(0, len(stream)))
+    for row, start in enumerate(batches.sampler.position(range(n))):
+        assert torch.equal(inputs[row], tokens[start : start + 7])
+        assert torch.equal(targets[row], tokens[start + 1 : start + 8])
+
+
+def test_any_batch_at_any_time(stream):
+    inputs, targets = TrainBatches(stream, 7, seed=3).batch(95, 6)
+    for row in range(6):
+        alone = TrainBatches(stream, 7, seed=3).batch(95 + row, 1)
+        assert torch.equal(alone[0][0], inputs[row])
+        assert torch.equal(alone[1][0], targets[row])
+
+
+def test_context_longer_than_the_corpus(stream):
+    with pytest.raises(ValueError, match="has 100 tokens.* needs 101"):
+        TrainBatches(stream, context_length=100, seed=0)
+
+
+@pytest.mark.parametrize("context_length", [1, 7, 33, 99, 100, 500])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (3, 1), (2, 3), (50, 2)])
+def test_validation_scores_every_token_but_the_first_once(
+    stream, context_length, batch_size, world_size
+):
+    ranks = [
+        ValidationBatches(stream, context_length, batch_size, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    seen_inputs, seen_targets = [], []
+    for per_rank in zip(*ranks, strict=True):
+        for inputs, targets in per_rank:
+            assert inputs.shape == targets.shape == (batch_size, context_length)
+            assert inputs.dtype == targets.dtype == torch.int64
+            scored = targets != IGNORE
+            seen_inputs += inputs[scored].tolist()
+            seen_targets += targets[scored].tolist()
+            assert (inputs[~scored] == 0).all()
+    tokens = stream.read(0, len(stream)).tolist()
+    assert (seen_inputs, seen_targets) == (tokens[:-1], tokens[1:])
+
+
+def test_validation_refuses_what_cannot_be_scored(make_shards):
+    stream = TokenStream(make_shards([[1]], val=[[]]), "val")
+    with pytest.raises(ValueError, match="has 1 token, but scoring needs at least 2"):
+        ValidationBatches(stream, 4, 1)
+    stream = TokenStream(stream.path, "train")
+    with pytest.raises(ValueError, match="rank=1"):
+        ValidationBatches(stream, 4, 1, rank=1, world_size=1)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        ValidationBatches(stream, 4, 0)

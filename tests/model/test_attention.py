@@ -1,0 +1,82 @@
+"""What the attention layer hands to the kernels, and that rotary turns q and k but not v."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import model.attention
+from kernels import flash_attention
+from model import ModelConfig
+from model.attention import CausalSelfAttention
+from model.positions import rotary_tables
+
+B, T, C = 2, 13, 32
+
+
+def make_layer(layer: int = 0, **changes: Any) -> CausalSelfAttention:
+    torch.manual_seed(0)
+    return CausalSelfAttention(ModelConfig(n_head=4, n_embd=C, **changes), layer).double()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of every call that a layer makes to flash_attention."""
+    seen = []
+
+    def spy(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        seen.append({"q": q, "k": k, "v": v, **options})
+        return flash_attention(q, k, v, **options)
+
+    monkeypatch.setattr(model.attention, "flash_attention", spy)
+    return seen
+
+
+def test_q_k_and_v_are_views_of_one_tensor(calls: list[dict[str, Any]]) -> None:
+    make_layer()(torch.randn(B, T, C, dtype=torch.float64))
+    (call,) = calls
+    tensors = [call[name] for name in "qkv"]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    assert all(tensor.shape == (B, T, 4, C // 4) for tensor in tensors)
+    assert all(tensor.stride() == (T * 3 * C, 3 * C, C // 4, 1) for tensor in tensors)
+
+
+@pytest.mark.parametrize(("attention", "impl"), [("auto", None), ("sdpa", "sdpa")])
+def test_the_configured_implementation_is_asked_for(
+    attention: str, impl: str | None, calls: list[dict[str, Any]]
+) -> None:
+    make_layer(attention=attention)(torch.randn(B, T, C, dtype=torch.float64))
+    assert calls[0]["impl"] == impl
+
+
+@pytest.mark.parametrize(("inverse", "scale"), [(False, 8**-0.5), (True, 8**-0.5 / 4)])
+def test_softmax_scale(inverse: bool, scale: float, calls: list[dict[str, Any]]) -> None:
+    layer = make_layer(layer=3, scale_attn_by_inverse_layer_idx=inverse)
+    layer(torch.randn(B, T, C, dtype=torch.float64))
+    assert calls[0]["softmax_scale"] == pytest.approx(scale)
+
+
+def test_every_call_in_training_draws_its_own_dropout_seed(calls: list[dict[str, Any]]) -> None:
+    layer = make_layer(attention_dropout=0.1)
+    x = torch.randn(B, T, C, dtype=torch.float64)
+    layer(x)
+    layer(x)
+    seeds = [call["dropout_seed"] for call in calls]
+    assert all(seed.shape == (1,) and seed.dtype == torch.int64 for seed in seeds)
+    assert seeds[0] != seeds[1] and min(seeds) >= 0
+    before = torch.get_rng_state()
+    layer.eval()(x)
+    assert calls[-1]["dropout_seed"] is None and calls[-1]["dropout_p"] == 0.0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_moving_the_whole_sequence_changes_nothing_with_rotary() -> None:
+    layer = make_layer(positions="rotary")
+    x = 5 * torch.randn(B, T, C, dtype=torch.float64)
+    positions = torch.arange(T)
+    here = layer(x, rotary_tables(positions, C // 4, 10_000.0))
+    there = layer(x, rotary_tables(positions + 777, C // 4, 10_000.0))
+    torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
+    assert (layer(x) - here).abs().max() > 1e-2
+    stretched = layer(x, rotary_tables(positions * 3, C // 4, 10_000.0))
+    assert (stretched - here).abs().max() > 1e-2

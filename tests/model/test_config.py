@@ -1,0 +1,124 @@
+"""Which models may be asked for, and how a refusal reads."""
+
+from dataclasses import FrozenInstanceError, dataclass, field, fields
+from typing import Any, get_args
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, ValidationError
+
+from kernels.attention import IMPLS
+from model.config import GPT2_SIZES, Attention, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Stands for the schema that holds a ModelConfig as one of its fields."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+def resolve(*dotlist: str) -> ModelConfig:
+    """What train.py does with its command line."""
+    merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.from_dotlist(list(dotlist)))
+    run = OmegaConf.to_object(merged)
+    assert isinstance(run, RunConfig)
+    return run.model
+
+
+def test_defaults_are_gpt2_small() -> None:
+    config = ModelConfig()
+    assert config == ModelConfig(**GPT2_SIZES["small"])
+    assert (config.head_dim, config.vocab_size, config.context_length) == (64, 50_257, 1024)
+
+
+@pytest.mark.parametrize("size", GPT2_SIZES)
+def test_sizes_are_valid(size: str) -> None:
+    assert ModelConfig(**GPT2_SIZES[size]).head_dim == 64
+
+
+def test_every_attention_but_auto_is_a_kernel_implementation() -> None:
+    assert set(get_args(Attention)) == {"auto", *IMPLS}
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "multiple", "rows"),
+    [(50_257, 64, 50_304), (64, 64, 64), (65, 64, 128), (7, 1, 7)],
+)
+def test_padded_vocab_size(vocab_size: int, multiple: int, rows: int) -> None:
+    assert ModelConfig(vocab_size=vocab_size, vocab_multiple=multiple).padded_vocab_size == rows
+
+
+def test_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ModelConfig().n_layer = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 0}, "model.n_layer=0 must be at least 1"),
+        ({"vocab_size": -1}, "model.vocab_size=-1 must be at least 1"),
+        ({"vocab_multiple": 0}, "model.vocab_multiple=0 must be at least 1"),
+        ({"context_length": 0}, "model.context_length=0 must be at least 1"),
+        ({"n_head": 7}, "model.n_embd=768 must be divisible by model.n_head=7"),
+        ({"n_head": 4}, "model.n_embd=768 over model.n_head=4 gives heads of 192.*to 6 or more"),
+        ({"dropout": 1.0}, "model.dropout=1.0 is a rate"),
+        ({"dropout": float("nan")}, "model.dropout=nan is a rate"),
+        ({"attention_dropout": -0.1}, "model.attention_dropout=-0.1 is a rate"),
+        ({"attention": "flash"}, "model.attention='flash' must be one of auto, triton"),
+        ({"positions": "alibi"}, "model.positions='alibi' must be one of learned, rotary"),
+        ({"rope_base": 500.0}, "model.rope_base=500.0 has no effect.*positions=rotary"),
+        ({"positions": "rotary", "rope_base": 1.0}, "model.rope_base=1.0 must be a finite number"),
+        (
+            {"positions": "rotary", "n_embd": 60},
+            "heads of 5, and model.positions=rotary turns pairs",
+        ),
+    ],
+)
+def test_refusals_name_the_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**changes)
+
+
+def test_omegaconf_reads_every_field() -> None:
+    config = resolve(
+        "model.n_layer=4",
+        "model.positions=rotary",
+        "model.rope_base=5e5",
+        "model.attention=sdpa",
+        "model.dropout=0.1",
+        "model.scale_attn_by_inverse_layer_idx=true",
+    )
+    assert config == ModelConfig(
+        n_layer=4,
+        positions="rotary",
+        rope_base=500_000.0,
+        attention="sdpa",
+        dropout=0.1,
+        scale_attn_by_inverse_layer_idx=True,
+    )
+    assert resolve() == ModelConfig()
+
+
+def test_omegaconf_round_trip() -> None:
+    config = ModelConfig(n_layer=2, positions="rotary", rope_base=50_000.0)
+    yaml = OmegaConf.to_yaml(OmegaConf.structured(config))
+    assert [line.split(":")[0] for line in yaml.splitlines()] == [f.name for f in fields(config)]
+    again = OmegaConf.merge(OmegaConf.structured(ModelConfig), OmegaConf.create(yaml))
+    assert OmegaConf.to_object(again) == config
+
+
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [
+        ("model.positions=alibi", ValidationError),
+        ("model.attention=flash", ValidationError),
+        ("model.n_layer=1.5", ValidationError),
+        ("model.n_layers=4", ConfigKeyError),
+        ("model.n_head=7", ValueError),
+    ],
+)
+def test_omegaconf_refuses(argument: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        resolve(argument)

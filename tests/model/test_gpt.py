@@ -1,0 +1,220 @@
+"""What a GPT promises beside GPT-2's numbers: loss, positions, dropout, tracing."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model import GPT, ModelConfig
+
+TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "context_length": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_embd": 32,
+}
+VOCAB, CONTEXT = TINY["vocab_size"], TINY["context_length"]
+POSITIONS = ["learned", "rotary"]
+
+
+def make_model(*, spread: float = 0.3, **changes: Any) -> GPT:
+    """A tiny model whose weights are far enough from 0 for errors to show."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**(TINY | changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=spread)
+    return model
+
+
+def make_batch(
+    batch: int = 3, seq_len: int = 17, seed: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens, targets = torch.randint(VOCAB, (2, batch, seq_len), generator=generator)
+    return tokens, targets
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_loss_is_the_cross_entropy_of_the_logits(positions: str) -> None:
+    model = make_model(positions=positions)
+    tokens, targets = make_batch()
+    logits, loss = model(tokens), model(tokens, targets)
+    assert logits.shape == (*tokens.shape, VOCAB)
+    assert loss.shape == () and loss.dtype == torch.float32
+    expected = -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(model(tokens, targets, reduction="sum"), loss * targets.numel())
+
+
+def test_ignored_targets_do_not_count() -> None:
+    model = make_model()
+    tokens, targets = make_batch(batch=2)
+    targets[0, 3:9] = -100
+    targets[1] = -100
+    losses = F.cross_entropy(
+        model(tokens)[targets != -100], targets[targets != -100], reduction="none"
+    )
+    torch.testing.assert_close(model(tokens, targets), losses.mean())
+    torch.testing.assert_close(model(tokens, targets, reduction="sum"), losses.sum())
+    targets[:] = -100
+    assert model(tokens, targets).isnan()
+    assert model(tokens, targets, reduction="sum") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_loss_is_float32_in_any_dtype(dtype: torch.dtype) -> None:
+    model = make_model(spread=0.05).to(dtype)
+    assert model(*make_batch()).dtype == torch.float32
+
+
+def test_loss_is_float32_under_autocast() -> None:
+    model = make_model(spread=0.05, positions="rotary")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(make_batch()[0]).dtype == torch.bfloat16
+        loss = model(*make_batch())
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, model(*make_batch()), rtol=0.02, atol=0)
+
+
+def test_padding_the_vocabulary_changes_nothing() -> None:
+    tokens, targets = make_batch()
+    plain = GPT(ModelConfig(**TINY, vocab_multiple=1))
+    padded = GPT(ModelConfig(**TINY, vocab_multiple=64))
+    for model in (plain, padded):
+        torch.manual_seed(5)
+        model.init_weights()
+    assert plain.tok_emb.weight.shape[0] == VOCAB
+    assert padded.tok_emb.weight.shape[0] == 64
+    torch.testing.assert_close(padded(tokens), plain(tokens))
+    loss, expected = padded(tokens, targets), plain(tokens, targets)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for mine, theirs in zip(padded.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(mine.grad[: len(theirs.grad)], theirs.grad)
+    assert padded.tok_emb.weight.grad is not None
+    assert not padded.tok_emb.weight[VOCAB:].any()
+    assert not padded.tok_emb.weight.grad[VOCAB:].any()
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.data(), st.sampled_from(POSITIONS), st.integers(2, CONTEXT))
+def test_a_later_token_never_changes_earlier_logits(
+    data: st.DataObject, positions: str, seq_len: int
+) -> None:
+    changed = data.draw(st.integers(1, seq_len - 1))
+    model = make_model(positions=positions)
+    tokens, _ = make_batch(batch=1, seq_len=seq_len, seed=seq_len)
+    other = tokens.clone()
+    other[0, changed:] = (other[0, changed:] + 1) % VOCAB
+    before, after = model(tokens), model(other)
+    torch.testing.assert_close(after[:, :changed], before[:, :changed])
+    assert (after[:, changed:] - before[:, changed:]).abs().amax(dim=-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_order_of_the_past_matters(positions: str) -> None:
+    model = make_model(positions=positions)
+    tokens = torch.arange(12)[None]
+    swapped = tokens.clone()
+    swapped[0, [2, 7]] = swapped[0, [7, 2]]
+    assert (model(tokens)[:, -1] - model(swapped)[:, -1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("inverse_layer", [False, True])
+def test_attention_implementations_agree(positions: str, inverse_layer: bool) -> None:
+    changes = {"positions": positions, "scale_attn_by_inverse_layer_idx": inverse_layer}
+    tokens, targets = make_batch(seq_len=31)
+    gradients = {}
+    for attention in ("auto", "sdpa", "reference"):
+        model = make_model(attention=attention, **changes).double()
+        model(tokens, targets).backward()
+        gradients[attention] = [parameter.grad for parameter in model.parameters()]
+    torch.testing.assert_close(gradients["auto"], gradients["reference"], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(gradients["sdpa"], gradients["reference"], rtol=1e-5, atol=1e-7)
+
+
+def test_rotary_reads_more_than_it_was_trained_on() -> None:
+    model = make_model(positions="rotary")
+    tokens, _ = make_batch(seq_len=CONTEXT + 9)
+    torch.testing.assert_close(model(tokens)[:, :CONTEXT], model(tokens[:, :CONTEXT]))
+
+
+@pytest.mark.parametrize("rates", [(0.2, 0.0), (0.0, 0.2)])
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "reference"])
+def test_dropout_in_training_only_and_by_seed(rates: tuple[float, float], attention: str) -> None:
+    model = make_model(dropout=rates[0], attention_dropout=rates[1], attention=attention)
+    tokens, _ = make_batch()
+
+    def logits(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return model(tokens)
+
+    assert torch.equal(logits(1), logits(1))
+    assert not torch.allclose(logits(1), logits(2))
+    model.eval()
+    assert torch.equal(logits(1), logits(2))
+    torch.testing.assert_close(logits(1), make_model(attention=attention)(tokens))
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "reference"])
+def test_checkpointed_blocks_recompute_the_same_dropout(attention: str) -> None:
+    model = make_model(dropout=0.1, attention_dropout=0.2, attention=attention)
+    tokens, targets = make_batch()
+
+    def gradients() -> list[torch.Tensor | None]:
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(tokens, targets).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = gradients()
+    for block in model.blocks:
+        block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
+    torch.testing.assert_close(gradients(), plain, rtol=0, atol=0)
+
+
+def _checkpointed(forward: Any) -> Any:
+    def run(*args: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False)
+
+    return run
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_compiles_without_a_graph_break(positions: str, dropout: float) -> None:
+    # the oracle reads its dropout seed on the host, which no graph can hold: sdpa stands in for it
+    model = make_model(
+        positions=positions, dropout=dropout, attention_dropout=dropout, attention="sdpa"
+    )
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+    tokens, targets = make_batch()
+    torch.manual_seed(2)
+    expected = model(tokens, targets)
+    expected.backward()
+    torch.manual_seed(2)
+    loss = compiled(tokens, targets)
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    for mine, theirs in zip(compiled.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_errors_name_what_came_and_what_to_do() -> None:
+    model = make_model()
+    tokens, targets = make_batch()
+    with pytest.raises(ValueError, match=r"33 tokens.*model.context_length=32.*raise.*rotary"):
+        model(torch.zeros(1, 33, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"shape \(17,\) and must be \(batch, tokens\)"):
+        model(tokens[0])
+    with pytest.raises(ValueError, match=r"\(3, 16\) and tokens \(3, 17\)"):
+        model(tokens, targets[:, 1:])

@@ -1,0 +1,314 @@
+"""Train a GPT.
+
+    python train.py configs/quickstart.yaml                        one process: a GPU, or the CPU
+    torchrun --standalone --nproc_per_node=8 train.py configs/gpt2_small_4k.yaml optim.lr=3e-4
+
+The first argument is a configuration, the others replace single values of it. The run goes into
+run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it goes on from its newest
+checkpoint, with the same samples and the same losses as if it had never stopped.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from configs import ConfigError, TrainConfig, load_config, to_yaml
+from data.shards import TokenStream
+from data.text import TrainBatches, ValidationBatches
+from model import GPT
+from model.flops import mfu
+from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.distributed import Processes, start_processes
+from training.evaluate import Evaluation, evaluate
+from training.metrics import RunLog
+from training.optim import learning_rate, make_optimizer, set_learning_rate
+
+
+def main(argv: Sequence[str]) -> Evaluation:
+    """Train as the command line says; returns the evaluation of the last step."""
+    config = load_config(argv)
+    with start_processes(config.run.device) as processes:
+        return train(config, processes)
+
+
+def train(config: TrainConfig, processes: Processes) -> Evaluation:
+    """One run, from its first or its last saved step to optim.max_steps.
+
+    Raises:
+        ValueError, FileNotFoundError: data, checkpoint and configuration do not fit together.
+        FloatingPointError: the loss is no longer finite.
+    """
+    run_dir = Path(config.run.out_dir)
+    device = processes.device
+    optim = config.optim
+    grad_accum_steps = config.grad_accum_steps(processes.world_size)
+    samples_per_step = optim.batch_tokens // config.model.context_length
+
+    # data
+    stream = TokenStream(config.data.path, "train")
+    check_vocabulary(config, stream)
+    train_batches = TrainBatches(stream, config.model.context_length, seed=config.run.seed)
+    validation = ValidationBatches(
+        TokenStream(config.data.path, "val"),
+        config.model.context_length,
+        optim.micro_batch_size,
+        rank=processes.rank,
+        world_size=processes.world_size,
+    )
+
+    # model and optimizer; the same weights on every process, then dropout of its own
+    torch.manual_seed(config.run.seed)
+    torch.set_float32_matmul_precision("high")
+    model = GPT(config.model).to(device)
+    optimizer = make_optimizer(model, optim)
+    torch.manual_seed(config.run.seed + 1 + processes.rank)
+
+    # resume
+    progress = Progress()
+    must_match = what_must_match(config, stream)
+    checkpoint = latest_checkpoint(run_dir)
+    if checkpoint is not None:
+        if config.run.resume == "never":
+            raise ValueError(
+                f"run.out_dir={run_dir} already has {checkpoint.name} and run.resume=never: choose "
+                "another folder, or run.resume=auto to go on from it"
+            )
+        progress = load_checkpoint(checkpoint, model, optimizer, must_match, processes)
+    if processes.is_main:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+
+    # what runs the model: fused by torch.compile, its gradients averaged over the processes
+    fast_model: nn.Module = torch.compile(model) if config.run.compile else model  # pyright: ignore
+    parallel: nn.Module = fast_model
+    if processes.world_size > 1:
+        parallel = DistributedDataParallel(
+            fast_model, device_ids=[device] if device.type == "cuda" else None
+        )
+
+    def autocast() -> Any:
+        if config.run.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    with RunLog(
+        run_dir,
+        is_main=processes.is_main,
+        start_step=progress.step,
+        max_steps=optim.max_steps,
+        wandb=config.run.wandb,
+        wandb_project=config.run.wandb_project,
+        config=asdict(config),
+    ) as log:
+        log.say(describe(config, processes, model, stream, grad_accum_steps))
+        if progress.step:
+            log.say(f"going on from {checkpoint}")
+
+        result: Evaluation | None = None
+        step = progress.step
+        speed = Stopwatch(device)
+        loss_sum = torch.zeros((), device=device)
+        loss_steps = 0
+        grad_norm = torch.zeros((), device=device)
+        while True:
+            # evaluate and save, on all processes, between two steps
+            last = step >= optim.max_steps
+            if last or (step % config.run.eval_every == 0 and step > progress.step):
+                result = evaluate(fast_model, validation, processes, autocast)
+                log.record(
+                    f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
+                    f"({result.tokens:,} tokens)",
+                    step=step,
+                    tokens=step * optim.batch_tokens,
+                    val_loss=result.loss,
+                    val_perplexity=result.perplexity,
+                    val_tokens=result.tokens,
+                )
+                speed.restart()
+            if step > progress.step and (last or step % config.run.save_every == 0):
+                save_checkpoint(
+                    run_dir,
+                    Progress(
+                        step=step,
+                        samples=step * samples_per_step,
+                        tokens=step * optim.batch_tokens,
+                    ),
+                    model,
+                    optimizer,
+                    must_match,
+                    processes,
+                    keep_last=config.run.keep_last,
+                )
+                speed.restart()
+            if last:
+                assert result is not None
+                return result
+
+            # one step: gradients of all micro-batches add up, and are exchanged with the last
+            lr = learning_rate(step, optim)
+            set_learning_rate(optimizer, lr)
+            for micro_step in range(grad_accum_steps):
+                first = step * samples_per_step + optim.micro_batch_size * (
+                    micro_step * processes.world_size + processes.rank
+                )
+                batch = train_batches.batch(first, optim.micro_batch_size)
+                tokens, targets = to_device(batch, device)
+                if isinstance(parallel, DistributedDataParallel):
+                    parallel.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+                with autocast():
+                    loss = parallel(tokens, targets)
+                (loss / grad_accum_steps).backward()
+                loss_sum += loss.detach() / grad_accum_steps
+            if optim.grad_clip > 0:
+                grad_norm = nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            loss_steps += 1
+            speed.count(optim.batch_tokens)
+
+            # reading the loss is the only time that the host waits for the GPU
+            if step % config.run.log_every == 0 or step == optim.max_steps:
+                mean_loss = processes.sum(loss_sum).item() / (processes.world_size * loss_steps)
+                if not math.isfinite(mean_loss):
+                    raise FloatingPointError(
+                        f"the training loss is {mean_loss} at step {step}: lower optim.lr or "
+                        f"raise optim.warmup_steps; checkpoints in {run_dir} are from before"
+                    )
+                tokens_per_s = speed.read()
+                record_step(log, config, processes, step, mean_loss, lr, grad_norm, tokens_per_s)
+                loss_sum.zero_()
+                loss_steps = 0
+                speed.restart()
+
+
+class Stopwatch:
+    """Tokens per second of training alone: evaluation, saving and logging are not in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        self._wait()
+        self._tokens, self._start = 0, time.perf_counter()
+
+    def count(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def read(self) -> float:
+        self._wait()
+        return self._tokens / (time.perf_counter() - self._start)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and targets on `device`, copied while the GPU still works on what came before."""
+    if device.type == "cpu":
+        return batch
+    tokens, targets = (part.pin_memory().to(device, non_blocking=True) for part in batch)
+    return tokens, targets
+
+
+def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
+    """Refuse data made with another tokenizer than the model is for."""
+    tokenizer = stream.manifest.tokenizer
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise ValueError(
+            f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
+            f"{tokenizer.vocab_size} entries, and model.vocab_size={config.model.vocab_size}: "
+            f"prepare the data with the model's tokenizer, or set model.vocab_size="
+            f"{tokenizer.vocab_size}"
+        )
+
+
+def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
+    """What a run must share with the checkpoint that it goes on from."""
+    # How attention is computed changes rounding only, and dropout is no part of the weights.
+    free = {"attention", "dropout", "attention_dropout"}
+    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
+    return shape | {
+        "optim.batch_tokens": config.optim.batch_tokens,
+        "run.seed": config.run.seed,
+        "tokenizer": stream.manifest.tokenizer.sha256,
+        "training tokens": len(stream),
+    }
+
+
+def describe(
+    config: TrainConfig,
+    processes: Processes,
+    model: GPT,
+    stream: TokenStream,
+    grad_accum_steps: int,
+) -> str:
+    """What is about to run, with the arithmetic of a batch."""
+    if processes.device.type == "cuda":
+        device = torch.cuda.get_device_name(processes.device)
+    else:
+        device = f"CPU, {torch.get_num_threads()} threads"
+    epochs = config.optim.max_steps * config.optim.batch_tokens / len(stream)
+    return (
+        f"{model.n_params() / 1e6:.1f}M parameters, context {config.model.context_length:,}, "
+        f"attention {config.model.attention} on {processes.world_size} x {device}\n"
+        f"a step: {grad_accum_steps} micro-batches x {processes.world_size} processes x "
+        f"{config.optim.micro_batch_size} sequences x {config.model.context_length:,} tokens "
+        f"= {config.optim.batch_tokens:,} tokens\n"
+        f"{config.optim.max_steps:,} steps over {len(stream):,} tokens: {epochs:.2f} epochs\n"
+        f"everything goes into {config.run.out_dir}"
+    )
+
+
+def record_step(
+    log: RunLog,
+    config: TrainConfig,
+    processes: Processes,
+    step: int,
+    loss: float,
+    lr: float,
+    grad_norm: Tensor,
+    tokens_per_s: float,
+) -> None:
+    """Log one training record: loss in nats, speed of the whole run, memory of this GPU."""
+    utilisation, memory_gib = None, None
+    text = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s"
+    if processes.device.type == "cuda":
+        name = torch.cuda.get_device_name(processes.device)
+        utilisation = mfu(tokens_per_s / processes.world_size, config.model, name)
+        memory_gib = torch.cuda.max_memory_allocated(processes.device) / 2**30
+        if utilisation is None:
+            text += "  unknown GPU: MFU not reported"
+        else:
+            text += f"  MFU {utilisation.causal:.1%} causal, {utilisation.full:.1%} full"
+        text += f"  {memory_gib:.1f} GiB"
+    log.record(
+        text,
+        step=step,
+        tokens=step * config.optim.batch_tokens,
+        loss=loss,
+        lr=lr,
+        grad_norm=grad_norm.item(),
+        tokens_per_s=tokens_per_s,
+        mfu_causal=utilisation.causal if utilisation else None,
+        mfu_full=utilisation.full if utilisation else None,
+        memory_gib=memory_gib,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        raise SystemExit(f"configuration: {error}") from error

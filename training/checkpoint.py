@@ -1,0 +1,205 @@
+"""Checkpoints that are whole or not there, and runs that go on from them bit for bit.
+
+    RUN/checkpoints/step_00001000/
+        state.json       step, tokens, and what a run must share to go on from here
+        *.distcp         model, optimizer and random state, written by torch.distributed.checkpoint
+        .metadata
+
+A checkpoint is written into a folder of another name, synced to disk and renamed: a run that is
+killed while saving leaves its older checkpoints and nothing that could be taken for a new one.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from training.distributed import Processes
+
+_STATE = "state.json"
+_UNFINISHED = ".unfinished_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+    samples: int = 0
+    """Training windows seen: where the sampler goes on."""
+    tokens: int = 0
+    """Training tokens seen."""
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies in the folder of a run."""
+    return run / "checkpoints" / f"step_{step:08d}"
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """The newest finished checkpoint of a run, or None."""
+    found = sorted((run / "checkpoints").glob("step_*"))
+    return found[-1] if found else None
+
+
+def save_checkpoint(
+    run: Path,
+    progress: Progress,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    must_match: dict[str, Any],
+    processes: Processes,
+    *,
+    keep_last: int,
+) -> Path:
+    """Save a checkpoint and delete all but the newest `keep_last`. All processes call this.
+
+    Args:
+        run: folder of the run.
+        must_match: names and values, as JSON can hold them, that a run going on from here must
+            share; `load_checkpoint` compares them.
+        keep_last: number of checkpoints to keep, at least 1.
+    """
+    final = checkpoint_folder(run, progress.step)
+    unfinished = final.with_name(_UNFINISHED + final.name)
+    if processes.is_main:
+        for stale in final.parent.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(stale)
+        unfinished.mkdir(parents=True)
+    processes.barrier()
+
+    state = _model_and_optimizer(model, optimizer)
+    state["rng"] = {f"rank_{processes.rank}": _random_state(processes.device)}
+    dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
+
+    if processes.is_main:
+        _write_synced(
+            unfinished / _STATE,
+            json.dumps({"progress": asdict(progress), "must_match": must_match}, indent=2),
+        )
+        _sync_folder(unfinished)
+        if final.exists():
+            # Only a run that went back to an older checkpoint saves a step twice.
+            shutil.rmtree(final)
+        unfinished.rename(final)
+        _sync_folder(final.parent)
+        for old in sorted(final.parent.glob("step_*"))[:-keep_last]:
+            # Out of the finished ones first: a deletion that is cut short must not leave half.
+            doomed = old.rename(old.with_name(_UNFINISHED + old.name))
+            shutil.rmtree(doomed)
+    processes.barrier()
+    return final
+
+
+def load_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    must_match: dict[str, Any],
+    processes: Processes,
+) -> Progress:
+    """Put model, optimizer and random state back as they were saved.
+
+    A process whose rank the saving run did not have keeps the random state it has.
+
+    Raises:
+        ValueError: The checkpoint was made by a run that differs in `must_match`.
+    """
+    progress, saved = read_progress(folder)
+    differing = [
+        f"{name} is {saved.get(name)!r} there and {must_match.get(name)!r} here"
+        for name in sorted(saved.keys() | must_match.keys())
+        if saved.get(name) != must_match.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"{folder} is a checkpoint of another run: {'; '.join(differing)}. "
+            "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
+        )
+    state = _model_and_optimizer(model, optimizer)
+    dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+    rank = f"rank_{processes.rank}"
+    saved_keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    if any(key.startswith(f"rng.{rank}.") for key in saved_keys):
+        random = {"rng": {rank: _random_state(processes.device)}}
+        # Each process reads its own state: nothing here for the processes to agree on.
+        dcp.load(random, checkpoint_id=folder, no_dist=True)
+        _set_random_state(random["rng"][rank], processes.device)
+    return progress
+
+
+def load_model(folder: Path, model: nn.Module) -> Progress:
+    """Put the weights of a checkpoint into `model`, for evaluation or sampling."""
+    progress, _ = read_progress(folder)
+    state = {"model": get_model_state_dict(model)}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    set_model_state_dict(model, state["model"])
+    return progress
+
+
+def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
+    """Progress of a checkpoint, and what a run must share with it.
+
+    Raises:
+        FileNotFoundError: There is no finished checkpoint in the folder.
+    """
+    path = folder / _STATE
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} holds no finished checkpoint ({_STATE} is missing): give a folder named "
+            "checkpoints/step_... of a run"
+        )
+    state = json.loads(path.read_text(encoding="utf-8"))
+    return Progress(**state["progress"]), state["must_match"]
+
+
+def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename or a new file is only on disk once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

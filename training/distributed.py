@@ -1,0 +1,79 @@
+"""The processes of a run: one, or as many as torchrun started."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Where this process stands among those of the run, and the device that it computes on."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that prints and writes."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of `values` over all processes; in place, and a no-op for one process."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processes]:
+    """Join the process group that torchrun describes in the environment, and leave it at the end.
+
+    Args:
+        device: "auto" takes a GPU where there is one.
+
+    Raises:
+        ValueError: no GPU where one is asked for, or fewer GPUs than processes on this machine.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    n_gpu = torch.cuda.device_count()
+    if device == "cuda" and n_gpu == 0:
+        raise ValueError(
+            "run.device=cuda, but PyTorch sees no GPU: use run.device=cpu, or check that the "
+            "driver works (nvidia-smi) and that torch is a CUDA build (torch.version.cuda)"
+        )
+    if device == "cpu" or n_gpu == 0:
+        here = torch.device("cpu")
+    elif local_rank >= n_gpu:
+        raise ValueError(
+            f"torchrun started process {local_rank} of this machine, which has {n_gpu} GPU(s): "
+            f"use --nproc_per_node={n_gpu} or fewer"
+        )
+    else:
+        here = torch.device("cuda", local_rank)
+        torch.cuda.set_device(here)
+
+    if world_size > 1:
+        if here.type == "cuda":
+            dist.init_process_group("nccl", device_id=here)
+        else:
+            dist.init_process_group("gloo")
+    try:
+        yield Processes(rank=rank, local_rank=local_rank, world_size=world_size, device=here)
+    finally:
+        if world_size > 1:
+            dist.destroy_process_group()

@@ -1,0 +1,59 @@
+"""Loss over a whole validation set."""
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from training.distributed import Processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What one pass over a validation set gave."""
+
+    loss: float
+    """Mean negative log-likelihood of a token, nats."""
+    tokens: int
+    """Number of tokens scored."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(self.loss)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    processes: Processes,
+    autocast: Callable[[], AbstractContextManager],
+    ignore_index: int = -100,
+) -> Evaluation:
+    """Token-weighted mean loss of `model` over the batches of all processes.
+
+    Args:
+        model: called as model(tokens, targets, reduction="sum").
+        batches: this process's share, (tokens, targets) of shape (B, T), int64, on any device;
+            as many on every process. Targets equal to ignore_index are not scored.
+        autocast: makes the context for the forward pass.
+
+    Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
+    processes share the work beyond the rounding of the batches.
+    """
+    training = model.training
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=processes.device)
+    for tokens, targets in batches:
+        tokens = tokens.to(processes.device, non_blocking=True)
+        targets = targets.to(processes.device, non_blocking=True)
+        with autocast():
+            loss = model(tokens, targets, reduction="sum")
+        total += torch.stack([loss.double(), (targets != ignore_index).sum().double()])
+    model.train(training)
+    loss_sum, n_tokens = processes.sum(total).tolist()
+    return Evaluation(loss=loss_sum / n_tokens, tokens=int(n_tokens))
