@@ -6,6 +6,7 @@ validation, so that preparing a corpus is one pass that can start anywhere.
 
 import glob
 import hashlib
+import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -216,9 +217,7 @@ class StdlibSource:
     def __init__(self, val_ratio: float = LOCAL_VAL_RATIO) -> None:
         self._val_ratio = val_ratio
         root = Path(sysconfig.get_paths()["stdlib"])
-        foreign = {"site-packages", "dist-packages", "__pycache__"}
-        names = (path.relative_to(root) for path in root.rglob("*.py"))
-        own = sorted(name.as_posix() for name in names if not foreign & set(name.parts))
+        own = [path.relative_to(root).as_posix() for path in _python_files(root)]
         own.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
         self._files = [root / name for name in own if _is_utf8(root / name)]
         self._skipped = len(own) - len(self._files)
@@ -266,6 +265,14 @@ def _expand(names: Sequence[str]) -> list[Path]:
             raise FileNotFoundError(f"{name!r} {reason}; the formats are {SUPPORTED}.")
         files += found
     return files
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, subfolders, names in os.walk(root):
+        # pruned here, since installed packages can be far more files than the library itself
+        foreign = {"site-packages", "dist-packages", "__pycache__"}
+        subfolders[:] = [name for name in subfolders if name not in foreign]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def _is_utf8(path: Path) -> bool:

@@ -34,6 +34,7 @@ from data.shards import (
 )
 from data.tokenizer import (
     TextTokenizer,
+    bpe_name,
     check_bpe_vocab_size,
     load_tokenizer,
     train_tokenizer,
@@ -87,7 +88,7 @@ def prepare(
     source: DocumentSource,
     out: str | Path,
     *,
-    tokenizer: str = "gpt2",
+    tokenizer: str | None = None,
     train_bpe: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
     on_progress: Callable[[Progress], None] | None = None,
@@ -95,10 +96,11 @@ def prepare(
     """Tokenize a source into `out`, going on where an earlier run of the same settings stopped.
 
     Args:
-        source: The documents, see `data.documents.open_source`.
+        source: The documents, see `data.sources.open_source`.
         out: Folder for the shards; made if missing.
-        tokenizer: "gpt2" or a tokenizer.json; unused with `train_bpe`.
-        train_bpe: Entries of a byte-level BPE to train on the first 16M characters of train.
+        tokenizer: "gpt2", the default, or the path of a tokenizer.json.
+        train_bpe: Instead, entries of a byte-level BPE to train on the first 16M characters of
+            the training documents.
         shard_tokens: Tokens at which a shard ends with its current document.
         on_progress: Called after every batch.
 
@@ -107,14 +109,18 @@ def prepare(
             unreadable.
     """
     started = time.perf_counter()
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     if train_bpe is not None:
+        if tokenizer is not None:
+            raise ValueError(
+                f"tokenizer={tokenizer!r} and train_bpe={train_bpe} exclude each other: give one."
+            )
         check_bpe_vocab_size(train_bpe)
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens={shard_tokens} must be at least 1.")
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
     with only_run(out):
-        given = load_tokenizer(tokenizer) if train_bpe is None else None
+        given = load_tokenizer(tokenizer or "gpt2") if train_bpe is None else None
         settings = {
             "source": source.describe(),
             "tokenizer": {"sha256": given.sha256} if given else {"train_bpe": train_bpe},
@@ -150,22 +156,24 @@ def _choose_tokenizer(
     train_bpe: int | None,
 ) -> TextTokenizer:
     """The given tokenizer, or the one trained for this folder; saved beside the shards."""
-    if given is not None:
-        chosen = given
-    elif state.tokenizer_sha256 is not None:
-        chosen = load_tokenizer(str(out / TOKENIZER))
-        if chosen.sha256 != state.tokenizer_sha256:
-            raise ValueError(
-                f"{out / TOKENIZER} has sha256={chosen.sha256}, but the work so far was done with "
-                f"{state.tokenizer_sha256}; delete {out} and prepare it again."
-            )
-    else:
+    if given is None:
         assert train_bpe is not None
-        chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe)
+        if state.tokenizer_sha256 is None:
+            chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe)
+        else:
+            chosen = load_tokenizer(str(out / TOKENIZER))
+            chosen.name = bpe_name(train_bpe)
+    else:
+        chosen = given
     if state.tokenizer_sha256 is None:
         write_atomically(out / TOKENIZER, chosen.to_json().encode())
         state.tokenizer_sha256 = chosen.sha256
         state.save(out)
+    elif state.tokenizer_sha256 != chosen.sha256:
+        raise ValueError(
+            f"{out / TOKENIZER} has sha256={chosen.sha256}, but the work so far was done with "
+            f"{state.tokenizer_sha256}; delete {out} and prepare it again."
+        )
     return chosen
 
 

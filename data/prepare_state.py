@@ -18,16 +18,26 @@ class PrepareState:
     """What progress.json records between runs."""
 
     settings: dict[str, Any]
+    """As they go into the manifest."""
     splits: dict[str, SplitInfo]
+    """Counts that are safe on disk; tokens beyond the finished shards are in an open one."""
     documents_read: int = 0
+    """Documents of the source that the counts cover: the number to go on from."""
     tokenizer_sha256: str | None = None
+    """Of the tokenizer.json beside the shards, once it is written."""
     format_version: int = FORMAT_VERSION
 
     def save(self, out: Path) -> None:
+        """Write progress.json atomically; what it counts must be on the disk already."""
         write_atomically(out / PROGRESS, to_json(asdict(self)))
 
     @staticmethod
     def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
+        """Read progress.json, or begin it.
+
+        Raises:
+            ValueError: It was begun with other settings.
+        """
         if not (out / PROGRESS).exists():
             state = PrepareState(settings, {split: SplitInfo() for split in SPLITS})
             state.save(out)
@@ -40,6 +50,7 @@ class PrepareState:
 
 
 def check_settings(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on in a folder that was begun with other settings, naming the differences."""
     old, new = _flat(before), _flat(now)
     changes = [
         f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
@@ -64,12 +75,19 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextmanager
 def only_run(out: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system frees when the process ends in any way."""
+    """Hold the folder's lock, which the system frees when the process ends in any way.
+
+    Raises:
+        ValueError: Another process holds it.
+    """
     folder = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{out} is being prepared by another process; wait for it or end it."
+            ) from error
         yield
-    except BlockingIOError as error:
-        raise ValueError(f"{out} is being prepared by another process; wait for it.") from error
     finally:
         os.close(folder)

@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
@@ -59,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{args.out} was finished before; nothing to do.")
     _print_origin(report.manifest)
     console.print(_summary(report))
-    print("Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in")
+    print(
+        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in"
+    )
     print("documents of more than 1,024, 4,096 and 16,384 tokens.")
     if isinstance(source, HubSource) and source.is_nanogpt_openwebtext:
         return _compare_with_nanogpt(report)
@@ -81,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", required=True, help="folder for the shards")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--tokenizer", default="gpt2", help="gpt2 (default) or the path of a tokenizer.json"
-    )
+    which.add_argument("--tokenizer", help="gpt2 (default) or the path of a tokenizer.json")
     which.add_argument(
         "--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries instead"
     )
@@ -162,7 +161,7 @@ def _print_origin(manifest: Manifest) -> None:
 
 def _summary(report: PrepareReport) -> Table:
     manifest = report.manifest
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)
     for heading in ("documents", "tokens", "shards", "seconds", "MB/s", ">1K", ">4K", ">16K"):
         table.add_column(heading, justify="right", no_wrap=True)

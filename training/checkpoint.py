@@ -12,6 +12,9 @@ killed while saving leaves its older checkpoints and nothing that could be taken
 import json
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +86,8 @@ def save_checkpoint(
 
     state = _model_and_optimizer(model, optimizer)
     state["rng"] = {f"rank_{processes.rank}": _random_state(processes.device)}
-    dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
+    with _alone_is_fine():
+        dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
 
     if processes.is_main:
         _write_synced(
@@ -130,7 +134,8 @@ def load_checkpoint(
             "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
         )
     state = _model_and_optimizer(model, optimizer)
-    dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
+    with _alone_is_fine():
+        dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
@@ -139,7 +144,8 @@ def load_checkpoint(
     if any(key.startswith(f"rng.{rank}.") for key in saved_keys):
         random = {"rng": {rank: _random_state(processes.device)}}
         # Each process reads its own state: nothing here for the processes to agree on.
-        dcp.load(random, checkpoint_id=folder, no_dist=True)
+        with _alone_is_fine():
+            dcp.load(random, checkpoint_id=folder, no_dist=True)
         _set_random_state(random["rng"][rank], processes.device)
     return progress
 
@@ -148,7 +154,8 @@ def load_model(folder: Path, model: nn.Module) -> Progress:
     """Put the weights of a checkpoint into `model`, for evaluation or sampling."""
     progress, _ = read_progress(folder)
     state = {"model": get_model_state_dict(model)}
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    with _alone_is_fine():
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
     set_model_state_dict(model, state["model"])
     return progress
 
@@ -167,6 +174,14 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
         )
     state = json.loads(path.read_text(encoding="utf-8"))
     return Progress(**state["progress"]), state["must_match"]
+
+
+@contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Silence torch's warning that one process saves or loads alone: it was told to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

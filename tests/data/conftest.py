@@ -11,7 +11,8 @@ from data.shard_writer import ShardWriter
 from data.shards import Manifest, SplitInfo, TokenizerInfo, token_dtype
 from data.tokenizer import TextTokenizer, train_tokenizer
 
-WORDS = "the cat sat on a mat and said that it's 42 naïve cafés, 東京 🦋 !? \n\n \t  def f(x):".split(" ")
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "said", "that", "it's", "42", "!?", "", "\t"]
+WORDS += ["naïve", "cafés,", "東京", "🦋", "\n\n", "def", "f(x):"]
 
 
 def random_texts(n: int, seed: int = 0, max_words: int = 60) -> list[str]:

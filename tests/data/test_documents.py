@@ -158,7 +158,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
         FileSource([str(tmp_path / "empty")])
     with pytest.raises(FileNotFoundError, match="matches no file"):
         FileSource([f"{tmp_path}/*.jsonl"])
-    with pytest.raises(ValueError, match="All 1 documents fell into train.*--txt-separator"):
+    with pytest.raises(ValueError, match=r"All 1 documents fell into train.*--txt-separator"):
         FileSource([a])
 
 
@@ -205,7 +205,7 @@ def test_hub_without_the_field_or_the_network(hub, monkeypatch):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(ValueError, match="neither a local file nor a dataset .*reach the Hub"):
+    with pytest.raises(ValueError, match=r"neither a local file nor a dataset .*reach the Hub"):
         read(open_source(["owner/corpus"]))
 
 

@@ -50,7 +50,7 @@ def test_torn_shard(make_shards):
     folder = make_shards([[1, 2, 3]])
     with (folder / "train_00000.bin").open("r+b") as file:
         file.truncate(5)
-    with pytest.raises(ValueError, match="torn shard: it has 5 bytes.* 8 in all"):
+    with pytest.raises(ValueError, match=r"torn shard: it has 5 bytes.* 8 in all"):
         TokenStream(folder, "train")
 
 
@@ -65,9 +65,9 @@ def test_out_of_range_id(make_shards):
     folder = make_shards([[1, 2, 3]])
     np.array([1, 2, 60_000, 0], dtype="<u2").tofile(folder / "train_00000.bin")
     stream = TokenStream(folder, "train")
-    with pytest.raises(ValueError, match="token id 60000 must be below .*vocab_size=100"):
+    with pytest.raises(ValueError, match=r"token id 60000 must be below .*vocab_size=100"):
         stream.read(0, 4)
-    with pytest.raises(ValueError, match="has sha256=.* but the manifest says"):
+    with pytest.raises(ValueError, match=r"has sha256=.* but the manifest says"):
         stream.verify()
 
 
@@ -103,7 +103,7 @@ def test_unknown_split_and_version(make_shards):
 def test_wrong_tokenizer(make_shards):
     manifest = Manifest.load(make_shards([[1]]))
     check_tokenizer(manifest, "abc")
-    with pytest.raises(ValueError, match="sha256=xyz.*sha256=abc"):
+    with pytest.raises(ValueError, match=r"sha256=xyz.*sha256=abc"):
         check_tokenizer(manifest, "xyz")
 
 

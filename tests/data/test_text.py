@@ -7,7 +7,9 @@ from data.text import IGNORE, TrainBatches, ValidationBatches
 
 @pytest.fixture
 def stream(make_shards):
-    return TokenStream(make_shards([list(range(1, 30)), list(range(30, 99))], shard_tokens=10), "train")
+    return TokenStream(
+        make_shards([list(range(1, 30)), list(range(30, 99))], shard_tokens=10), "train"
+    )
 
 
 def test_batches_are_windows_of_the_stream_across_shards(stream):
@@ -33,7 +35,7 @@ def test_any_batch_at_any_time(stream):
 
 
 def test_context_longer_than_the_corpus(stream):
-    with pytest.raises(ValueError, match="has 100 tokens.* needs 101"):
+    with pytest.raises(ValueError, match=r"has 100 tokens.* needs 101"):
         TrainBatches(stream, context_length=100, seed=0)
 
 

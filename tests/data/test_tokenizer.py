@@ -1,5 +1,6 @@
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -27,15 +28,13 @@ def test_ids_are_those_of_a_plain_gpt2_bpe(tokenizer):
     """Against GPT-2's algorithm written out naively: words, then the earliest merge first."""
     model = json.loads(tokenizer.to_json())["model"]
     rank = {tuple(pair): number for number, pair in enumerate(model["merges"])}
-    word = re.compile(
-        r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
-    )
+    word = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
     text = f"the cat's  mat,\n\n it said 42!?   {END_OF_TEXT} def f(x): that'll\n"
     ids = []
     for match in word.findall(text):
         parts = list(match.replace(" ", "Ġ").replace("\n", "Ċ"))
         while len(parts) > 1:
-            pairs = list(zip(parts, parts[1:], strict=False))
+            pairs = list(pairwise(parts))
             best = min(pairs, key=lambda pair: rank.get(pair, len(rank)))
             if best not in rank:
                 break

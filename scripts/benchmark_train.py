@@ -1,0 +1,193 @@
+"""Speed and memory of a whole training step of GPT-2 small, by context length and attention.
+
+python -m scripts.benchmark_train [--contexts 1024 4096 16384] [--nanogpt FOLDER]
+
+Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16, under torch.compile. All
+contenders run in this process on the same tokens; with --nanogpt, karpathy/nanoGPT's model too,
+from a checkout of it. Nothing is printed for a contender whose loss differs from the others'.
+"""
+
+import argparse
+import gc
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from model import GPT, GPT2_SIZES, ModelConfig
+from model.flops import mfu, train_flops_per_token
+from scripts.results import write_result
+from training.optim import OptimConfig, make_optimizer
+
+TOKENS_A_STEP = 32_768
+LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
+
+Step = Callable[[], Tensor]
+
+
+def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor) -> Step:
+    """A training step of this project's model; returns the loss."""
+    model = GPT(config).cuda()
+    optimizer = make_optimizer(
+        model, OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
+    )
+    return _step(model, optimizer, lambda run: run(tokens, targets))
+
+
+def nanogpt_step(folder: Path, context_length: int, tokens: Tensor, targets: Tensor) -> Step:
+    """The same of nanoGPT's model, with its own optimizer groups and padded vocabulary."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
+    if spec is None or spec.loader is None or not (folder / "model.py").exists():
+        raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module
+    spec.loader.exec_module(module)
+    model = module.GPT(
+        module.GPTConfig(block_size=context_length, vocab_size=50304, dropout=0.0, bias=True)
+    ).cuda()
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
+    return _step(model, optimizer, lambda run: run(tokens, targets)[1])
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]
+) -> Step:
+    fast_model = torch.compile(model)
+
+    def step() -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = loss_of(fast_model)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
+    """First loss (nats), median seconds of a step, and peak memory (GiB) of a contender."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    step = make()
+    first_loss = step().item()
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - start) / steps)
+    return {
+        "first_loss": first_loss,
+        "step_s": statistics.median(seconds),
+        "step_s_fastest": min(seconds),
+        "step_s_slowest": max(seconds),
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list[dict[str, Any]]:
+    """One row for each context length and contender."""
+    device_name = torch.cuda.get_device_name()
+    rows = []
+    for context_length in contexts:
+        batch = TOKENS_A_STEP // context_length
+        generator = torch.Generator(device="cuda").manual_seed(0)
+        text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
+        tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        config = {"context_length": context_length, **GPT2_SIZES["small"]}
+        contenders: dict[str, Callable[[], Step]] = {
+            "ours, triton": partial(
+                our_step, ModelConfig(**config, attention="triton"), tokens, targets
+            ),
+            "ours, sdpa": partial(
+                our_step, ModelConfig(**config, attention="sdpa"), tokens, targets
+            ),
+        }
+        if nanogpt is not None:
+            contenders["nanoGPT"] = partial(nanogpt_step, nanogpt, context_length, tokens, targets)
+        for name, make in contenders.items():
+            measured = measure(make, steps)
+            if abs(measured["first_loss"] - rows[0]["first_loss"] if rows else 0) > LOSS_TOLERANCE:
+                raise SystemExit(
+                    f"{name} at {context_length}: the first loss is {measured['first_loss']:.4f}, "
+                    f"and {rows[0]['name']}'s {rows[0]['first_loss']:.4f}: no speed is reported"
+                )
+            tokens_per_s = TOKENS_A_STEP / measured["step_s"]
+            utilisation = mfu(tokens_per_s, ModelConfig(**config), device_name)
+            rows.append(
+                {
+                    "context_length": context_length,
+                    "name": name,
+                    "tokens_per_s": tokens_per_s,
+                    "tflops_causal": tokens_per_s
+                    * train_flops_per_token(ModelConfig(**config), causal=True)
+                    / 1e12,
+                    "mfu": asdict(utilisation) if utilisation else None,
+                    **measured,
+                }
+            )
+            print(f"{context_length:6} {name:14} {tokens_per_s:10,.0f} tokens/s", flush=True)
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table, speeds also relative to nanoGPT's where it ran."""
+    table = Table(title=f"GPT-2 small, {TOKENS_A_STEP:,} tokens a step, bfloat16, torch.compile")
+    for column in ("context", "", "tokens/s", "x nanoGPT", "MFU causal", "MFU full", "peak GiB"):
+        table.add_column(column, justify="right")
+    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT"}
+    for row in rows:
+        base = peer.get(row["context_length"])
+        table.add_row(
+            f"{row['context_length']:,}",
+            row["name"],
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['tokens_per_s'] / base:.2f}" if base else "-",
+            f"{row['mfu']['causal']:.1%}" if row["mfu"] else "unknown GPU",
+            f"{row['mfu']['full']:.1%}" if row["mfu"] else "unknown GPU",
+            f"{row['peak_gib']:.1f}",
+        )
+    Console(width=100).print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.benchmark_train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
+    parser.add_argument("--steps", type=int, default=20, help="steps of one of five timings")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/train_speed.json"))
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
+    torch.set_float32_matmul_precision("high")
+    rows = benchmark(args.contexts, args.nanogpt, args.steps)
+    show(rows)
+    write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""From nothing to a trained GPT: prepare a corpus, train, evaluate, draw the loss, sample.
+
+python -m scripts.quickstart [key=value ...]        (values of configs/quickstart.yaml to replace)
+
+The corpus is what every machine with Python has: the source files of the standard library.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs import ConfigError, load_config
+from scripts import plot_run, prepare_text
+from scripts.sample import sample
+from train import main as train
+
+CONFIG = "configs/quickstart.yaml"
+PROMPT = "class Counter:\n    def __init__(self"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run all steps; each says what it does, and one that was done before is not done again."""
+    config = load_config([CONFIG, *argv])
+    run = Path(config.run.out_dir)
+
+    print("\n1. Tokenizing Python's standard library\n")
+    status = prepare_text.main(
+        ["stdlib", "--train-bpe", str(config.model.vocab_size), "--out", config.data.path]
+    )
+    if status != 0:
+        raise SystemExit(status)
+
+    print("\n2. Training a GPT on it\n")
+    result = train([CONFIG, *argv])
+
+    print("\n3. Its loss\n")
+    plot_run.main([str(run)])
+    print(f"perplexity {result.perplexity:.2f} on {result.tokens:,} tokens that it never saw")
+
+    print("\n4. What it writes\n")
+    print(sample(run, PROMPT, n_tokens=120, temperature=0.7, top_k=50, seed=0))
+    print(
+        f'\nMore of that: python -m scripts.sample {run} --prompt "import "\n'
+        "Next: README.md, section Train on your text"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        raise SystemExit(f"configuration: {error}") from error

@@ -1,0 +1,56 @@
+"""Results that others can check: numbers with the machine, versions, commit and command."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment() -> dict[str, str | None]:
+    """What a measurement depends on, to be kept beside its numbers."""
+    import triton
+
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else platform.processor(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "command": f"python -m {_module()} {shlex.join(sys.argv[1:])}".strip(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def write_result(path: Path, values: dict[str, Any]) -> None:
+    """Write a result as JSON, with the environment that it was measured in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), **values}, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec else Path(sys.argv[0]).name
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, "+" where files differ; PAPILIO_COMMIT in a copy without .git."""
+    if not Path(".git").exists():
+        return os.environ.get("PAPILIO_COMMIT")
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from configs import ConfigError, load_config, to_yaml
+
+CONFIGS = sorted(Path("configs").glob("*.yaml"))
+QUICKSTART = "configs/quickstart.yaml"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_file_loads(path, tmp_path):
+    config = load_config([str(path)])
+    copy = tmp_path / "config.yaml"
+    copy.write_text(to_yaml(config))
+    assert load_config([str(copy)]) == config
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in CONFIGS if p.stem.startswith("gpt2")], ids=lambda p: p.stem
+)
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_gpt2_batches_divide_over_gpus(path, world_size):
+    config = load_config([str(path)])
+    assert config.optim.batch_tokens == 524_288
+    assert config.grad_accum_steps(world_size) * world_size == config.grad_accum_steps(1)
+
+
+def test_command_line_wins_over_the_file():
+    config = load_config([QUICKSTART, "optim.lr=3e-4", "model.n_layer=2", "run.wandb=offline"])
+    assert (config.optim.lr, config.model.n_layer, config.run.wandb) == (3e-4, 2, "offline")
+    assert config.model.n_head == load_config([QUICKSTART]).model.n_head
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "name a configuration first"),
+        (["optim.lr=1"], "name a configuration first"),
+        (["configs/none.yaml"], "configs/none.yaml is not a file"),
+        ([QUICKSTART, "model.n_layers=4"], "n_layers.*"),
+        ([QUICKSTART, "--optim.lr=1"], "must read key=value"),
+        ([QUICKSTART, "optim.lr"], "'optim.lr' must read key=value"),
+        ([QUICKSTART, "model.n_layer=four"], "model.n_layer: .*four"),
+        ([QUICKSTART, "optim.batch_tokens=1e6"], "optim.batch_tokens: .*"),
+        ([QUICKSTART, "run.dtype=float16"], "run.dtype: .*float16"),
+        ([QUICKSTART, "model.n_head=3"], "model.n_embd=128 must be divisible by model.n_head=3"),
+        ([QUICKSTART, "run.log_every=0"], "run.log_every must be at least 1, got 0"),
+        (
+            [QUICKSTART, "optim.batch_tokens=5000"],
+            r"batch_tokens=5000 must be a multiple of .*=8 .*=512 \* 1 GPU.* = 4096: "
+            "4096 or 8192 would do",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_errors_name_the_field(argv, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(argv)
+
+
+def test_missing_value(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n"
+                    "model: {}\ndata: {path: x}\nrun: {}\n")  # fmt: skip
+    with pytest.raises(ConfigError, match="run.out_dir has no value: set it in"):
+        load_config([str(path)])
+
+
+def test_batch_that_does_not_divide_over_the_gpus():
+    config = load_config([QUICKSTART])
+    with pytest.raises(ValueError, match=r"\* 3 GPU\(s\) = 12288: 12288 would do"):
+        config.grad_accum_steps(world_size=3)

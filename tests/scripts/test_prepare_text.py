@@ -1,0 +1,90 @@
+import json
+
+import datasets
+import pytest
+
+import scripts.prepare_text
+from data.shards import Manifest, TokenStream
+from data.tokenizer import load_tokenizer, train_tokenizer
+from scripts.prepare_text import main
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n\n".join(f"paragraph {i} of the text" for i in range(300)))
+    return path
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(train_tokenizer(["the document of the text"], 270).to_json(), encoding="utf-8")
+    return path
+
+
+def test_a_text_file_becomes_shards_and_a_table(corpus, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = [str(corpus), "--out", str(out), "--train-bpe", "300", "--txt-separator", r"\n\n"]
+    assert main(command) == 0
+    infos = Manifest.load(out).splits
+    assert sum(info.documents for info in infos.values()) == 300
+    printed = capsys.readouterr().out
+    for info in infos.values():
+        assert f"{info.tokens:,}" in printed
+    tokenizer = load_tokenizer(str(out))
+    first = TokenStream(out, "train").read(0, 8).tolist()
+    assert tokenizer.decode(first).startswith("par")
+    assert main(command) == 0
+    assert "finished before; nothing to do" in capsys.readouterr().out
+
+
+def test_errors_are_one_sentence_and_a_status(corpus, tmp_path, capsys):
+    assert main([str(corpus), "--out", str(tmp_path / "out"), "--train-bpe", "300"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("prepare_text: All 1 documents fell into train")
+    assert "Traceback" not in error
+    assert main([str(tmp_path / "absent.txt"), "--out", str(tmp_path / "out")]) == 1
+    assert "matches no file" in capsys.readouterr().err
+
+
+def test_validation_files(corpus, tmp_path):
+    val = tmp_path / "val.jsonl"
+    val.write_text(json.dumps({"body": "held out"}) + "\n")
+    out = tmp_path / "out"
+    options = ["--train-bpe", "300", "--text-field", "body"]
+    assert main([str(corpus), "--val", str(val), "--out", str(out), *options]) == 0
+    assert {s: i.documents for s, i in Manifest.load(out).splits.items()} == {"train": 1, "val": 1}
+
+
+def test_interruption_says_how_to_go_on(corpus, tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scripts.prepare_text, "prepare", interrupted)
+    options = ["--train-bpe", "300", "--txt-separator", r"\n\n"]
+    assert main([str(corpus), "--out", str(tmp_path / "out"), *options]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_openwebtext_is_compared_with_nanogpt(tokenizer_file, tmp_path, capsys, monkeypatch):
+    rows = datasets.Dataset.from_dict({"text": ["the document", "of the text"] * 500})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, split: rows)
+    command = ["--out", str(tmp_path / "out"), "--tokenizer", str(tokenizer_file)]
+    assert main(command) == 0  # another tokenizer than GPT-2's has nothing to match
+    sha256 = load_tokenizer(str(tokenizer_file)).sha256
+    monkeypatch.setattr(scripts.prepare_text, "GPT2_SHA256", sha256)
+    assert main(command) == 1
+    assert "nanoGPT has {'train': 9035582198, 'val': 4434897}" in capsys.readouterr().err
+    splits = Manifest.load(tmp_path / "out").splits
+    tokens = {split: info.tokens for split, info in splits.items()}
+    monkeypatch.setattr(scripts.prepare_text, "NANOGPT_TOKENS", tokens)
+    assert main(command) == 0
+    assert "matches nanoGPT's token counts exactly" in capsys.readouterr().out
+    assert splits["val"].documents == 1
+
+
+def test_tokenizer_and_training_one_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        main(["absent.txt", "--out", "absent", "--tokenizer", "gpt2", "--train-bpe", "300"])
+    assert "not allowed with" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from training.checkpoint import (
+    Progress,
+    checkpoint_folder,
+    latest_checkpoint,
+    load_checkpoint,
+    load_model,
+    save_checkpoint,
+)
+from training.distributed import Processes
+
+ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+
+
+def make(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def take_steps(model, optimizer, n):
+    for _ in range(n):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save(run, step, model, optimizer, **options):
+    options = {"keep_last": 2, "must_match": {"model.n_layer": 2}, **options}
+    progress = Progress(step=step, samples=8 * step, tokens=64 * step)
+    return save_checkpoint(run, progress, model, optimizer, processes=ALONE, **options)
+
+
+def test_goes_on_bit_for_bit(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 3)
+    folder = save(tmp_path, 3, model, optimizer)
+    take_steps(model, optimizer, 3)
+
+    again, again_optimizer = make(1)
+    progress = load_checkpoint(folder, again, again_optimizer, {"model.n_layer": 2}, ALONE)
+    assert progress == Progress(step=3, samples=24, tokens=192)
+    take_steps(again, again_optimizer, 3)  # the inputs come from the restored random state
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weights_alone(tmp_path):
+    model, optimizer = make(0)
+    folder = save(tmp_path, 1, model, optimizer)
+    other, _ = make(1)
+    assert load_model(folder, other).step == 1
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_keeps_the_newest(tmp_path):
+    model, optimizer = make(0)
+    assert latest_checkpoint(tmp_path) is None
+    for step in (5, 10, 200):
+        save(tmp_path, step, model, optimizer)
+    assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 200)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step_00000010", "step_00000200"]
+
+
+def test_another_run_is_refused_with_both_values(tmp_path):
+    model, optimizer = make(0)
+    folder = save(tmp_path, 1, model, optimizer)
+    with pytest.raises(ValueError, match=r"model.n_layer is 2 there and 3 here"):
+        load_checkpoint(folder, model, optimizer, {"model.n_layer": 3}, ALONE)
+
+
+def test_folder_without_a_finished_checkpoint(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+        load_model(tmp_path, make(0)[0])
+
+
+def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
+    model, optimizer = make(0)
+    save(tmp_path, 1, model, optimizer)
+
+    def disk_full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("training.checkpoint.dcp.save", disk_full)
+        with pytest.raises(OSError, match="No space left"):
+            save(tmp_path, 2, model, optimizer)
+    assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 1)
+    save(tmp_path, 2, model, optimizer)
+    assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
+
+
+SAVE_FOREVER = """
+import sys
+from pathlib import Path
+from tests_of_saving import make, save
+model, optimizer = make(0)
+for step in range(int(sys.argv[2]), 10**6):
+    save(Path(sys.argv[1]), step, model, optimizer)
+    print(step, flush=True)
+"""
+
+
+def test_killed_while_saving(tmp_path):
+    """Whenever the process dies, what is found can be loaded, and is no older than was reported."""
+    code = SAVE_FOREVER.replace("tests_of_saving", "test_checkpoint")
+    path = os.pathsep.join([str(os.path.dirname(__file__)), os.getcwd()])
+    run = tmp_path / "run"
+    reported = 0
+    for delay in (0.0, 0.003, 0.011, 0.017):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, run, str(reported + 1)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert process.stdout is not None
+        for _ in range(3):
+            reported = int(process.stdout.readline())
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().split()
+        process.wait()
+        reported = int(rest[-1]) if rest else reported
+        found = latest_checkpoint(run)
+        assert found is not None
+        model, optimizer = make(1)
+        progress = load_checkpoint(found, model, optimizer, {"model.n_layer": 2}, ALONE)
+        assert progress.step >= reported
+        reported = progress.step
