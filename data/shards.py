@@ -218,8 +218,8 @@ def check_tokenizer(manifest: Manifest, sha256: str) -> None:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest of "uint16" and "uint32" that holds every id below `vocab_size`."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+    """How ids below `vocab_size` are stored: "uint16", or "uint32" from 65,536 entries."""
+    return "uint16" if vocab_size < 1 << 16 else "uint32"
 
 
 def offsets_name(shard_name: str) -> str:

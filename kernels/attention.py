@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,31 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @overload
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
+    return_lse: Literal[False] = False,
+    impl: str | None = None,
 ) -> Tensor: ...
 
 
 @overload
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
+    return_lse: Literal[True],
+    impl: str | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 

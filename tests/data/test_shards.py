@@ -9,7 +9,7 @@ def test_reads_across_shard_borders(make_shards):
     folder = make_shards(documents, shard_tokens=4)
     expected = [i for ids in documents for i in [*ids, 0]]
     stream = TokenStream(folder, "train")
-    assert [s.tokens for s in stream.info.shards] == [4, 39, 2] or len(stream.info.shards) > 1
+    assert [s.tokens for s in stream.info.shards] == [4, 39, 2]
     assert len(stream) == len(expected)
     for start in range(len(expected) + 1):
         for length in range(len(expected) - start + 1):
@@ -39,9 +39,9 @@ def test_range_outside_the_stream(make_shards, start, length):
         stream.read(start, length)
 
 
-def test_dtype_grows_at_65537_entries(make_shards):
-    assert token_dtype(65_535) == token_dtype(65_536) == "uint16"
-    assert token_dtype(65_537) == "uint32"
+def test_dtype_grows_at_65536_entries(make_shards):
+    assert token_dtype(65_535) == "uint16"
+    assert token_dtype(65_536) == "uint32"
     stream = TokenStream(make_shards([[70_000]], vocab_size=70_001), "train")
     assert stream.read(0, 2).tolist() == [70_000, 0]
 
