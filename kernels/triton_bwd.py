@@ -17,7 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.primitives import LOG2E, dropout_head_key, dropout_keep, load_tile, store_tile
-from kernels.tuning import backward_dkdv_tiles, backward_dq_tiles, dot_precision, dropout_threshold
+from kernels.tuning import (
+    backward_dkdv_tiles,
+    backward_dq_tiles,
+    dot_precision,
+    dropout_threshold,
+    splits_loop,
+)
 
 
 @triton.jit(do_not_specialize=["seq_q"])
@@ -167,6 +173,7 @@ def _attn_bwd_dkdv_kernel(
     BLOCK_N: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     # First keys first: under a causal mask most queries see them.
@@ -191,7 +198,7 @@ def _attn_bwd_dkdv_kernel(
     if IS_CAUSAL:
         first = tl.maximum(0, start_n - diagonal) // BLOCK_M * BLOCK_M
         full = tl.cdiv(tl.maximum(0, start_n + BLOCK_N - 1 - diagonal), BLOCK_M) * BLOCK_M
-        full = tl.minimum(full, tl.cdiv(seq_q, BLOCK_M) * BLOCK_M)
+        full = tl.minimum(full, tl.cdiv(seq_q, BLOCK_M) * BLOCK_M) if SPLIT else seq_q
 
     k = load_tile(k_ptr, start_n, stride_kt, cols, offs_d, seq_k, HEAD_DIM, BLOCK_D, True)
     v = load_tile(v_ptr, start_n, stride_vt, cols, offs_d, seq_k, HEAD_DIM, BLOCK_D, True)
@@ -328,6 +335,7 @@ def _attn_bwd_dq_kernel(
     BLOCK_N: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     # Last rows first, as in the forward kernel.
@@ -355,7 +363,7 @@ def _attn_bwd_dq_kernel(
     if IS_CAUSAL:
         full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
         end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
-    full = full // BLOCK_N * BLOCK_N
+    full = full // BLOCK_N * BLOCK_N if SPLIT else 0
 
     q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
     dout = load_tile(dout_ptr, start_m, stride_dot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
@@ -458,6 +466,7 @@ def attn_bwd(
         "BLOCK_D": tiles.block_d,
         "IS_CAUSAL": causal,
         "HAS_DROPOUT": dropout_p > 0.0,
+        "SPLIT": splits_loop(seq_k, causal),
         "PRECISION": dot_precision(q.dtype),
     }
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])

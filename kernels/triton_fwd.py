@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, load_tile, store_tile
-from kernels.tuning import dot_precision, dropout_threshold, forward_tiles
+from kernels.tuning import dot_precision, dropout_threshold, forward_tiles, splits_loop
 
 
 @triton.jit
@@ -107,6 +107,7 @@ def _attn_fwd_kernel(
     BLOCK_N: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     # Last rows first: under a causal mask they see most keys, and a long tile must not start last.
@@ -134,7 +135,7 @@ def _attn_fwd_kernel(
     if IS_CAUSAL:
         full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
         end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
-    full = full // BLOCK_N * BLOCK_N
+    full = full // BLOCK_N * BLOCK_N if SPLIT else 0
 
     q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -226,6 +227,7 @@ def attn_fwd(
         BLOCK_N=tiles.block_n,
         IS_CAUSAL=causal,
         HAS_DROPOUT=dropout_p > 0.0,
+        SPLIT=splits_loop(seq_k, causal),
         PRECISION=dot_precision(q.dtype),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,

@@ -118,8 +118,14 @@ class GPT(nn.Module):
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
                 "every token needs one target (-100 where none counts)."
             )
+        # Padding is masked here, not cut off as in `head`: a slice would leave rows that are no
+        # longer aligned, and make the largest tensors of a step slow to read and write.
+        logits = F.linear(hidden, self.tok_emb.weight).flatten(0, 1).float()
+        if self.config.padded_vocab_size > self.config.vocab_size:
+            columns = torch.arange(self.config.padded_vocab_size, device=tokens.device)
+            logits = logits.masked_fill(columns >= self.config.vocab_size, -math.inf)
         return F.cross_entropy(
-            self.head(hidden).flatten(0, 1).float(),
+            logits,
             targets.flatten(),
             ignore_index=IGNORE_INDEX,
             reduction=reduction,

@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
@@ -31,6 +32,11 @@ from training.optim import OptimConfig, make_optimizer
 
 TOKENS_A_STEP = 32_768
 LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
+
+NANOGPT_BACKENDS = {
+    "nanoGPT, flash": [SDPBackend.FLASH_ATTENTION],
+    "nanoGPT, cuDNN": [SDPBackend.CUDNN_ATTENTION],
+}
 
 Step = Callable[[], Tensor]
 
@@ -44,8 +50,14 @@ def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor) -> Step:
     return _step(model, optimizer, lambda run: run(tokens, targets))
 
 
-def nanogpt_step(folder: Path, context_length: int, tokens: Tensor, targets: Tensor) -> Step:
-    """The same of nanoGPT's model, with its own optimizer groups and padded vocabulary."""
+def nanogpt_step(
+    folder: Path,
+    context_length: int,
+    tokens: Tensor,
+    targets: Tensor,
+    backends: list[SDPBackend],
+) -> Step:
+    """The same of nanoGPT's model, as its train.py sets it up, on the given backends of SDPA."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     if spec is None or spec.loader is None or not (folder / "model.py").exists():
         raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
@@ -53,10 +65,16 @@ def nanogpt_step(folder: Path, context_length: int, tokens: Tensor, targets: Ten
     sys.modules["nanogpt_model"] = module
     spec.loader.exec_module(module)
     model = module.GPT(
-        module.GPTConfig(block_size=context_length, vocab_size=50304, dropout=0.0, bias=True)
+        module.GPTConfig(block_size=context_length, vocab_size=50304, dropout=0.0, bias=False)
     ).cuda()
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
-    return _step(model, optimizer, lambda run: run(tokens, targets)[1])
+    step = _step(model, optimizer, lambda run: run(tokens, targets)[1])
+
+    def step_on_backends() -> Tensor:
+        with sdpa_kernel(backends):
+            return step()
+
+    return step_on_backends
 
 
 def _step(
@@ -152,9 +170,17 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table, speeds also relative to nanoGPT's where it ran."""
     table = Table(title=f"GPT-2 small, {TOKENS_A_STEP:,} tokens a step, bfloat16, torch.compile")
-    for column in ("context", "", "tokens/s", "x nanoGPT", "MFU causal", "MFU full", "peak GiB"):
+    for column in (
+        "context",
+        "",
+        "tokens/s",
+        "x nanoGPT flash",
+        "MFU causal",
+        "MFU full",
+        "peak GiB",
+    ):
         table.add_column(column, justify="right")
-    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT"}
+    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
     for row in rows:
         base = peer.get(row["context_length"])
         table.add_row(

@@ -44,8 +44,8 @@ def _module() -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout, "+" where files differ; PAPILIO_COMMIT in a copy without .git."""
-    if not Path(".git").exists():
-        return os.environ.get("PAPILIO_COMMIT")
+    if "PAPILIO_COMMIT" in os.environ:
+        return os.environ["PAPILIO_COMMIT"]
 
     def git(*arguments: str) -> str:
         return subprocess.run(
