@@ -141,7 +141,10 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
             ),
         }
         if nanogpt is not None:
-            contenders["nanoGPT"] = partial(nanogpt_step, nanogpt, context_length, tokens, targets)
+            for name, backends in NANOGPT_BACKENDS.items():
+                contenders[name] = partial(
+                    nanogpt_step, nanogpt, context_length, tokens, targets, backends
+                )
         for name, make in contenders.items():
             measured = measure(make, steps)
             if abs(measured["first_loss"] - rows[0]["first_loss"] if rows else 0) > LOSS_TOLERANCE:
