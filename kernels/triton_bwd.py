@@ -17,13 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.primitives import LOG2E, dropout_head_key, dropout_keep, load_tile, store_tile
-from kernels.tuning import (
-    backward_dkdv_tiles,
-    backward_dq_tiles,
-    dot_precision,
-    dropout_threshold,
-    splits_loop,
-)
+from kernels.tuning import backward_dkdv_tiles, backward_dq_tiles, dot_precision, dropout_threshold
 
 
 @triton.jit(do_not_specialize=["seq_q"])
@@ -39,15 +33,15 @@ def _attn_bwd_delta_kernel(
     stride_dot,
     stride_doh,
     n_head,
-    n_batch_head,
     seq_q,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HAS_DLSE: tl.constexpr,
 ):
-    start_m = tl.program_id(0) // n_batch_head * BLOCK_M
-    batch_head = tl.program_id(0) % n_batch_head
+    n_tiles = tl.cdiv(seq_q, BLOCK_M)
+    start_m = tl.program_id(0) % n_tiles * BLOCK_M
+    batch_head = tl.program_id(0) // n_tiles
     batch = (batch_head // n_head).to(tl.int64)
     head = (batch_head % n_head).to(tl.int64)
     out_ptr += batch * stride_ob + head * stride_oh
@@ -85,8 +79,7 @@ def _accumulate_dkdv(
     delta_ptr,
     stride_qt,
     stride_dot,
-    start,
-    end,
+    first,
     rows,
     offs_n,
     offs_d,
@@ -99,22 +92,22 @@ def _accumulate_dkdv(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
-    MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add what the queries of [start, end) give to one tile of keys; scores lie transposed (N, M).
+    """Add what the queries from `first` on give to one tile of keys; scores lie transposed (N, M).
 
     Only the causal diagonal needs a mask: rows past the end have p = 0 by their lse, and what
     columns past the end gather is never stored.
     """
-    for start_m in tl.range(start, end, BLOCK_M):
+    for start_m in tl.range(first, seq_q, BLOCK_M):
         offs_m = start_m + rows
         q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
         lse_log2 = _load_lse_log2(lse_ptr, offs_m, seq_q)
         qk_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         p_t = tl.exp2(qk_t * scale_log2 - lse_log2[None, :])
-        if MASKED:
+        if IS_CAUSAL:
             p_t = tl.where(offs_n[:, None] <= offs_m[None, :] + diagonal, p_t, 0.0)
         dout = load_tile(
             dout_ptr, start_m, stride_dot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True
@@ -159,7 +152,6 @@ def _attn_bwd_dkdv_kernel(
     stride_dkt,
     stride_dkh,
     n_kv_head,
-    n_batch_kv_head,
     seq_q,
     seq_k,
     softmax_scale,
@@ -173,12 +165,13 @@ def _attn_bwd_dkdv_kernel(
     BLOCK_N: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
-    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    # First keys first: under a causal mask most queries see them.
-    start_n = tl.program_id(0) // n_batch_kv_head * BLOCK_N
-    batch_kv_head = tl.program_id(0) % n_batch_kv_head
+    # Tiles of a head side by side, as in the forward kernel, and first keys first: under a causal
+    # mask most queries see them.
+    n_tiles = tl.cdiv(seq_k, BLOCK_N)
+    start_n = tl.program_id(0) % n_tiles * BLOCK_N
+    batch_kv_head = tl.program_id(0) // n_tiles
     batch = (batch_kv_head // n_kv_head).to(tl.int64)
     kv_head = (batch_kv_head % n_kv_head).to(tl.int64)
     k_ptr += batch * stride_kb + kv_head * stride_kh
@@ -192,13 +185,11 @@ def _attn_bwd_dkdv_kernel(
     offs_d = tl.arange(0, BLOCK_D)
     diagonal = seq_k - seq_q  # query i sees key j iff j <= i + diagonal
 
-    # Queries [first, full) see some keys of this tile, [full, seq_q) see all.
+    # Queries before this one see none of the keys. That all later tiles take the mask, also where
+    # the diagonal does not cut them, costs less than a second loop with a pipeline of its own.
     first = 0
-    full = 0
     if IS_CAUSAL:
         first = tl.maximum(0, start_n - diagonal) // BLOCK_M * BLOCK_M
-        full = tl.cdiv(tl.maximum(0, start_n + BLOCK_N - 1 - diagonal), BLOCK_M) * BLOCK_M
-        full = tl.minimum(full, tl.cdiv(seq_q, BLOCK_M) * BLOCK_M) if SPLIT else seq_q
 
     k = load_tile(k_ptr, start_n, stride_kt, cols, offs_d, seq_k, HEAD_DIM, BLOCK_D, True)
     v = load_tile(v_ptr, start_n, stride_vt, cols, offs_d, seq_k, HEAD_DIM, BLOCK_D, True)
@@ -208,36 +199,34 @@ def _attn_bwd_dkdv_kernel(
         head = kv_head * GROUP + group
         batch_head = batch * (n_kv_head * GROUP) + head
         head_key = dropout_head_key(seed_ptr, batch_head) if HAS_DROPOUT else 0
-        for masked in tl.static_range(1 if IS_CAUSAL else 0, -1, -1):
-            dk, dv = _accumulate_dkdv(
-                dk,
-                dv,
-                k,
-                v,
-                q_ptr + batch * stride_qb + head * stride_qh,
-                dout_ptr + batch * stride_dob + head * stride_doh,
-                lse_ptr + batch_head * seq_q,
-                delta_ptr + batch_head * seq_q,
-                stride_qt,
-                stride_dot,
-                first if masked else full,
-                full if masked else seq_q,
-                rows,
-                offs_n,
-                offs_d,
-                seq_q,
-                diagonal,
-                scale_log2,
-                keep_scale,
-                head_key,
-                threshold,
-                HEAD_DIM=HEAD_DIM,
-                BLOCK_D=BLOCK_D,
-                BLOCK_M=BLOCK_M,
-                HAS_DROPOUT=HAS_DROPOUT,
-                MASKED=masked == 1,
-                PRECISION=PRECISION,
-            )
+        dk, dv = _accumulate_dkdv(
+            dk,
+            dv,
+            k,
+            v,
+            q_ptr + batch * stride_qb + head * stride_qh,
+            dout_ptr + batch * stride_dob + head * stride_doh,
+            lse_ptr + batch_head * seq_q,
+            delta_ptr + batch_head * seq_q,
+            stride_qt,
+            stride_dot,
+            first,
+            rows,
+            offs_n,
+            offs_d,
+            seq_q,
+            diagonal,
+            scale_log2,
+            keep_scale,
+            head_key,
+            threshold,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_D=BLOCK_D,
+            BLOCK_M=BLOCK_M,
+            IS_CAUSAL=IS_CAUSAL,
+            HAS_DROPOUT=HAS_DROPOUT,
+            PRECISION=PRECISION,
+        )
     dk *= softmax_scale
     dv *= keep_scale
     store_tile(dk_ptr, start_n, stride_dkt, cols, offs_d, seq_k, dk, HEAD_DIM, BLOCK_D)
@@ -321,7 +310,6 @@ def _attn_bwd_dq_kernel(
     stride_dqt,
     stride_dqh,
     n_head,
-    n_batch_head,
     seq_q,
     seq_k,
     softmax_scale,
@@ -335,13 +323,12 @@ def _attn_bwd_dq_kernel(
     BLOCK_N: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
-    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    # Last rows first, as in the forward kernel.
+    # Tiles of a head side by side and last rows first, as in the forward kernel.
     n_tiles = tl.cdiv(seq_q, BLOCK_M)
-    start_m = (n_tiles - 1 - tl.program_id(0) // n_batch_head) * BLOCK_M
-    batch_head = tl.program_id(0) % n_batch_head
+    start_m = (n_tiles - 1 - tl.program_id(0) % n_tiles) * BLOCK_M
+    batch_head = tl.program_id(0) // n_tiles
     batch = (batch_head // n_head).to(tl.int64)
     head = (batch_head % n_head).to(tl.int64)
     q_ptr += batch * stride_qb + head * stride_qh
@@ -363,7 +350,7 @@ def _attn_bwd_dq_kernel(
     if IS_CAUSAL:
         full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
         end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
-    full = full // BLOCK_N * BLOCK_N if SPLIT else 0
+    full = full // BLOCK_N * BLOCK_N
 
     q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
     dout = load_tile(dout_ptr, start_m, stride_dot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
@@ -445,7 +432,6 @@ def attn_bwd(
         *out.stride()[:3],
         *dout.stride()[:3],
         n_head=n_head,
-        n_batch_head=batch * n_head,
         seq_q=seq_q,
         HEAD_DIM=head_dim,
         BLOCK_D=tiles.block_d,
@@ -466,7 +452,6 @@ def attn_bwd(
         "BLOCK_D": tiles.block_d,
         "IS_CAUSAL": causal,
         "HAS_DROPOUT": dropout_p > 0.0,
-        "SPLIT": splits_loop(seq_k, causal),
         "PRECISION": dot_precision(q.dtype),
     }
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
@@ -482,7 +467,6 @@ def attn_bwd(
         *strides,
         *dq.stride()[:3],
         n_head=n_head,
-        n_batch_head=batch * n_head,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
         num_warps=tiles.num_warps,
@@ -504,7 +488,6 @@ def attn_bwd(
         *strides,
         *dk.stride()[:3],
         n_kv_head=n_kv_head,
-        n_batch_kv_head=batch * n_kv_head,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
         num_warps=tiles.num_warps,

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, load_tile, store_tile
-from kernels.tuning import dot_precision, dropout_threshold, forward_tiles, splits_loop
+from kernels.tuning import dot_precision, dropout_threshold, forward_tiles
 
 
 @triton.jit
@@ -94,7 +94,6 @@ def _attn_fwd_kernel(
     stride_ot,
     stride_oh,
     n_head,
-    n_batch_head,
     seq_q,
     seq_k,
     scale_log2,
@@ -107,13 +106,13 @@ def _attn_fwd_kernel(
     BLOCK_N: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
-    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    # Last rows first: under a causal mask they see most keys, and a long tile must not start last.
+    # All tiles of a head run side by side, so that its keys and values stay in the L2 cache. Last
+    # rows first: under a causal mask they see most keys, and a long tile must not start last.
     n_tiles = tl.cdiv(seq_q, BLOCK_M)
-    start_m = (n_tiles - 1 - tl.program_id(0) // n_batch_head) * BLOCK_M
-    batch_head = tl.program_id(0) % n_batch_head
+    start_m = (n_tiles - 1 - tl.program_id(0) % n_tiles) * BLOCK_M
+    batch_head = tl.program_id(0) // n_tiles
     batch = (batch_head // n_head).to(tl.int64)
     head = (batch_head % n_head).to(tl.int64)
     q_ptr += batch * stride_qb + head * stride_qh
@@ -135,7 +134,7 @@ def _attn_fwd_kernel(
     if IS_CAUSAL:
         full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
         end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
-    full = full // BLOCK_N * BLOCK_N if SPLIT else 0
+    full = full // BLOCK_N * BLOCK_N
 
     q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -214,7 +213,6 @@ def attn_fwd(
         *v.stride()[:3],
         *out.stride()[:3],
         n_head=n_head,
-        n_batch_head=batch * n_head,
         seq_q=seq_q,
         seq_k=seq_k,
         scale_log2=softmax_scale * LOG2E.value,
@@ -227,7 +225,6 @@ def attn_fwd(
         BLOCK_N=tiles.block_n,
         IS_CAUSAL=causal,
         HAS_DROPOUT=dropout_p > 0.0,
-        SPLIT=splits_loop(seq_k, causal),
         PRECISION=dot_precision(q.dtype),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,

@@ -30,7 +30,7 @@ _FORWARD = {
     },
 }
 _BACKWARD_DKDV = {
-    "hopper": {16: (32, 64, 4, 3), 32: (32, 64, 4, 3), 64: (32, 64, 4, 3), 128: (32, 128, 8, 3)},
+    "hopper": {16: (32, 64, 4, 3), 32: (32, 64, 4, 3), 64: (128, 64, 4, 2), 128: (32, 128, 8, 3)},
     "portable": {16: (32, 64, 4, 2), 32: (32, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 64, 8, 2)},
 }
 _BACKWARD_DQ = {
@@ -69,14 +69,6 @@ def _tiles(table: dict[str, dict[int, tuple[int, int, int, int]]], q: Tensor) ->
 
 def _is_hopper(q: Tensor) -> bool:
     return q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
-
-
-def splits_loop(seq_k: int, causal: bool) -> bool:
-    """Whether tiles that need no mask get a loop of their own.
-
-    It spares their masks, and costs filling the load pipeline twice: short causal rows lose more.
-    """
-    return not causal or seq_k > 2048
 
 
 def dot_precision(dtype: torch.dtype) -> str:

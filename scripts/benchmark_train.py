@@ -97,6 +97,8 @@ def _step(
 def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     """First loss (nats), median seconds of a step, and peak memory (GiB) of a contender."""
     torch._dynamo.reset()
+    # Cached graphs do not know which backend of SDPA they were traced for.
+    torch.compiler.config.force_disable_caches = True
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)

@@ -36,7 +36,6 @@ def compile_kernel(name, block_d, tiles, capability, dropout):
         "BLOCK_N": block_n,
         "IS_CAUSAL": True,
         "HAS_DROPOUT": dropout,
-        "SPLIT": True,
         "PRECISION": "tf32",
     }
     signature, attributes = {}, {}
