@@ -15,6 +15,7 @@ quickstart: setup
 	$(PY) -m scripts.quickstart
 
 # Kernels run in Triton's interpreter, on the CPU, also where there is a GPU.
+test: export OMP_NUM_THREADS = 1
 test: setup
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
 
