@@ -48,8 +48,8 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "run.log_every=0"], "run.log_every must be at least 1, got 0"),
         (
             [QUICKSTART, "optim.batch_tokens=5000"],
-            r"batch_tokens=5000 must be a multiple of .*=8 .*=512 \* 1 GPU.* = 4096: "
-            "4096 or 8192 would do",
+            r"batch_tokens=5000 must be a multiple of .*=4 .*=512 \* 1 GPU.* = 2048: "
+            "4096 or 6144 would do",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -69,5 +69,5 @@ def test_missing_value(tmp_path):
 
 def test_batch_that_does_not_divide_over_the_gpus():
     config = load_config([QUICKSTART])
-    with pytest.raises(ValueError, match=r"\* 3 GPU\(s\) = 12288: 12288 would do"):
+    with pytest.raises(ValueError, match=r"\* 3 GPU\(s\) = 6144: 6144 would do"):
         config.grad_accum_steps(world_size=3)
