@@ -118,7 +118,6 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         speed = Stopwatch(device)
         loss_sum = torch.zeros((), device=device)
         loss_steps = 0
-        grad_norm = torch.zeros((), device=device)
         while True:
             # evaluate and save, on all processes, between two steps
             last = step >= optim.max_steps
@@ -168,8 +167,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                     loss = parallel(tokens, targets)
                 (loss / grad_accum_steps).backward()
                 loss_sum += loss.detach() / grad_accum_steps
-            if optim.grad_clip > 0:
-                grad_norm = nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip or math.inf)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
@@ -179,13 +177,15 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             # reading the loss is the only time that the host waits for the GPU
             if step % config.run.log_every == 0 or step == optim.max_steps:
                 mean_loss = processes.sum(loss_sum).item() / (processes.world_size * loss_steps)
-                if not math.isfinite(mean_loss):
+                norm = grad_norm.item()
+                if not (math.isfinite(mean_loss) and math.isfinite(norm)):
                     raise FloatingPointError(
-                        f"the training loss is {mean_loss} at step {step}: lower optim.lr or "
+                        f"the training loss is {mean_loss} and the norm of its gradient {norm} "
+                        f"at step {step}: lower optim.lr or "
                         f"raise optim.warmup_steps; checkpoints in {run_dir} are from before"
                     )
                 tokens_per_s = speed.read()
-                record_step(log, config, processes, step, mean_loss, lr, grad_norm, tokens_per_s)
+                record_step(log, config, processes, step, mean_loss, lr, norm, tokens_per_s)
                 loss_sum.zero_()
                 loss_steps = 0
                 speed.restart()
@@ -278,7 +278,7 @@ def record_step(
     step: int,
     loss: float,
     lr: float,
-    grad_norm: Tensor,
+    grad_norm: float,
     tokens_per_s: float,
 ) -> None:
     """Log one training record: loss in nats, speed of the whole run, memory of this GPU."""
@@ -299,7 +299,7 @@ def record_step(
         tokens=step * config.optim.batch_tokens,
         loss=loss,
         lr=lr,
-        grad_norm=grad_norm.item(),
+        grad_norm=grad_norm,
         tokens_per_s=tokens_per_s,
         mfu_causal=utilisation.causal if utilisation else None,
         mfu_full=utilisation.full if utilisation else None,

@@ -51,6 +51,12 @@ class RunConfig:
         for name in ("log_every", "eval_every", "save_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+        if self.save_every % self.log_every != 0:
+            raise ValueError(
+                f"run.save_every={self.save_every} must be a multiple of run.log_every="
+                f"{self.log_every}: a run that goes on from a checkpoint would otherwise average "
+                "its first loss over fewer steps, and what is saved would not have been checked"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,15 +33,17 @@ def attn_fwd(
     impl: str,
 ) -> tuple[Tensor, Tensor]:
     """out (B, T_q, H, D) and lse (B, H, T_q); arguments as in `kernels.flash_attention`."""
-    return _module(impl, backward=False).attn_fwd(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-    )
+    # Triton launches on the current GPU, which need not be the one that holds q.
+    with torch.cuda.device_of(q):
+        return _module(impl, backward=False).attn_fwd(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            dropout_p=dropout_p,
+            dropout_seed=dropout_seed,
+        )
 
 
 @attn_fwd.register_fake
@@ -75,19 +77,21 @@ def attn_bwd(
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
-    return _module(impl, backward=True).attn_bwd(
-        dout,
-        dlse,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-    )
+    # Triton launches on the current GPU, which need not be the one that holds q.
+    with torch.cuda.device_of(q):
+        return _module(impl, backward=True).attn_bwd(
+            dout,
+            dlse,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            dropout_p=dropout_p,
+            dropout_seed=dropout_seed,
+        )
 
 
 @attn_bwd.register_fake

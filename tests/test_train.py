@@ -157,7 +157,7 @@ def test_trains_on_interpreted_triton_kernels(run, tmp_path):
             "context_length",
         ),
         (["model.attention=triton"], ValueError, "needs a CUDA GPU"),
-        (["optim.lr=1e30"], FloatingPointError, "the training loss is nan at step"),
+        (["optim.lr=1e30"], FloatingPointError, "the training loss is .* at step"),
         (["optim.batch_tokens=100"], ConfigError, "128 would do|64 would do"),
     ],
 )

@@ -137,7 +137,11 @@ def load_checkpoint(
     with _alone_is_fine():
         dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
     set_model_state_dict(model, state["model"])
+    # The saved state holds betas, decay and the like too, and the configuration is to win.
+    settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(values)
 
     rank = f"rank_{processes.rank}"
     saved_keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata

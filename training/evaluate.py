@@ -22,8 +22,8 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss)."""
-        return math.exp(self.loss)
+        """exp(loss), infinite where that is no float."""
+        return math.exp(self.loss) if self.loss < 709 else math.inf
 
 
 @torch.no_grad()

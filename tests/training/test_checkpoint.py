@@ -54,6 +54,17 @@ def test_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    folder = save(tmp_path, 1, model, optimizer)
+    again, again_optimizer = make(1)
+    again_optimizer.param_groups[0].update(weight_decay=0.5, betas=(0.1, 0.2))
+    load_checkpoint(folder, again, again_optimizer, {"model.n_layer": 2}, ALONE)
+    group = again_optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.1, 0.2))
+
+
 def test_weights_alone(tmp_path):
     model, optimizer = make(0)
     folder = save(tmp_path, 1, model, optimizer)
