@@ -21,12 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from configs import ConfigError, TrainConfig, load_config, to_yaml
+from configs import TrainConfig, load_config, to_yaml
+from configs.command_line import errors_as_sentences
+from data.files import write_atomically
+from data.sampler import first_sample
 from data.shards import TokenStream
 from data.text import TrainBatches, ValidationBatches
 from model import GPT
 from model.flops import mfu
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
 from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
@@ -36,7 +40,10 @@ from training.optim import learning_rate, make_optimizer, set_learning_rate
 def main(argv: Sequence[str]) -> Evaluation:
     """Train as the command line says; returns the evaluation of the last step."""
     config = load_config(argv)
-    with start_processes(config.run.device) as processes:
+    with (
+        start_processes(config.run.device) as processes,
+        deterministic_algorithms(config.run.deterministic),
+    ):
         return train(config, processes)
 
 
@@ -51,7 +58,6 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
     device = processes.device
     optim = config.optim
     grad_accum_steps = config.grad_accum_steps(processes.world_size)
-    samples_per_step = optim.batch_tokens // config.model.context_length
 
     # data
     stream = TokenStream(config.data.path, "train")
@@ -75,7 +81,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
     # resume
     progress = Progress()
     must_match = what_must_match(config, stream)
-    checkpoint = latest_checkpoint(run_dir)
+    checkpoint = processes.agree(latest_checkpoint(run_dir))
     if checkpoint is not None:
         if config.run.resume == "never":
             raise ValueError(
@@ -85,10 +91,13 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         progress = load_checkpoint(checkpoint, model, optimizer, must_match, processes)
     if processes.is_main:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        write_atomically(run_dir / "config.yaml", to_yaml(config).encode())
 
     # what runs the model: fused by torch.compile, its gradients averaged over the processes
-    fast_model: nn.Module = torch.compile(model) if config.run.compile else model  # pyright: ignore
+    fast_model: nn.Module = model
+    if config.run.compile:
+        # fullgraph: a graph break would be slow, and nobody would see it
+        fast_model = torch.compile(model, fullgraph=True)  # pyright: ignore
     parallel: nn.Module = fast_model
     if processes.world_size > 1:
         parallel = DistributedDataParallel(
@@ -138,13 +147,14 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                     run_dir,
                     Progress(
                         step=step,
-                        samples=step * samples_per_step,
+                        samples=step * optim.batch_tokens // config.model.context_length,
                         tokens=step * optim.batch_tokens,
                     ),
                     model,
                     optimizer,
                     must_match,
                     processes,
+                    config=asdict(config),
                     keep_last=config.run.keep_last,
                 )
                 speed.restart()
@@ -156,8 +166,13 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             lr = learning_rate(step, optim)
             set_learning_rate(optimizer, lr)
             for micro_step in range(grad_accum_steps):
-                first = step * samples_per_step + optim.micro_batch_size * (
-                    micro_step * processes.world_size + processes.rank
+                first = first_sample(
+                    step=step,
+                    micro_step=micro_step,
+                    rank=processes.rank,
+                    grad_accum_steps=grad_accum_steps,
+                    world_size=processes.world_size,
+                    micro_batch_size=optim.micro_batch_size,
                 )
                 batch = train_batches.batch(first, optim.micro_batch_size)
                 tokens, targets = to_device(batch, device)
@@ -308,7 +323,5 @@ def record_step(
 
 
 if __name__ == "__main__":
-    try:
+    with errors_as_sentences():
         main(sys.argv[1:])
-    except ConfigError as error:
-        raise SystemExit(f"configuration: {error}") from error

@@ -6,10 +6,11 @@ defaults <- the YAML file <- key=value on the command line
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import omegaconf
-from omegaconf import OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from data.text import DataConfig
 from model import ModelConfig
@@ -31,6 +32,8 @@ class RunConfig:
     """Of the activations and matrix products; the weights are always float32."""
     compile: bool = True
     """Whether torch.compile fuses the model."""
+    deterministic: bool = True
+    """Whether the same run gives the same bits; see docs/results for what it costs."""
     log_every: int = 10
     """Steps between records of the training loss; also how often host and GPU wait for each
     other."""
@@ -48,6 +51,8 @@ class RunConfig:
     """Project that wandb files the run under."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
         for name in ("log_every", "eval_every", "save_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
@@ -100,18 +105,19 @@ def load_config(argv: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
     """
-    if not argv or "=" in argv[0]:
+    if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
     path, overrides = Path(argv[0]), list(argv[1:])
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; the configurations that come along are configs/*")
+    from_file = _read_yaml(path)
     for override in overrides:
         if "=" not in override or override.startswith("-"):
             raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
     try:
         merged = OmegaConf.merge(
             OmegaConf.structured(TrainConfig),
-            OmegaConf.load(path),
+            from_file,
             OmegaConf.from_dotlist(overrides),
         )
         config = OmegaConf.to_object(merged)
@@ -128,11 +134,22 @@ def load_config(argv: Sequence[str]) -> TrainConfig:
     return config
 
 
+def _read_yaml(path: Path) -> DictConfig:
+    try:
+        values = OmegaConf.load(path)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} must be a YAML file, and cannot be read as one: {reason}"
+        ) from error
+    if not isinstance(values, DictConfig):
+        raise ConfigError(
+            f"{path} must map model, data, optim and run to their values, and holds a list: see "
+            "configs/quickstart.yaml"
+        )
+    return values
+
+
 def to_yaml(config: TrainConfig) -> str:
     """The whole configuration as YAML, which `load_config` reads back."""
-    return OmegaConf.to_yaml(OmegaConf.create(as_dict(config)))
-
-
-def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as nested dictionaries of plain values."""
-    return asdict(config)
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))

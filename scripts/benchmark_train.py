@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from scripts.results import write_result
+from training.determinism import deterministic_algorithms
 from training.optim import OptimConfig, make_optimizer
 
 TOKENS_A_STEP = 32_768
@@ -41,13 +42,21 @@ NANOGPT_BACKENDS = {
 Step = Callable[[], Tensor]
 
 
-def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor) -> Step:
+def our_step(
+    config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool = False
+) -> Step:
     """A training step of this project's model; returns the loss."""
     model = GPT(config).cuda()
     optimizer = make_optimizer(
         model, OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
     )
-    return _step(model, optimizer, lambda run: run(tokens, targets))
+    step = _step(model, optimizer, lambda run: run(tokens, targets))
+
+    def repeatable_step() -> Tensor:
+        with deterministic_algorithms(deterministic):
+            return step()
+
+    return repeatable_step
 
 
 def nanogpt_step(
@@ -138,6 +147,13 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
             "ours, triton": partial(
                 our_step, ModelConfig(**config, attention="triton"), tokens, targets
             ),
+            "ours, triton, deterministic": partial(
+                our_step,
+                ModelConfig(**config, attention="triton"),
+                tokens,
+                targets,
+                deterministic=True,
+            ),
             "ours, sdpa": partial(
                 our_step, ModelConfig(**config, attention="sdpa"), tokens, targets
             ),
@@ -168,7 +184,7 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
                     **measured,
                 }
             )
-            print(f"{context_length:6} {name:14} {tokens_per_s:10,.0f} tokens/s", flush=True)
+            print(f"{context_length:6} {name:28} {tokens_per_s:10,.0f} tokens/s", flush=True)
     return rows
 
 

@@ -4,7 +4,8 @@ python -m scripts.compare_training configs/gpt2_small_1k.yaml --name gpt2_small_
 
 Three runs of train.py with one seed: Triton, SDPA, and SDPA again. PyTorch's backward pass adds in
 an order that varies, so the two SDPA runs drift apart: that is the noise, and the Triton run must
-stay as close to the first as the second does. Runs that were finished before are not trained again.
+stay as close to the first as the second does. Runs that were begun before go on, and finished ones
+are not trained again.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from configs import TrainConfig, load_config, to_yaml
+from configs.command_line import errors_as_sentences
 from scripts.results import write_result
 from training.metrics import read_metrics
 
@@ -24,16 +27,32 @@ SKIPPED = 3  # records of the speed that are left out: compiling, and clocks tha
 
 
 def train_all(config: str, overrides: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Run train.py for each contender, as a user would; returns their folders."""
-    folders = {}
-    for name, attention in RUNS.items():
-        out = folder / name.replace(" ", "_")
-        command = [sys.executable, "train.py", config, *overrides]
-        command += [f"model.attention={attention}", f"run.out_dir={out}"]
-        print(f"\n{name}: {' '.join(command[1:])}\n", flush=True)
-        subprocess.run(command, check=True)
-        folders[name] = out
+    """Run train.py for each contender, as a user would; returns their folders.
+
+    Raises:
+        ValueError: a folder holds a run with other settings.
+    """
+    folders = {name: folder / name.replace(" ", "_") for name in RUNS}
+    arguments = {
+        name: [config, *overrides, f"model.attention={RUNS[name]}", f"run.out_dir={out}"]
+        for name, out in folders.items()
+    }
+    for name, out in folders.items():
+        check_same_settings(out, load_config(arguments[name]))
+    for name in RUNS:
+        print(f"\n{name}: train.py {' '.join(arguments[name])}\n", flush=True)
+        subprocess.run([sys.executable, "train.py", *arguments[name]], check=True)
     return folders
+
+
+def check_same_settings(run: Path, config: TrainConfig) -> None:
+    """Refuse to take a run for one of `config` that was begun with other settings."""
+    begun = run / "config.yaml"
+    if begun.exists() and begun.read_text(encoding="utf-8") != to_yaml(config):
+        raise ValueError(
+            f"{run} holds a run with other settings (compare {begun}): remove it, or choose "
+            "another --name"
+        )
 
 
 def compare(folders: dict[str, Path]) -> dict[str, Any]:
@@ -132,4 +151,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_sentences():
+        main()

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs import ConfigError, load_config
+from configs import load_config
+from configs.command_line import errors_as_sentences
 from scripts import plot_run, prepare_text
 from scripts.sample import sample
 from train import main as train
@@ -46,7 +47,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with errors_as_sentences():
         main(sys.argv[1:])
-    except ConfigError as error:
-        raise SystemExit(f"configuration: {error}") from error

@@ -2,65 +2,21 @@
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from configs import ConfigError
-from data.prepare import prepare
-from data.sources import open_source
+from configs import ConfigError, load_config
+from configs.command_line import errors_as_sentences
 from training.checkpoint import latest_checkpoint
+from training.distributed import Processes
 from training.metrics import read_metrics
 
-from train import main  # isort: skip
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """Sentences of a tiny grammar, so that there is something to learn."""
-    folder = tmp_path_factory.mktemp("corpus")
-    rng = random.Random(0)
-    nouns, verbs = ["the cat", "a dog", "one bird"], ["sees", "hears", "follows"]
-
-    def document():
-        return " ".join(
-            f"{rng.choice(nouns)} {rng.choice(verbs)} {rng.choice(nouns)}." for _ in range(40)
-        )
-
-    for name, count in (("train", 60), ("val", 4)):
-        lines = [json.dumps({"text": document()}) for _ in range(count)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
-    prepare(source, folder / "shards", train_bpe=300)
-    return folder / "shards"
-
-
-@pytest.fixture
-def run(corpus, tmp_path):
-    """Write a small configuration; returns a function that trains with it."""
-    config = tmp_path / "config.yaml"
-    vocab_size = json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
-    config.write_text(
-        f"""
-        model: {{vocab_size: {vocab_size}, context_length: 32, n_layer: 2, n_head: 2, n_embd: 32,
-                 dropout: 0.1}}
-        data: {{path: {corpus}}}
-        optim: {{max_steps: 8, batch_tokens: 256, micro_batch_size: 2, lr: 1.0e-2,
-                 warmup_steps: 2}}
-        run: {{out_dir: {tmp_path / "run"}, device: cpu, dtype: float32, compile: false,
-               log_every: 1, eval_every: 4, save_every: 4}}
-        """
-    )
-
-    def train(*overrides):
-        return main([str(config), *overrides])
-
-    train.config, train.out_dir = config, tmp_path / "run"
-    return train
+from train import record_step  # isort: skip
 
 
 def losses(folder):
@@ -77,23 +33,27 @@ def test_learns_and_evaluates_the_whole_validation_set(run, corpus):
     assert evaluations[-1]["val_loss"] == result.loss
 
 
-def test_stopping_and_going_on_changes_no_loss(run, tmp_path):
-    whole = run("optim.max_steps=8", f"run.out_dir={tmp_path / 'whole'}", "model.dropout=0.2")
+GPU = ["run.device=cuda", "run.compile=true", "run.dtype=bfloat16", "model.attention_dropout=0.1"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(GPU, marks=pytest.mark.gpu)], ids=["cpu", "gpu"]
+)
+def test_stopping_and_going_on_changes_no_loss(run, tmp_path, options):
+    whole = run(*options, f"run.out_dir={tmp_path / 'whole'}")
     # the schedule is the whole run's: only the process ends early
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.record_step", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
-            run("optim.max_steps=8", "model.dropout=0.2")
+            run(*options)
     assert latest_checkpoint(run.out_dir).name == "step_00000004"
-    parts = run("optim.max_steps=8", "model.dropout=0.2")
+    parts = run(*options)
     assert parts == whole
     assert losses(run.out_dir) == losses(tmp_path / "whole")
     assert set(losses(run.out_dir)) == set(range(1, 9))
 
 
 def stop_after(last_step):
-    from train import record_step
-
     def record(log, config, processes, step, *rest):
         if step > last_step:
             raise KeyboardInterrupt
@@ -113,23 +73,55 @@ def test_micro_batches_add_up_to_the_same_step(run, tmp_path):
         torch.testing.assert_close(steps[2][step], steps[0][step], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.distributed
-def test_two_processes_give_the_losses_of_one(run, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    result = run("model.dropout=0.0", f"run.out_dir={one}")
+def test_finished_run_is_evaluated_again_and_recorded_once(run):
+    first = run()
+    records = read_metrics(run.out_dir)
+    assert run() == first
+    assert read_metrics(run.out_dir) == records
+
+
+def on_two_processes(run, *overrides):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        "train.py", str(run.config), "model.dropout=0.0", f"run.out_dir={two}",
+        "train.py", str(run.config), *overrides,
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.distributed
+def test_two_processes_give_the_losses_of_one(run, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    result = run("model.dropout=0.0", f"run.out_dir={one}")
+    on_two_processes(run, "model.dropout=0.0", f"run.out_dir={two}")
     for step, loss in losses(one).items():
         torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)
     evaluation = [r for r in read_metrics(two) if "val_loss" in r][-1]
     torch.testing.assert_close(evaluation["val_loss"], result.loss, rtol=1e-4, atol=1e-5)
     assert evaluation["val_tokens"] == result.tokens
+
+
+@pytest.mark.distributed
+def test_two_processes_go_on_bit_for_bit(run, tmp_path):
+    options = ("optim.schedule=constant", "optim.batch_tokens=128")
+    whole, parts = f"run.out_dir={tmp_path / 'whole'}", f"run.out_dir={tmp_path / 'parts'}"
+    on_two_processes(run, *options, whole)
+    on_two_processes(run, *options, parts, "optim.max_steps=4")
+    on_two_processes(run, *options, parts)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+@pytest.mark.distributed
+def test_one_process_goes_on_from_two(run, tmp_path):
+    options = ("optim.schedule=constant", "model.dropout=0.0")
+    run(*options, f"run.out_dir={tmp_path / 'one'}")
+    on_two_processes(run, *options, "optim.max_steps=4")
+    run(*options)
+    assert len(losses(run.out_dir)) == 8
+    for step, loss in losses(tmp_path / "one").items():
+        torch.testing.assert_close(losses(run.out_dir)[step], loss, rtol=1e-4, atol=1e-5)
 
 
 def test_trains_on_interpreted_triton_kernels(run, tmp_path):
@@ -154,7 +146,7 @@ def test_trains_on_interpreted_triton_kernels(run, tmp_path):
         (
             ["model.context_length=100000", "optim.batch_tokens=200_000"],
             ValueError,
-            "context_length",
+            "context_length=100000",
         ),
         (["model.attention=triton"], ValueError, "needs a CUDA GPU"),
         (["optim.lr=1e30"], FloatingPointError, "the training loss is .* at step"),
@@ -166,8 +158,10 @@ def test_errors(run, overrides, error, message, monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     if "model.attention=triton" in overrides:
         monkeypatch.setattr("kernels.attention._INTERPRETED", False)
-    with pytest.raises(error, match=message):
+    with pytest.raises(SystemExit) as end, errors_as_sentences():
         run(*overrides)
+    assert isinstance(end.value.__cause__, error)
+    assert re.match(f"error: .*({message})", str(end.value))
 
 
 def test_more_processes_than_gpus(run, monkeypatch):
@@ -192,5 +186,16 @@ def test_command_line_error_is_one_sentence(run):
         text=True,
     )
     assert done.returncode == 1
-    assert re.match(r"configuration: optim.momentum: .*\n", done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
+    assert re.fullmatch(r"error: optim.momentum: .*\n", done.stderr), done.stderr
+
+
+def test_unknown_gpu_has_no_mfu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of next year")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
+    device = torch.device("cuda")
+    processes = Processes(rank=0, local_rank=0, world_size=1, device=device)
+    log = Mock()
+    record_step(log, load_config(["configs/quickstart.yaml"]), processes, 1, 4.0, 1e-3, 1.0, 5000.0)
+    text, values = log.record.call_args.args[0], log.record.call_args.kwargs
+    assert text == "loss 4.0000  5,000 tokens/s  unknown GPU: MFU not reported  3.0 GiB"
+    assert values["mfu_causal"] is None

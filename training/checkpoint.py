@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, and runs that go on from them bit for bit.
 
     RUN/checkpoints/step_00001000/
-        state.json       step, tokens, and what a run must share to go on from here
+        state.json       progress, configuration, and what a run must share to go on from here
         *.distcp         model, optimizer and random state, written by torch.distributed.checkpoint
         .metadata
 
@@ -10,7 +10,6 @@ killed while saving leaves its older checkpoints and nothing that could be taken
 """
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from data.files import sync_folder, write_atomically
 from training.distributed import Processes
 
 _STATE = "state.json"
@@ -66,6 +66,7 @@ def save_checkpoint(
     must_match: dict[str, Any],
     processes: Processes,
     *,
+    config: dict[str, Any],
     keep_last: int,
 ) -> Path:
     """Save a checkpoint and delete all but the newest `keep_last`. All processes call this.
@@ -74,6 +75,7 @@ def save_checkpoint(
         run: folder of the run.
         must_match: names and values, as JSON can hold them, that a run going on from here must
             share; `load_checkpoint` compares them.
+        config: the whole configuration, as JSON can hold it, for readers.
         keep_last: number of checkpoints to keep, at least 1.
     """
     final = checkpoint_folder(run, progress.step)
@@ -90,16 +92,10 @@ def save_checkpoint(
         dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
 
     if processes.is_main:
-        _write_synced(
-            unfinished / _STATE,
-            json.dumps({"progress": asdict(progress), "must_match": must_match}, indent=2),
-        )
-        _sync_folder(unfinished)
-        if final.exists():
-            # Only a run that went back to an older checkpoint saves a step twice.
-            shutil.rmtree(final)
+        state_json = {"progress": asdict(progress), "must_match": must_match, "config": config}
+        write_atomically(unfinished / _STATE, json.dumps(state_json, indent=2).encode())
         unfinished.rename(final)
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
         for old in sorted(final.parent.glob("step_*"))[:-keep_last]:
             # Out of the finished ones first: a deletion that is cut short must not leave half.
             doomed = old.rename(old.with_name(_UNFINISHED + old.name))
@@ -206,19 +202,3 @@ def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename or a new file is only on disk once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

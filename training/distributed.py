@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,14 @@ class Processes:
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
+
+    def agree(self, value: T) -> T:
+        """The main process's `value`, on every process; any object that can be pickled."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait until every process is here."""
@@ -72,8 +82,7 @@ def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processe
             dist.init_process_group("nccl", device_id=here)
         else:
             dist.init_process_group("gloo")
-    try:
-        yield Processes(rank=rank, local_rank=local_rank, world_size=world_size, device=here)
-    finally:
-        if world_size > 1:
-            dist.destroy_process_group()
+    yield Processes(rank=rank, local_rank=local_rank, world_size=world_size, device=here)
+    # Not after an error: NCCL would wait here for the others, and the error would not be shown.
+    if world_size > 1:
+        dist.destroy_process_group()

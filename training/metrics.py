@@ -3,13 +3,17 @@
 import json
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from data.files import write_atomically
+
 METRICS = "metrics.jsonl"
+WANDB_ID = "wandb_id"
 WandbMode = Literal["disabled", "offline", "online"]
 
 
@@ -27,13 +31,23 @@ class RunLog:
         wandb_project: str,
         config: dict[str, Any],
     ) -> None:
-        """Open metrics.jsonl, dropping records past `start_step` that a killed run left behind."""
+        """Open metrics.jsonl, dropping records that this run will write again."""
         self.is_main = is_main
         if not is_main:
             return
         self._max_steps = max_steps
-        kept = [r for r in read_metrics(run) if r["step"] <= start_step]
-        _rewrite(run / METRICS, kept)
+        self._wandb = (
+            None if wandb == "disabled" else _join_wandb(run, wandb, wandb_project, config)
+        )
+
+        def comes_again(record: dict[str, Any]) -> bool:
+            finished = start_step >= max_steps  # all that is left to do is the last evaluation
+            return record["step"] > start_step or (
+                finished and record["step"] == start_step and "val_loss" in record
+            )
+
+        kept = [json.dumps(r) + "\n" for r in read_metrics(run) if not comes_again(r)]
+        write_atomically(run / METRICS, "".join(kept).encode())
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._console = Console(file=sys.stdout)
         self._bar = Progress(
@@ -44,23 +58,13 @@ class RunLog:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
+            # Records of a large model are minutes apart, and rich forgets after 30 seconds.
+            speed_estimate_period=3600,
             # A redirected run gets lines, not redrawn bars.
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=max_steps, completed=start_step, latest="")
         self._bar.start()
-        self._wandb = None
-        if wandb != "disabled":
-            # Imported only here: the package is slow to load, and most runs do without.
-            import wandb as wandb_package
-
-            self._wandb = wandb_package.init(
-                project=wandb_project,
-                name=run.name,
-                dir=run,
-                mode=wandb,
-                config=config,
-            )
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -75,11 +79,14 @@ class RunLog:
         self._file.write(json.dumps(known) + "\n")
         self._file.flush()
         if self._wandb is not None:
-            self._wandb.log(known, step=int(known["step"]))
-        if self._console.is_terminal and "val_loss" not in known:
+            self._wandb.log(known)
+        evaluated = "val_loss" in known
+        if not evaluated:
             self._bar.update(self._task, completed=known["step"], latest=text)
-        else:
-            self.say(f"step {known['step']}/{self._max_steps}  {text}")
+        if evaluated or not self._console.is_terminal:
+            left = self._bar.tasks[self._task].time_remaining
+            until_end = "" if evaluated or left is None else f"  {timedelta(seconds=left)} left"
+            self.say(f"step {known['step']}/{self._max_steps}  {text}{until_end}")
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +114,24 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:
-    new = path.with_suffix(".new")
-    new.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-    new.replace(path)
+def _join_wandb(run: Path, mode: WandbMode, project: str, config: dict[str, Any]) -> Any:
+    """Start a wandb run, or go on with the one that this folder began."""
+    # Imported only here: the package is slow to load, and most runs do without.
+    import wandb
+
+    id_file = run / WANDB_ID
+    known_id = id_file.read_text(encoding="utf-8") if id_file.exists() else None
+    joined = wandb.init(
+        project=project,
+        name=run.name,
+        id=known_id,
+        resume="allow" if known_id else None,
+        dir=run,
+        mode=mode,
+        config=config,
+        allow_val_change=True,
+    )
+    write_atomically(id_file, joined.id.encode())
+    # wandb's own counter must never go back, and a killed run goes on from an earlier step.
+    joined.define_metric("*", step_metric="step")
+    return joined

@@ -39,6 +39,12 @@ class OptimConfig:
         for name in ("max_steps", "batch_tokens", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"optim.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"optim.lr must be a finite number above 0, got {self.lr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas must be two numbers in [0, 1), got {self.betas}")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"optim.eps must be a finite number above 0, got {self.eps}")
         if not 0 <= self.warmup_steps < self.max_steps:
             raise ValueError(
                 f"optim.warmup_steps must lie in [0, optim.max_steps={self.max_steps}), "
@@ -52,8 +58,10 @@ class OptimConfig:
                 "leave it out"
             )
         for name in ("weight_decay", "grad_clip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"optim.{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"optim.{name} must be a finite number of at least 0, got {getattr(self, name)}"
+                )
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

@@ -4,8 +4,10 @@ import pytest
 
 from configs import ConfigError, load_config, to_yaml
 
-CONFIGS = sorted(Path("configs").glob("*.yaml"))
-QUICKSTART = "configs/quickstart.yaml"
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+QUICKSTART = str(ROOT / "configs/quickstart.yaml")
+assert CONFIGS
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -45,6 +47,12 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "optim.batch_tokens=1e6"], "optim.batch_tokens: .*"),
         ([QUICKSTART, "run.dtype=float16"], "run.dtype: .*float16"),
         ([QUICKSTART, "model.n_head=3"], "model.n_embd=128 must be divisible by model.n_head=3"),
+        ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),
+        ([QUICKSTART, "optim.lr=0"], "optim.lr must be a finite number above 0, got 0.0"),
+        ([QUICKSTART, "optim.lr=nan"], "optim.lr must be a finite number above 0, got nan"),
+        ([QUICKSTART, "optim.betas=[0.9,1.0]"], "optim.betas must be two numbers in"),
+        ([QUICKSTART, "optim.eps=0"], "optim.eps must be a finite number above 0, got 0.0"),
+        ([QUICKSTART, "optim.weight_decay=inf"], "optim.weight_decay must be a finite number"),
         ([QUICKSTART, "run.log_every=0"], "run.log_every must be at least 1, got 0"),
         (
             [QUICKSTART, "optim.batch_tokens=5000"],
@@ -57,6 +65,23 @@ def test_command_line_wins_over_the_file():
 def test_errors_name_the_field(argv, message):
     with pytest.raises(ConfigError, match=message):
         load_config(argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optim: {lr: [", "must be a YAML file, and cannot be read as one: .* line 2"),
+        ("- model\n- data", "must map model, data, optim and run .* holds a list"),
+        ("hello", "'hello' .*"),
+        ("", "model.*has no value"),
+        ("\xff\xfe", "must be a YAML file"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path, text, message):
+    path = tmp_path / "a=b.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=message):
+        load_config([str(path)])
 
 
 def test_missing_value(tmp_path):

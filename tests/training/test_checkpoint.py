@@ -35,7 +35,7 @@ def take_steps(model, optimizer, n):
 
 
 def save(run, step, model, optimizer, **options):
-    options = {"keep_last": 2, "must_match": {"model.n_layer": 2}, **options}
+    options = {"keep_last": 2, "must_match": {"model.n_layer": 2}, "config": {}, **options}
     progress = Progress(step=step, samples=8 * step, tokens=64 * step)
     return save_checkpoint(run, progress, model, optimizer, processes=ALONE, **options)
 

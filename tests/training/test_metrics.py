@@ -1,8 +1,9 @@
 import json
+import re
 
 import pytest
 
-from training.metrics import METRICS, RunLog, read_metrics
+from training.metrics import METRICS, WANDB_ID, RunLog, read_metrics
 
 
 def open_log(run, start_step=0, **options):
@@ -28,6 +29,32 @@ def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
     assert [(r["step"], r["loss"]) for r in read_metrics(tmp_path)] == [(1, 1), (2, 1), (3, 2)]
 
 
+def test_finished_run_keeps_one_last_evaluation(tmp_path):
+    for _ in range(2):
+        with open_log(tmp_path, start_step=10) as log:
+            log.record("val", step=10, val_loss=2.5)
+    assert read_metrics(tmp_path) == [{"step": 10, "val_loss": 2.5}]
+
+
+def test_evaluation_of_a_run_that_is_continued_stays(tmp_path):
+    with open_log(tmp_path) as log:
+        log.record("val", step=5, val_loss=2.5)
+    open_log(tmp_path, start_step=5).__exit__(None)
+    assert read_metrics(tmp_path) == [{"step": 5, "val_loss": 2.5}]
+
+
+def test_redirected_lines_tell_the_time_left(tmp_path, capsys, monkeypatch):
+    clock = iter(range(0, 10_000, 60))
+    monkeypatch.setattr("rich.console.monotonic", lambda: float(next(clock)))
+    with open_log(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.record("loss 3", step=step, loss=3.0)
+        log.record("val", step=3, val_loss=2.5)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"step 3/10  loss 3  \d:\d\d:\d\d left", lines[2])
+    assert lines[3] == "step 3/10  val"
+
+
 def test_other_processes_write_nothing(tmp_path):
     with open_log(tmp_path, is_main=False) as log:
         log.say("hello")
@@ -35,9 +62,13 @@ def test_other_processes_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wandb_offline_writes_into_the_run(tmp_path, monkeypatch):
+def test_wandb_offline_goes_on_with_the_same_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    with open_log(tmp_path, wandb="offline") as log:
-        log.record("loss 3", step=1, loss=3.0)
-    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    for start_step in (0, 1):
+        with open_log(tmp_path, start_step, wandb="offline") as log:
+            log.record("loss 3", step=start_step + 1, loss=3.0)
+    run_id = (tmp_path / WANDB_ID).read_text()
+    files = [path.name for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert files == [f"run-{run_id}.wandb"] * len(files)
+    assert files

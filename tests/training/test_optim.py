@@ -41,7 +41,7 @@ def test_cosine_is_above_linear_early_and_below_late():
         ({"warmup_steps": 100}, "optim.warmup_steps must lie in .*max_steps=100.*got 100"),
         ({"min_lr": 1.0}, "optim.min_lr must lie in .*got 1.0"),
         ({"schedule": "constant", "min_lr": 1e-5}, "no effect with optim.schedule=constant"),
-        ({"grad_clip": -1.0}, "optim.grad_clip must not be negative"),
+        ({"grad_clip": -1.0}, "optim.grad_clip must be .* at least 0, got -1.0"),
     ],
 )
 def test_errors(values, message):

@@ -1,0 +1,27 @@
+"""The same bits from the same work on the same machine, or a little more speed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def deterministic_algorithms(on: bool) -> Iterator[None]:
+    """Whether PyTorch must take algorithms that repeat bit for bit, in what is run within.
+
+    The kernels of this project always repeat; what varies otherwise is, above all, the gradient of
+    the embedding, which torch.compile adds up with atomics, and the backward pass of SDPA.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(on)
+    if on:
+        # cuBLAS repeats with a workspace of its own (what torch gives it on Hopper anyway).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Uninitialised memory is never read here, and filling it would take time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
