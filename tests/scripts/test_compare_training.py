@@ -41,7 +41,7 @@ def test_refuses_runs_with_other_settings(run, tmp_path):
 
 
 def test_trains_all_three(run, tmp_path):
-    options = ("optim.max_steps=2", "optim.batch_tokens=64", "optim.warmup_steps=1")
+    options = ("optim.max_steps=4", "optim.batch_tokens=64")
     folders = compare_training.train_all(str(run.config), options, tmp_path / "runs")
     result = compare_training.compare(folders)
     assert result["distance_from_sdpa"]["sdpa again"]["largest"] == 0.0
