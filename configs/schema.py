@@ -33,7 +33,8 @@ class RunConfig:
     compile: bool = True
     """Whether torch.compile fuses the model."""
     deterministic: bool = True
-    """Whether the same run gives the same bits; see docs/results for what it costs."""
+    """Whether the same run must give the same bits: free with our attention (docs/results has the
+    measurement), slower with PyTorch's."""
     log_every: int = 10
     """Steps between records of the training loss; also how often host and GPU wait for each
     other."""

@@ -2,10 +2,10 @@
 
 python -m scripts.compare_training configs/gpt2_small_1k.yaml --name gpt2_small_1k key=value ...
 
-Three runs of train.py with one seed: Triton, SDPA, and SDPA again. PyTorch's backward pass adds in
-an order that varies, so the two SDPA runs drift apart: that is the noise, and the Triton run must
-stay as close to the first as the second does. Runs that were begun before go on, and finished ones
-are not trained again.
+Three runs of train.py with one seed and run.deterministic=false: Triton, SDPA, and SDPA again. Left
+to itself, PyTorch adds some gradients in an order that varies, so the two SDPA runs drift apart:
+that is the noise, and the Triton run must stay as close to the first as the second does. Runs that
+were begun before go on, and finished ones are not trained again.
 """
 
 import argparse
@@ -34,7 +34,13 @@ def train_all(config: str, overrides: Sequence[str], folder: Path) -> dict[str, 
     """
     folders = {name: folder / name.replace(" ", "_") for name in RUNS}
     arguments = {
-        name: [config, *overrides, f"model.attention={RUNS[name]}", f"run.out_dir={out}"]
+        name: [
+            config,
+            *overrides,
+            "run.deterministic=false",
+            f"model.attention={RUNS[name]}",
+            f"run.out_dir={out}",
+        ]
         for name, out in folders.items()
     }
     for name, out in folders.items():
