@@ -119,7 +119,9 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         config=asdict(config),
     ) as log:
         log.say(describe(config, processes, model, stream, grad_accum_steps))
-        if progress.step:
+        if progress.step >= optim.max_steps:
+            log.say(f"finished before, see {checkpoint}: evaluating once more")
+        elif progress.step:
             log.say(f"going on from {checkpoint}")
 
         result: Evaluation | None = None

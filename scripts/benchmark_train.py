@@ -145,14 +145,14 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
         config = {"context_length": context_length, **GPT2_SIZES["small"]}
         contenders: dict[str, Callable[[], Step]] = {
             "ours, triton": partial(
-                our_step, ModelConfig(**config, attention="triton"), tokens, targets
-            ),
-            "ours, triton, deterministic": partial(
                 our_step,
                 ModelConfig(**config, attention="triton"),
                 tokens,
                 targets,
-                deterministic=True,
+                deterministic=True,  # the default of train.py
+            ),
+            "ours, triton, not deterministic": partial(
+                our_step, ModelConfig(**config, attention="triton"), tokens, targets
             ),
             "ours, sdpa": partial(
                 our_step, ModelConfig(**config, attention="sdpa"), tokens, targets
@@ -184,7 +184,7 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
                     **measured,
                 }
             )
-            print(f"{context_length:6} {name:28} {tokens_per_s:10,.0f} tokens/s", flush=True)
+            print(f"{context_length:6} {name:32} {tokens_per_s:10,.0f} tokens/s", flush=True)
     return rows
 
 
@@ -216,6 +216,31 @@ def show(rows: list[dict[str, Any]]) -> None:
     Console(width=100).print(table)
 
 
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """Draw tokens/s as bars, grouped by context length."""
+    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
+    from matplotlib.figure import Figure
+
+    contexts = sorted({row["context_length"] for row in rows})
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    speed = {(row["context_length"], row["name"]): row["tokens_per_s"] / 1e3 for row in rows}
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        places = [group + number * width for group in range(len(contexts))]
+        bars = axes.bar(places, [speed[c, name] for c in contexts], 0.92 * width, label=name)
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+    axes.set_xticks(
+        [group + 0.4 - width / 2 for group in range(len(contexts))], [f"{c:,}" for c in contexts]
+    )
+    axes.set_xlabel("context length, tokens")
+    axes.set_ylabel("training speed, thousand tokens/s")
+    axes.legend(fontsize=8)
+    figure.savefig(out, dpi=120)
+    print(f"drew {out}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
@@ -234,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = benchmark(args.contexts, args.nanogpt, args.steps)
     show(rows)
     write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
+    draw(rows, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
