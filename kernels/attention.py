@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.ops import attn_fwd
 from kernels.reference import standard_attention
+from kernels.strides import MAX_ROW_STRIDE, rows_in_reach
 
 IMPLS = ("triton", "sdpa", "reference")
 MAX_HEAD_DIM = 128
@@ -75,16 +76,18 @@ def flash_attention(
     A row that sees no key has output 0, lse -inf and gradients 0.
 
     Args:
-        q: (B, T_q, H, D), fp16, bf16 or fp32; any strides with a contiguous last dimension.
+        q: (B, T_q, H, D), fp16, bf16 or fp32; any strides with a contiguous last dimension, that
+            of T up to 2^24 elements for impl="triton".
         k, v: (B, T_k, H_kv, D), same dtype and device. H is a multiple of H_kv: head h reads
             key-value head h // (H / H_kv) (grouped-query attention).
         causal: hide from each query the keys that come after it.
         softmax_scale: positive; default 1 / sqrt(D).
         dropout_p: probability, in [0, 1), with which an attention weight is set to zero; the
             others are divided by 1 - dropout_p.
-        dropout_seed: int64 tensor with one element on the device of q, or an int. What is dropped
-            is a pure function of (seed, batch, head, query, key), the same in every
-            implementation but "sdpa", which draws from PyTorch's generator and takes no seed.
+        dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
+            What is dropped is a pure function of (seed, batch, head, query, key), the same in
+            every implementation but "sdpa", which draws from PyTorch's generator and takes no
+            seed.
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
         impl: "triton" (this project's kernels), "sdpa" (PyTorch's
             scaled_dot_product_attention), "reference" (standard attention, quadratic memory). None
@@ -100,6 +103,7 @@ def flash_attention(
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
     _check(q, k, v, softmax_scale, dropout_p, impl)
+    _check_dropout_seed(dropout_seed, q)
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
     needs = {
@@ -107,7 +111,7 @@ def flash_attention(
         "return_lse=True": return_lse,
         "dropout_seed": dropout_seed is not None and dropout_p > 0,
     }
-    impl = _pick(impl, q, needs)
+    impl = _pick(impl, q, k, v, needs)
 
     if impl == "sdpa":
         out = F.scaled_dot_product_attention(
@@ -146,10 +150,10 @@ def flash_attention(
     return (out, lse) if return_lse else out
 
 
-def _pick(impl: str | None, q: Tensor, needs: dict[str, bool]) -> str:
+def _pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, needs: dict[str, bool]) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
     obstacles = {
-        "triton": _triton_obstacle(q),
+        "triton": _triton_obstacle(q, k, v),
         "sdpa": next((f"it does not support {name}" for name, on in needs.items() if on), None),
         "reference": None,
     }
@@ -165,13 +169,19 @@ def _pick(impl: str | None, q: Tensor, needs: dict[str, bool]) -> str:
     return impl
 
 
-def _triton_obstacle(q: Tensor) -> str | None:
+def _triton_obstacle(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if not _HAS_TRITON:
         return "the package triton is not installed"
     if q.dtype == torch.float64:
         return "it computes in fp32, and q is float64"
     if q.device.type != "cuda" and not _INTERPRETED:
         return f"q is on {q.device}, and it needs a CUDA GPU (or TRITON_INTERPRET=1, for tests)"
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not rows_in_reach(tensor):
+            return (
+                f"it takes rows at most {MAX_ROW_STRIDE} elements apart, and {name} has shape "
+                f"{tuple(tensor.shape)} and strides {tensor.stride()}: call .contiguous() on it"
+            )
     return None
 
 
@@ -219,3 +229,23 @@ def _check(
         raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
     if impl is not None and impl not in IMPLS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
+
+
+def _check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
+    """The value of a tensor goes unchecked: reading it would wait for the GPU."""
+    if seed is None:
+        return
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != q.device:
+            raise ValueError(
+                "dropout_seed must be an int64 tensor with one element on the device of q, got "
+                f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}: pass an int, or "
+                f"torch.tensor([seed], dtype=torch.int64, device={str(q.device)!r})"
+            )
+    elif not isinstance(seed, int):
+        raise ValueError(
+            "dropout_seed must be an int or an int64 tensor, got "
+            f"{seed!r} ({type(seed).__name__}): convert it with int()"
+        )
+    elif not 0 <= seed < 2**63:
+        raise ValueError(f"dropout_seed must lie in [0, 2^63), got {seed}: take it modulo 2**63")

@@ -22,7 +22,8 @@ def load_tile(
     """Rows `row + offs_row` of a (n_rows, HEAD_DIM) matrix, zero beyond its edges.
 
     The start of the tile is added to the pointer in int64, because a row number times a stride
-    passes 2^31 on long contexts; offsets within a tile stay int32, which spares registers.
+    passes 2^31 on long contexts; offsets within a tile stay int32, which spares registers and holds
+    for the row strides that `kernels.strides` allows.
     """
     tile = ptr + tl.cast(row, tl.int64) * stride_row
     ptrs = tile + offs_row[:, None] * stride_row + offs_d[None, :]
@@ -56,6 +57,42 @@ def store_tile(
     if HEAD_DIM != BLOCK_D:
         inside = inside & (offs_d[None, :] < HEAD_DIM)
     tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_lse_log2(lse_ptr, offs_m, seq_q):
+    """lse in units of log2, +inf for rows that see no key or do not exist: exp2(s - inf) is 0."""
+    lse = tl.load(lse_ptr + offs_m, mask=offs_m < seq_q, other=float("inf"))
+    return tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+
+
+@triton.jit
+def key_bounds(
+    start_m,
+    seq_k,
+    diagonal,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+):
+    """(full, end) of the tile of queries at `start_m`: every row sees the keys [0, full), which
+    are whole tiles; some rows see keys of [full, end); no row sees any from `end` on.
+    """
+    full = seq_k
+    end = seq_k
+    if IS_CAUSAL:
+        full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
+        end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
+    return full // BLOCK_N * BLOCK_N, end
+
+
+@triton.jit
+def visible_keys(offs_m, key, seq_k, diagonal, IS_CAUSAL: tl.constexpr):
+    """(M, N) bool: the key exists, and under a causal mask lies at or below the diagonal."""
+    visible = key[None, :] < seq_k
+    if IS_CAUSAL:
+        visible = visible & (key[None, :] <= offs_m[:, None] + diagonal)
+    return visible
 
 
 @triton.jit

@@ -12,7 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, load_tile, store_tile
+from kernels.primitives import (
+    LN2,
+    LOG2E,
+    dropout_head_key,
+    dropout_keep,
+    key_bounds,
+    load_tile,
+    store_tile,
+    visible_keys,
+)
 from kernels.tuning import dot_precision, dropout_threshold, forward_tiles
 
 
@@ -54,9 +63,7 @@ def _attend(
         qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
             key = start_n + offs_n
-            visible = key[None, :] < seq_k
-            if IS_CAUSAL:
-                visible = visible & (key[None, :] <= offs_m[:, None] + diagonal)
+            visible = visible_keys(offs_m, key, seq_k, diagonal, IS_CAUSAL)
             qk = tl.where(visible, qk, -float("inf"))
         m_new = tl.maximum(m_i, tl.max(qk, 1) * scale_log2)
         # A row that has seen no key yet has maximum -inf; -inf - -inf would be NaN.
@@ -128,13 +135,7 @@ def _attn_fwd_kernel(
     diagonal = seq_k - seq_q  # query i sees key j iff j <= i + diagonal
     head_key = dropout_head_key(seed_ptr, batch_head) if HAS_DROPOUT else 0
 
-    # Keys [0, full) are seen by every row of this tile, [full, end) by some.
-    full = seq_k
-    end = seq_k
-    if IS_CAUSAL:
-        full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
-        end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
-    full = full // BLOCK_N * BLOCK_N
+    full, end = key_bounds(start_m, seq_k, diagonal, BLOCK_M, BLOCK_N, IS_CAUSAL)
 
     q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

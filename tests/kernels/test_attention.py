@@ -3,6 +3,7 @@
 Interpreted on the CPU in fp32 and fp16 (bf16 products are not right there), compiled on a GPU.
 """
 
+import re
 import subprocess
 import sys
 from functools import partial
@@ -219,6 +220,40 @@ def test_errors_name_argument_and_value():
     wide = torch.zeros(1, 4, 1, MAX_HEAD_DIM + 1)
     with pytest.raises(ValueError, match=f"head_dim must be at most {MAX_HEAD_DIM}"):
         flash_attention(wide, wide, wide)
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        (torch.tensor([3.0]), "got torch.float32 of shape (1,) on cpu: pass an int, or torch.tens"),
+        (torch.tensor([3], dtype=torch.int32), "got torch.int32 of shape (1,) on cpu: pass an int"),
+        (torch.tensor([3, 4]), "got torch.int64 of shape (2,) on cpu: pass an int, or torch.tens"),
+        (torch.zeros(1, dtype=torch.int64, device="meta"), "of shape (1,) on meta: pass an int"),
+        (0.5, "must be an int or an int64 tensor, got 0.5 (float): convert it with int()"),
+        ("7", "must be an int or an int64 tensor, got '7' (str): convert it with int()"),
+        (-1, "must lie in [0, 2^63), got -1: take it modulo 2**63"),
+        (2**63, "must lie in [0, 2^63), got 9223372036854775808: take it modulo 2**63"),
+    ],
+    ids=["float", "int32", "two", "elsewhere", "0.5", "str", "negative", "too large"],
+)
+@pytest.mark.parametrize("impl", [None, "triton", "sdpa", "reference"])
+def test_dropout_seed_is_checked(seed, message, impl):
+    with pytest.raises(ValueError, match=f"^dropout_seed .*{re.escape(message)}"):
+        flash_attention(*qkv(), dropout_p=0.1, dropout_seed=seed, impl=impl)
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+@pytest.mark.parametrize("impl", ["triton", "reference"])
+def test_a_dropout_seed_is_an_int_or_a_tensor(seed, impl):
+    q, k, v = qkv(device=device_for(torch.float32))
+
+    def drop(seed):
+        return flash_attention(q, k, v, dropout_p=0.5, dropout_seed=seed, impl=impl)
+
+    expected = standard_attention(q, k, v, dropout_p=0.5, dropout_seed=seed)[0]
+    torch.testing.assert_close(drop(seed), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(drop(torch.tensor(seed, device=q.device)), drop(seed))
+    assert torch.equal(drop(torch.tensor([seed], device=q.device)), drop(seed))
 
 
 def test_triton_without_a_gpu_is_refused():
