@@ -14,7 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from data.readers import SUPPORTED, Record, holds_one_document, is_supported, read_file
+from data.readers import (
+    MAX_DOCUMENT_BYTES,
+    SUPPORTED,
+    Record,
+    holds_one_document,
+    is_supported,
+    read_file,
+)
 
 SPLITS = ("train", "val")
 OPENWEBTEXT = "Skylion007/openwebtext"
@@ -24,6 +31,7 @@ HUB_VAL_RATIO = 0.0005
 LOCAL_VAL_RATIO = 0.01
 
 _HUB_ROWS_PER_READ = 256
+_END_BYTES = 1 << 16
 
 
 class Document(NamedTuple):
@@ -73,12 +81,25 @@ class HubSource:
             "config": self._config,
             "text_field": self._text_field,
             "val_ratio": self._val_ratio,
+            "listing_sha256": self._listing_sha256(),
         }
+
+    def _listing_sha256(self) -> str:
+        """Of the names and sizes of the dataset's files: a commit that edits its page is no change.
+
+        Empty where the library keeps no such list.
+        """
+        rows = next(iter(self._splits.values()))
+        files = rows.info.download_checksums or {}
+        return _sha256_of_lines(
+            sorted(f"{url.rpartition('/')[2]} {file['num_bytes']}" for url, file in files.items())
+        )
 
     @property
     def is_nanogpt_openwebtext(self) -> bool:
         """Whether this is exactly the corpus whose token counts nanoGPT publishes."""
-        return self.describe() == HubSource(OPENWEBTEXT, None, "text", HUB_VAL_RATIO).describe()
+        asked_for = (self.name, self._config, self._text_field, self._val_ratio)
+        return asked_for == (OPENWEBTEXT, None, "text", HUB_VAL_RATIO)
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         total = sum(len(rows) for rows in self._splits.values())
@@ -150,7 +171,8 @@ class FileSource:
 
     def describe(self) -> dict[str, Any]:
         listing = [
-            f"{path.name} {size}" for path, size in zip(self._files, self._sizes, strict=True)
+            f"{path.name} {size} {_fingerprint(path, size)}"
+            for path, size in zip(self._files, self._sizes, strict=True)
         ]
         return {
             "kind": "files",
@@ -159,7 +181,7 @@ class FileSource:
             "val_ratio": None if self._val_names else self._val_ratio,
             "files": len(self._files),
             "bytes": sum(self._sizes),
-            "listing_sha256": hashlib.sha256("\n".join(listing).encode()).hexdigest(),
+            "listing_sha256": _sha256_of_lines(listing),
             "text_field": self._text_field,
             "txt_separator": self._txt_separator,
         }
@@ -199,6 +221,13 @@ class FileSource:
                     "train and val); remove one."
                 )
             seen.add(resolved)
+        for path, size in zip(self._files, self._sizes, strict=True):
+            if size > MAX_DOCUMENT_BYTES and holds_one_document(path, self._txt_separator):
+                # read_file would say it as well, but perhaps after hours
+                raise ValueError(
+                    f"{path} has {size:,} bytes, too many for one document in memory; name what "
+                    "stands between its documents with --txt-separator."
+                )
         whole_files = all(holds_one_document(path, self._txt_separator) for path in self._files)
         n_files = len(self._files)
         if whole_files and not self._val_names:
@@ -265,6 +294,19 @@ def _expand(names: Sequence[str]) -> list[Path]:
             raise FileNotFoundError(f"{name!r} {reason}; the formats are {SUPPORTED}.")
         files += found
     return files
+
+
+def _fingerprint(path: Path, size: int) -> str:
+    """A hash of both ends of a file: cheap, and the same for a copy, as the time it has is not."""
+    with path.open("rb") as file:
+        ends = file.read(_END_BYTES)
+        file.seek(max(0, size - _END_BYTES))
+        ends += file.read(_END_BYTES)
+    return hashlib.blake2b(ends, digest_size=16).hexdigest()
+
+
+def _sha256_of_lines(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _python_files(root: Path) -> Iterator[Path]:

@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from data.documents import SPLITS, Document, DocumentSource, empty_split_message
+from data.files import write_atomically
 from data.prepare_state import PrepareState, check_settings, only_run
 from data.shard_writer import ShardWriter
 from data.shards import (
@@ -30,7 +31,6 @@ from data.shards import (
     load_offsets,
     token_dtype,
     verify_split,
-    write_atomically,
 )
 from data.tokenizer import (
     TextTokenizer,

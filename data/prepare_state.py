@@ -1,7 +1,6 @@
 """What an unfinished preparation remembers, so that the next run goes on with the same settings."""
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from data.documents import SPLITS
-from data.shards import FORMAT_VERSION, PROGRESS, SplitInfo, to_json, write_atomically
+from data.files import write_atomically
+from data.shards import FORMAT_VERSION, PROGRESS, SplitInfo, load_json, to_json
 
 
 @dataclass
@@ -42,9 +42,15 @@ class PrepareState:
             state = PrepareState(settings, {split: SplitInfo() for split in SPLITS})
             state.save(out)
             return state
-        values = json.loads((out / PROGRESS).read_text(encoding="utf-8"))
-        state = PrepareState(**values)
-        state.splits = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+        values = load_json(out / PROGRESS)
+        try:
+            state = PrepareState(**values)
+            state.splits = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
+                "again."
+            ) from error
         check_settings(out, state.settings, settings)
         return state
 

@@ -22,6 +22,9 @@ Record = tuple[Callable[[], str], float]
 COMPRESSIONS = (".gz", ".xz", ".zst")
 SUPPORTED = ".txt, .jsonl (each also as .gz, .xz or .zst) and .parquet"
 
+MAX_DOCUMENT_BYTES = 1 << 30
+"""A document is held in memory, several times over while it is tokenized."""
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -102,7 +105,13 @@ def _format(path: Path) -> str:
 
 def _read_text(path: Path) -> str:
     with _opened(path) as (stream, _):
-        return decode_utf8(stream.read(), str(path))
+        data = stream.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise ValueError(
+            f"{path} holds more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one document in "
+            "memory; name what stands between its documents with --txt-separator."
+        )
+    return decode_utf8(data, str(path))
 
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
@@ -151,21 +160,43 @@ def _checked_text(record: dict[str, Any], where: str, text_field: str) -> str:
 
 def _read_separated(path: Path, separator: str) -> Iterator[Record]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    pending, done = "", 0.0
+    begun: list[str] = []  # what is known of the document that has not ended yet
+    begun_chars = 0
+    tail = ""  # the last characters read, which may begin a separator
+    done = 0.0
     with _opened(path) as (stream, share_read):
         while chunk := stream.read(_CHUNK_BYTES):
-            try:
-                pending += decoder.decode(chunk)
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} is not UTF-8 ({error.reason}); convert it first."
-                ) from error
-            *documents, pending = pending.split(separator)
+            *ended, rest = (tail + _decode(decoder, chunk, path)).split(separator)
             done = share_read()
-            for document in filter(None, documents):
-                yield partial(str, document), done
-    if pending:
-        yield partial(str, pending), 1.0
+            for document in ended:
+                begun.append(document)
+                if text := "".join(begun):
+                    yield partial(str, text), done
+                begun, begun_chars = [], 0
+            border = max(0, len(rest) - len(separator) + 1)
+            begun.append(rest[:border])
+            tail = rest[border:]
+            begun_chars += border
+            if begun_chars > MAX_DOCUMENT_BYTES:
+                raise ValueError(
+                    f"{path} has {begun_chars:,} characters in a row without the separator "
+                    f"{separator!r}; choose a --txt-separator that it holds more often."
+                )
+        _decode(decoder, b"", path, final=True)
+    if text := "".join([*begun, tail]):
+        yield partial(str, text), 1.0
+
+
+def _decode(
+    decoder: codecs.IncrementalDecoder, chunk: bytes, path: Path, *, final: bool = False
+) -> str:
+    try:
+        return decoder.decode(chunk, final)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 ({error.reason}); convert it, for example with iconv, and start "
+            "again."
+        ) from error
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:

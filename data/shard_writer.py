@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from data.shards import ShardInfo, SplitInfo, offsets_name, write_atomically
+from data.files import write_atomically
+from data.shards import ShardInfo, SplitInfo, offsets_name
 
 
 class ShardWriter:

@@ -11,13 +11,14 @@ Every document ends with the end-of-text id, and shards hold whole documents.
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from data.files import write_atomically
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -117,15 +118,21 @@ class Manifest:
                 f"{folder} holds no {MANIFEST}, so it is no folder of token shards; "
                 f"prepare one with: {_PREPARE} {folder}"
             )
-        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        values = load_json(folder / MANIFEST)
         if values.get("format_version") != FORMAT_VERSION:
             raise ValueError(
                 f"{folder / MANIFEST} has format_version={values.get('format_version')}, but this "
                 f"code reads {FORMAT_VERSION}; prepare the folder again."
             )
-        values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
-        values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
-        return Manifest(**values)
+        try:
+            values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
+            values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+            return Manifest(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{folder / MANIFEST} lacks what a manifest must have ({error}); prepare the "
+                "folder again."
+            ) from error
 
 
 class TokenStream:
@@ -207,16 +214,6 @@ class TokenStream:
         verify_split(self.path, self.info, self.manifest.dtype, self.manifest.tokenizer.vocab_size)
 
 
-def check_tokenizer(manifest: Manifest, sha256: str) -> None:
-    """Refuse to use shards with another tokenizer than the one that made them."""
-    if manifest.tokenizer.sha256 != sha256:
-        raise ValueError(
-            f"The tokenizer has sha256={sha256}, but the shards were made with "
-            f"{manifest.tokenizer.name!r}, sha256={manifest.tokenizer.sha256}; use the "
-            f"{TOKENIZER} beside the shards, or prepare the text again with this tokenizer."
-        )
-
-
 def token_dtype(vocab_size: int) -> str:
     """How ids below `vocab_size` are stored: "uint16", or "uint32" from 65,536 entries."""
     return "uint16" if vocab_size < 1 << 16 else "uint32"
@@ -264,19 +261,22 @@ def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> 
         load_offsets(folder, shard)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that this package wrote.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); prepare the folder again.") from error
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{path} is damaged (it holds {type(values).__name__}, not an object); prepare the "
+            "folder again."
+        )
+    return values
 
 
 def to_json(values: dict[str, Any]) -> bytes:

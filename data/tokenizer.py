@@ -145,17 +145,13 @@ def bpe_name(vocab_size: int) -> str:
 
 
 def _from_file(path: Path) -> Tokenizer:
-    text = path.read_text(encoding="utf-8")
     try:
-        is_tokenizer = "model" in json.loads(text)
-    except json.JSONDecodeError:
-        is_tokenizer = False
-    if not is_tokenizer:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
         raise ValueError(
-            f"{path} must be a tokenizer.json as the tokenizers library saves it, with a 'model'; "
-            "a vocab.json or merges.txt alone is not enough."
-        )
-    return Tokenizer.from_str(text)
+            f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
+            "vocab.json or merges.txt alone is not enough."
+        ) from error
 
 
 def _meaning_sha256(spec: dict) -> str:

@@ -171,7 +171,6 @@ def _summary(report: PrepareReport) -> Table:
             split, f"{info.documents:,}", f"{info.tokens:,}", f"{len(info.shards)}", "", "", *shares
         )
     infos = manifest.splits.values()
-    infos = manifest.splits.values()
     table.add_row(
         "total",
         f"{sum(info.documents for info in infos):,}",
@@ -185,7 +184,12 @@ def _summary(report: PrepareReport) -> Table:
 
 def _compare_with_nanogpt(report: PrepareReport) -> int:
     """Say whether OpenWebText came out as nanoGPT's; 1 if it should have and did not."""
-    if report.manifest.tokenizer.sha256 != GPT2_SHA256:
+    tokenizer = report.manifest.tokenizer
+    if tokenizer.sha256 != GPT2_SHA256:
+        print(
+            f"The tokenizer {tokenizer.name!r} is not GPT-2's, so the token counts cannot be "
+            "compared with nanoGPT's."
+        )
         return 0
     tokens = {split: info.tokens for split, info in report.manifest.splits.items()}
     if tokens == NANOGPT_TOKENS:

@@ -2,6 +2,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 
 import datasets
 import pyarrow as pa
@@ -120,6 +121,76 @@ def test_separator_and_multibyte_text_across_chunks(tmp_path, monkeypatch, chunk
     assert read(source, 2) == ["end"]
 
 
+@pytest.mark.parametrize("separator", ["a", "aa", "aba", "\n\n"])
+def test_separators_are_found_as_by_split(tmp_path, monkeypatch, separator):
+    rng = random.Random(0)
+    path = tmp_path / "a.txt"
+    for chunk_bytes in (1, 2, 3, 7, 1000):
+        monkeypatch.setattr("data.readers._CHUNK_BYTES", chunk_bytes)
+        text = "".join(rng.choices("ab\n", k=300))
+        path.write_text(text)
+        documents = read(FileSource([str(path)], txt_separator=separator))
+        assert documents == [part for part in text.split(separator) if part]
+
+
+def test_rare_separators_cost_no_second_look(tmp_path, monkeypatch):
+    """What has been searched once is not searched again with every chunk that follows."""
+    monkeypatch.setattr("data.readers._CHUNK_BYTES", 1 << 10)
+    path = tmp_path / "a.txt"
+    path.write_text("x" * (1 << 20) + "|" + "y" * 100)
+    searched = 0
+
+    def decode(decoder, chunk, path, *, final=False):
+        class Counted(str):
+            def __radd__(self, tail):
+                nonlocal searched
+                searched += len(tail) + len(self)
+                return str(tail) + str(self)
+
+        return Counted(decoder.decode(chunk, final))
+
+    monkeypatch.setattr("data.readers._decode", decode)
+    texts = read(FileSource([str(path)], txt_separator="|"))
+    assert [len(text) for text in texts] == [1 << 20, 100]
+    assert searched < 2 << 20
+
+
+def test_documents_too_long_for_memory(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"0123456789" * 20))
+    with monkeypatch.context() as patched:
+        patched.setattr("data.readers.MAX_DOCUMENT_BYTES", 199)
+        with pytest.raises(ValueError, match=r"holds more than 199 bytes.*--txt-separator"):
+            read(_pair(path))
+        patched.setattr("data.readers._CHUNK_BYTES", 50)
+        with pytest.raises(ValueError, match=r"200 characters in a row without .*'\|'"):
+            read(FileSource([str(path)], txt_separator="|"))
+        assert len(read(FileSource([str(path)], txt_separator="9"))) == 20
+    monkeypatch.setattr("data.documents.MAX_DOCUMENT_BYTES", 20)
+    with pytest.raises(ValueError, match=r"a\.txt\.gz has \d+ bytes.*--txt-separator"):
+        _pair(path)
+
+
+def test_edited_files_are_another_source(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n' * 100)
+    before = FileSource([str(path)]).describe()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "a.jsonl").write_bytes(path.read_bytes())
+    assert FileSource([str(copy)]).describe()["listing_sha256"] == before["listing_sha256"]
+    path.write_text('{"text": "two"}\n' * 100)
+    after = FileSource([str(path)]).describe()
+    assert [key for key in before if before[key] != after[key]] == ["listing_sha256"]
+
+
+def test_text_that_ends_within_a_character(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("one|東".encode()[:-1])
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8"):
+        read(FileSource([str(path)], txt_separator="|"))
+
+
 def test_text_that_is_not_utf8(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9 au lait")
@@ -195,6 +266,18 @@ def test_hub_is_split_as_by_nanogpt(hub):
     assert len(by_split["val"]) == 7
     for start in (0, 1, 255, 256, 692, 693, 694, 700):
         assert list(source.documents(start)) == documents[start:]
+
+
+def test_hub_files_that_changed_are_another_source(hub):
+    rows, _ = hub
+    before = open_source(["owner/corpus"]).describe()
+    url = "hf://datasets/owner/corpus@{}/a.parquet"
+    listings = []
+    for commit, num_bytes in (("0123", 5), ("4567", 5), ("4567", 6)):
+        rows.info.download_checksums = {url.format(commit): {"num_bytes": num_bytes}}
+        listings.append(open_source(["owner/corpus"]).describe()["listing_sha256"])
+    assert listings[0] == listings[1] != listings[2]
+    assert before["listing_sha256"] not in listings
 
 
 def test_hub_without_the_field_or_the_network(hub, monkeypatch):

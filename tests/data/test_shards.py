@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data.shards import Manifest, TokenStream, check_tokenizer, token_dtype
+from data.shards import TokenStream, token_dtype
 
 
 def test_reads_across_shard_borders(make_shards):
@@ -100,11 +100,21 @@ def test_unknown_split_and_version(make_shards):
         TokenStream(folder, "train")
 
 
-def test_wrong_tokenizer(make_shards):
-    manifest = Manifest.load(make_shards([[1]]))
-    check_tokenizer(manifest, "abc")
-    with pytest.raises(ValueError, match=r"sha256=xyz.*sha256=abc"):
-        check_tokenizer(manifest, "xyz")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format_version": 1, "spl', "is damaged .*prepare the folder again"),
+        ("[]", "it holds list, not an object"),
+        ('{"format_version": 1, "tokenizer": {"name": "x"}}', "lacks what a manifest must have"),
+        ('{"format_version": 1, "tokenizer": 3}', "lacks what a manifest must have"),
+        ("\xff", "is damaged .*prepare the folder again"),
+    ],
+)
+def test_damaged_manifest(make_shards, text, message):
+    folder = make_shards([[1]])
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"manifest\.json .*{message}"):
+        TokenStream(folder, "train")
 
 
 def test_tokenizer_that_breaks_its_word(make_shards):

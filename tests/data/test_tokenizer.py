@@ -107,10 +107,11 @@ def test_tokenizer_without_end_of_text_is_refused():
 def test_wrong_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is none"):
         load_tokenizer(str(tmp_path / "absent.json"))
-    vocab = tmp_path / "vocab.json"
-    vocab.write_text('{"a": 0}')
-    with pytest.raises(ValueError, match=r"must be a tokenizer\.json"):
-        load_tokenizer(str(vocab))
+    other = tmp_path / "other.json"
+    for text in ('{"a": 0}', "[]", '{"model": 3}', "no JSON", ""):
+        other.write_text(text)
+        with pytest.raises(ValueError, match=r"other\.json must be a tokenizer\.json"):
+            load_tokenizer(str(other))
 
 
 def test_offline_hub_says_to_pass_a_file(monkeypatch):
