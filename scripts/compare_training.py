@@ -19,6 +19,7 @@ from typing import Any
 
 from configs import TrainConfig, load_config, to_yaml
 from configs.command_line import errors_as_sentences
+from data.shards import Manifest
 from scripts.results import write_result
 from training.metrics import read_metrics
 
@@ -144,7 +145,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_intermixed_args(argv)
     folders = train_all(args.config, args.overrides, args.runs / args.name)
-    result = compare(folders)
+    config = load_config([args.config, *args.overrides])
+    corpus = Manifest.load(Path(config.data.path))
+    tokens = {split: info.tokens for split, info in corpus.splits.items()}
+    result = {"corpus_tokens": tokens, **compare(folders)}
     path = args.out / f"compare_training_{args.name}.json"
     write_result(path, result)
     draw(result, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")

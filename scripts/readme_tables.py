@@ -1,0 +1,92 @@
+"""Write the tables of README.md from the measurements in docs/results.
+
+python -m scripts.readme_tables
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is one of TABLES.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+README = Path("README.md")
+RESULTS = Path("docs/results")
+
+_PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def train_speed() -> str:
+    """Speed and memory of a training step, from `scripts.benchmark_train`."""
+    header = ["context", "attention", "tokens/s", "x nanoGPT, flash", "MFU, causal / full", "peak"]
+    rows = _load("train_speed")["rows"]
+    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
+    return _markdown(
+        header,
+        [
+            [
+                f"{row['context_length']:,}",
+                row["name"],
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['tokens_per_s'] / peer[row['context_length']]:.2f}",
+                f"{row['mfu']['causal']:.1%} / {row['mfu']['full']:.1%}",
+                f"{row['peak_gib']:.1f} GiB",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def same_losses() -> str:
+    """Runs on our attention and on PyTorch's, from `scripts.compare_training`."""
+    header = ["context", "attention", "validation loss", "curve's mean gap to SDPA"]
+    header += ["tokens/s", "MFU, causal / full", "peak"]
+    rows = []
+    for context, name in (("1,024", "gpt2_small_1k"), ("4,096", "gpt2_small_4k")):
+        result = _load(f"compare_training_{name}")
+        for run, values in result["runs"].items():
+            distance = result["distance_from_sdpa"].get(run)
+            rows.append(
+                [
+                    context,
+                    {"triton": "ours, triton"}.get(run, run.replace("sdpa", "PyTorch, SDPA")),
+                    f"{values['validation_loss']:.4f}",
+                    f"{distance['mean']:.4f}" if distance else "-",
+                    f"{values['tokens_per_s']:,.0f}",
+                    f"{values['mfu_causal']:.1%} / {values['mfu_full']:.1%}",
+                    f"{values['memory_gib']:.1f} GiB",
+                ]
+            )
+    return _markdown(header, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"train_speed": train_speed, "same_losses": same_losses}
+
+
+def fill(text: str) -> str:
+    """`text` with each table in its place written anew.
+
+    Raises:
+        KeyError: a place names no table of TABLES.
+    """
+    return _PLACE.sub(lambda place: place[1] + TABLES[place[2]]() + place[3], text)
+
+
+def _load(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    """Run the command."""
+    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote the tables of {README}")
+
+
+if __name__ == "__main__":
+    main()
