@@ -2,131 +2,148 @@
 
 python -m scripts.compare_training configs/gpt2_small_1k.yaml --name gpt2_small_1k key=value ...
 
-Three runs of train.py with one seed and run.deterministic=false: Triton, SDPA, and SDPA again. Left
-to itself, PyTorch adds some gradients in an order that varies, so the two SDPA runs drift apart:
-that is the noise, and the Triton run must stay as close to the first as the second does. Runs that
-were begun before go on, and finished ones are not trained again.
+Several runs of train.py for each, all from one seed and with run.deterministic=false. Left to
+itself, PyTorch adds some gradients in an order that varies, so equal runs drift apart: that is the
+noise, and runs on different attention must lie no further apart. What was begun before goes on, and
+a finished run is not trained again.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from configs import TrainConfig, load_config, to_yaml
+from configs import TrainConfig, load_config
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from scripts.results import write_result
 from training.metrics import read_metrics
 
-RUNS = {"triton": "triton", "sdpa": "sdpa", "sdpa again": "sdpa"}
+IMPLS = {"triton": "Triton (ours)", "sdpa": "SDPA (PyTorch)"}
 SKIPPED = 3  # records of the speed that are left out: compiling, and clocks that still rise
 
 
-def train_all(config: str, overrides: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Run train.py for each contender, as a user would; returns their folders.
+def train_all(
+    config: str, overrides: Sequence[str], folder: Path, repeats: dict[str, int]
+) -> dict[str, Path]:
+    """Run train.py for each contender, as a user would; returns the folders by "IMPL NUMBER".
 
     Raises:
         ValueError: a folder holds a run with other settings.
     """
-    folders = {name: folder / name.replace(" ", "_") for name in RUNS}
-    arguments = {
-        name: [
-            config,
-            *overrides,
-            "run.deterministic=false",
-            f"model.attention={RUNS[name]}",
-            f"run.out_dir={out}",
-        ]
-        for name, out in folders.items()
-    }
+    folders, arguments = {}, {}
+    for impl in IMPLS:
+        for number in range(1, repeats[impl] + 1):
+            name = f"{impl} {number}"
+            folders[name] = folder / f"{impl}_{number}"
+            arguments[name] = [
+                config,
+                *overrides,
+                "run.deterministic=false",
+                f"model.attention={impl}",
+                f"run.out_dir={folders[name]}",
+            ]
+            check_same_settings(folders[name], load_config(arguments[name]))
     for name, out in folders.items():
-        check_same_settings(out, load_config(arguments[name]))
-    for name in RUNS:
-        print(f"\n{name}: train.py {' '.join(arguments[name])}\n", flush=True)
-        subprocess.run([sys.executable, "train.py", *arguments[name]], check=True)
+        if not is_finished(out, load_config(arguments[name])):
+            print(f"\n{name}: train.py {' '.join(arguments[name])}\n", flush=True)
+            subprocess.run([sys.executable, "train.py", *arguments[name]], check=True)
     return folders
 
 
 def check_same_settings(run: Path, config: TrainConfig) -> None:
     """Refuse to take a run for one of `config` that was begun with other settings."""
     begun = run / "config.yaml"
-    if begun.exists() and begun.read_text(encoding="utf-8") != to_yaml(config):
-        raise ValueError(
-            f"{run} holds a run with other settings (compare {begun}): remove it, or choose "
-            "another --name"
-        )
+    if begun.exists():
+        settings = load_config([str(begun)])
+        # a folder may have been moved
+        settings = replace(settings, run=replace(settings.run, out_dir=config.run.out_dir))
+        if settings != config:
+            raise ValueError(
+                f"{run} holds a run with other settings (compare {begun}): remove it, or choose "
+                "another --name"
+            )
 
 
-def compare(folders: dict[str, Path]) -> dict[str, Any]:
-    """Curves, speeds and distances of the runs."""
-    records = {name: read_metrics(folder) for name, folder in folders.items()}
-    curves = {
-        name: [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
-        for name, rows in records.items()
-    }
-    evaluations = {name: [r for r in rows if "val_loss" in r] for name, rows in records.items()}
-    trained = {name: [r for r in rows if "loss" in r] for name, rows in records.items()}
+def is_finished(run: Path, config: TrainConfig) -> bool:
+    """Whether the last evaluation of a run is there."""
+    return any("val_loss" in r and r["step"] == config.optim.max_steps for r in read_metrics(run))
 
-    def distance(name: str) -> dict[str, float]:
-        """From the first SDPA run: mean and largest gap of the curves, and the final gap."""
-        gaps = [abs(a[1] - b[1]) for a, b in zip(curves[name], curves["sdpa"], strict=True)]
-        return {
-            "mean": mean(gaps),
-            "largest": max(gaps),
-            "final_validation": abs(
-                evaluations[name][-1]["val_loss"] - evaluations["sdpa"][-1]["val_loss"]
-            ),
-        }
 
+def summarise(run: Path) -> dict[str, Any]:
+    """Losses, speed and memory of one run."""
+    records = read_metrics(run)
+    trained = [r for r in records if "loss" in r]
+    evaluated = [r for r in records if "val_loss" in r]
+    timed = trained[SKIPPED:]
     return {
-        "runs": {
-            name: {
-                "tokens": curves[name][-1][0],
-                "final_training_loss": mean(loss for _, loss in curves[name][-10:]),
-                "validation_loss": evaluations[name][-1]["val_loss"],
-                "validation_perplexity": evaluations[name][-1]["val_perplexity"],
-                "validation_tokens": evaluations[name][-1]["val_tokens"],
-                "tokens_per_s": median(r["tokens_per_s"] for r in trained[name][SKIPPED:]),
-                "mfu_causal": median(r.get("mfu_causal", 0) for r in trained[name][SKIPPED:]),
-                "mfu_full": median(r.get("mfu_full", 0) for r in trained[name][SKIPPED:]),
-                "memory_gib": max(r.get("memory_gib", 0) for r in trained[name]),
-                "curve": curves[name],
-                "validation_curve": [(r["tokens"], r["val_loss"]) for r in evaluations[name]],
-            }
-            for name in records
-        },
-        "distance_from_sdpa": {name: distance(name) for name in ("triton", "sdpa again")},
+        "tokens": trained[-1]["tokens"],
+        "validation_loss": evaluated[-1]["val_loss"],
+        "validation_perplexity": evaluated[-1]["val_perplexity"],
+        "validation_tokens": evaluated[-1]["val_tokens"],
+        "tokens_per_s": median(r["tokens_per_s"] for r in timed),
+        "mfu_causal": median(r.get("mfu_causal", 0) for r in timed),
+        "mfu_full": median(r.get("mfu_full", 0) for r in timed),
+        "memory_gib": max(r.get("memory_gib", 0) for r in trained),
+        "curve": [[r["tokens"], r["loss"]] for r in trained],
+        "validation_curve": [[r["tokens"], r["val_loss"]] for r in evaluated],
     }
 
 
-def draw(result: dict[str, Any], out: Path, title: str) -> None:
-    """The three curves, and below them their distance from the first SDPA run."""
+def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """How far apart runs lie, nats: on "same" attention, and on "different"; means over pairs.
+
+    curve: mean gap of the training losses. validation: gap of the final validation losses.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {"same": [], "different": []}
+    for (a, run_a), (b, run_b) in combinations(runs.items(), 2):
+        gaps = [abs(x - y) for x, y in zip(losses(run_a), losses(run_b), strict=True)]
+        kind = "same" if a.split()[0] == b.split()[0] else "different"
+        final_gap = abs(run_a["validation_loss"] - run_b["validation_loss"])
+        pairs[kind].append((mean(gaps), final_gap))
+    return {
+        kind: {
+            "pairs": len(values),
+            "curve": mean(curve for curve, _ in values),
+            "validation": mean(final for _, final in values),
+        }
+        for kind, values in pairs.items()
+    }
+
+
+def losses(run: dict[str, Any]) -> list[float]:
+    """The training losses of a summary."""
+    return [loss for _, loss in run["curve"]]
+
+
+def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
+    """The curves of all runs, and below them their distance from the mean of the SDPA runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    styles = {"sdpa": ("C0", "-"), "sdpa again": ("C2", "--"), "triton": ("C1", "-")}
-    base = [loss for _, loss in result["runs"]["sdpa"]["curve"]]
-    for name, (colour, line) in styles.items():
-        tokens = [t / 1e6 for t, _ in result["runs"][name]["curve"]]
-        losses = [loss for _, loss in result["runs"][name]["curve"]]
-        label = "Triton (ours)" if name == "triton" else name.replace("sdpa", "SDPA (PyTorch)")
-        top.plot(tokens, losses, color=colour, ls=line, lw=1.2, label=label)
-        if name != "sdpa":
-            gaps = [a - b for a, b in zip(losses, base, strict=True)]
-            bottom.plot(tokens, gaps, color=colour, ls=line, lw=1, label=f"{label} - SDPA")
+    sdpa = [losses(run) for name, run in runs.items() if name.startswith("sdpa")]
+    middle = [mean(values) for values in zip(*sdpa, strict=True)]
+    for name, run in runs.items():
+        impl, number = name.split()
+        style = {"color": "C1" if impl == "triton" else "C0", "lw": 1}
+        style["label"] = IMPLS[impl] if number == "1" else None
+        tokens = [tokens / 1e6 for tokens, _ in run["curve"]]
+        top.plot(tokens, losses(run), **style)
+        gaps = [loss - base for loss, base in zip(losses(run), middle, strict=True)]
+        bottom.plot(tokens, gaps, **style)
     top.set_title(title)
     top.set_ylabel("training loss, nats per token")
-    bottom.set_ylabel("difference, nats")
+    bottom.set_ylabel("minus the mean of SDPA")
     bottom.set_xlabel("tokens seen, millions")
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
-        axes.legend()
+    top.legend()
     figure.savefig(out, dpi=120)
     print(f"drew {out}")
 
@@ -141,21 +158,38 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("config", help="YAML file of the runs")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values to replace")
     parser.add_argument("--name", required=True, help="of the result and of the runs' folder")
+    parser.add_argument("--triton", type=int, default=2, metavar="N", help="runs on our attention")
+    parser.add_argument("--sdpa", type=int, default=2, metavar="N", help="on PyTorch's; 2 or more")
     parser.add_argument("--runs", type=Path, default=Path("out/compare_training"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_intermixed_args(argv)
-    folders = train_all(args.config, args.overrides, args.runs / args.name)
-    config = load_config([args.config, *args.overrides])
-    corpus = Manifest.load(Path(config.data.path))
-    tokens = {split: info.tokens for split, info in corpus.splits.items()}
-    result = {"corpus_tokens": tokens, **compare(folders)}
+    if args.triton < 1 or args.sdpa < 2:
+        parser.error(
+            f"--triton={args.triton} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
+            "two equal runs the noise is unknown"
+        )
+    repeats = {"triton": args.triton, "sdpa": args.sdpa}
+    folders = train_all(args.config, args.overrides, args.runs / args.name, repeats)
+    runs = {name: summarise(folder) for name, folder in folders.items()}
+    corpus = Manifest.load(Path(load_config([args.config, *args.overrides]).data.path))
     path = args.out / f"compare_training_{args.name}.json"
-    write_result(path, result)
-    draw(result, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")
-    print(json.dumps({**result, "runs": None}, indent=1))
-    for name, run in result["runs"].items():
+    write_result(
+        path,
+        {
+            "corpus_tokens": {split: info.tokens for split, info in corpus.splits.items()},
+            "distances": distances(runs),
+            "runs": runs,
+        },
+    )
+    draw(runs, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")
+    for kind, gap in distances(runs).items():
         print(
-            f"{name:11} validation loss {run['validation_loss']:.4f}  "
+            f"on {kind} attention, runs lie {gap['curve']:.4f} nats apart, and "
+            f"{gap['validation']:.4f} at the end ({gap['pairs']} pairs)"
+        )
+    for name, run in runs.items():
+        print(
+            f"{name:9} validation loss {run['validation_loss']:.4f}  "
             f"{run['tokens_per_s']:,.0f} tokens/s  {run['memory_gib']:.1f} GiB"
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 README = Path("README.md")
 RESULTS = Path("docs/results")
+COMPARED = {"1,024": "gpt2_small_1k", "4,096": "gpt2_small_4k"}
 
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -40,19 +41,15 @@ def train_speed() -> str:
 
 def same_losses() -> str:
     """Runs on our attention and on PyTorch's, from `scripts.compare_training`."""
-    header = ["context", "attention", "validation loss", "curve's mean gap to SDPA"]
-    header += ["tokens/s", "MFU, causal / full", "peak"]
+    header = ["context", "run", "validation loss", "tokens/s", "MFU, causal / full", "peak"]
     rows = []
-    for context, name in (("1,024", "gpt2_small_1k"), ("4,096", "gpt2_small_4k")):
-        result = _load(f"compare_training_{name}")
-        for run, values in result["runs"].items():
-            distance = result["distance_from_sdpa"].get(run)
+    for context, name in COMPARED.items():
+        for run, values in _load(f"compare_training_{name}")["runs"].items():
             rows.append(
                 [
                     context,
-                    {"triton": "ours, triton"}.get(run, run.replace("sdpa", "PyTorch, SDPA")),
+                    run.replace("triton", "ours, triton").replace("sdpa", "PyTorch, SDPA"),
                     f"{values['validation_loss']:.4f}",
-                    f"{distance['mean']:.4f}" if distance else "-",
                     f"{values['tokens_per_s']:,.0f}",
                     f"{values['mfu_causal']:.1%} / {values['mfu_full']:.1%}",
                     f"{values['memory_gib']:.1f} GiB",
@@ -61,7 +58,26 @@ def same_losses() -> str:
     return _markdown(header, rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"train_speed": train_speed, "same_losses": same_losses}
+def noise() -> str:
+    """How far those runs lie apart."""
+    header = ["context", "gap, nats", "on the same attention", "on ours and PyTorch's"]
+    rows = []
+    for context, name in COMPARED.items():
+        gaps = _load(f"compare_training_{name}")["distances"]
+        for what, title in (("curve", "training curve, mean"), ("validation", "validation, final")):
+            same, different = (
+                f"{gaps[kind][what]:.4f} ({gaps[kind]['pairs']} pairs)"
+                for kind in ("same", "different")
+            )
+            rows.append([context, title, same.replace("(1 pairs)", "(1 pair)"), different])
+    return _markdown(header, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "train_speed": train_speed,
+    "same_losses": same_losses,
+    "noise": noise,
+}
 
 
 def fill(text: str) -> str:
