@@ -34,7 +34,7 @@ class RunConfig:
     """Whether torch.compile fuses the model."""
     deterministic: bool = True
     """Whether the same run must give the same bits: free with our attention (docs/results has the
-    measurement), slower with PyTorch's."""
+    measurement); PyTorch's may be slower with it."""
     log_every: int = 10
     """Steps between records of the training loss; also how often host and GPU wait for each
     other."""
