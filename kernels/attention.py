@@ -1,24 +1,32 @@
 """`flash_attention`, the one public function: it checks the call and picks who computes it."""
 
 import importlib.util
+import math
 import os
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.block_mask import BlockSparseMask
+from kernels.checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
 from kernels.ops import attn_fwd
-from kernels.reference import standard_attention
+from kernels.options import MASKED_LOOP, UNMASKED_LOOP, AttentionOptions
+from kernels.reference import AttentionArguments, standard_attention
 from kernels.strides import MAX_ROW_STRIDE, rows_in_reach
 
 IMPLS = ("triton", "sdpa", "reference")
-MAX_HEAD_DIM = 128
 
 # Both are read once: Triton itself looks at TRITON_INTERPRET when a kernel is defined, and
 # torch.compile can trace neither look-up.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class _Keywords(AttentionArguments, total=False):
+    deterministic: bool
+    impl: str | None
 
 
 @overload
@@ -27,12 +35,8 @@ def flash_attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Tensor | int | None = None,
     return_lse: Literal[False] = False,
-    impl: str | None = None,
+    **keywords: Unpack[_Keywords],
 ) -> Tensor: ...
 
 
@@ -42,12 +46,8 @@ def flash_attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Tensor | int | None = None,
     return_lse: Literal[True],
-    impl: str | None = None,
+    **keywords: Unpack[_Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -58,30 +58,48 @@ def flash_attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window_size: int | None = None,
+    mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | int | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
     impl: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q k^T * softmax_scale) v, exact, in memory linear in the sequence length.
 
-    The causal mask aligns at the bottom right: query i sees key j iff j <= i + T_k - T_q. With
-    T_q = 2, T_k = 4 and with T_q = 4, T_k = 2, where 1 is seen:
+    Query i stands at key position p = i + T_k - T_q: masks align at the bottom right. With
+    T_q = 2, T_k = 4 and with T_q = 4, T_k = 2, a causal mask shows (1 is seen):
 
         1 1 1 0         0 0
         1 1 1 1         0 0
                         1 0
                         1 1
 
-    A row that sees no key has output 0, lse -inf and gradients 0.
+    A key is seen where all of causal, window_size, mask, doc_start and kv_lengths allow it. A row
+    that sees no key has output 0, lse -inf (its sink, if there are sinks) and gradients 0.
 
     Args:
-        q: (B, T_q, H, D), fp16, bf16 or fp32; any strides with a contiguous last dimension, that
-            of T up to 2^24 elements for impl="triton".
+        q: (B, T_q, H, D), fp16, bf16 or fp32, D up to 256; any strides with a contiguous last
+            dimension, that of T up to 2^24 elements for impl="triton".
         k, v: (B, T_k, H_kv, D), same dtype and device. H is a multiple of H_kv: head h reads
             key-value head h // (H / H_kv) (grouped-query attention).
-        causal: hide from each query the keys that come after it.
+        causal: hide from each query the keys that come after it, j > p.
         softmax_scale: positive; default 1 / sqrt(D).
+        window_size: W >= 1 hides the keys with |p - j| >= W. With causal, a query sees W keys,
+            itself included; without, W - 1 on either side of itself.
+        mask: block-sparse; its layout covers ceil(T_q / block) x ceil(T_k / block) blocks.
+        doc_start: (B, T_q) int32 or int64, the key position at which each query's document begins:
+            it sees no key before that (packed documents).
+        kv_lengths: (B,) int32 or int64, the number of keys that are not padding. Keys from there on
+            are hidden; positions still count from T_k.
+        sinks: (H,), any floating dtype: a score for each head that takes part in the softmax and
+            has no value (arXiv 2309.17453; learnable as in gpt-oss). lse counts it.
+        softcap: c > 0 replaces a score s by c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
         dropout_p: probability, in [0, 1), with which an attention weight is set to zero; the
             others are divided by 1 - dropout_p.
         dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
@@ -89,6 +107,8 @@ def flash_attention(
             every implementation but "sdpa", which draws from PyTorch's generator and takes no
             seed.
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
+        deterministic: promise that a repeated call gives the same bits, gradients included. All
+            implementations but "sdpa" always do.
         impl: "triton" (this project's kernels), "sdpa" (PyTorch's
             scaled_dot_product_attention), "reference" (standard attention, quadratic memory). None
             picks the fastest that serves the call. A named one that cannot serve it raises.
@@ -102,17 +122,29 @@ def flash_attention(
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
-    _check(q, k, v, softmax_scale, dropout_p, impl)
-    _check_dropout_seed(dropout_seed, q)
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    needs = {
-        "causal with T_q != T_k": causal and q.shape[1] != k.shape[1],
-        "return_lse=True": return_lse,
-        "dropout_seed": dropout_seed is not None and dropout_p > 0,
-    }
-    impl = _pick(impl, q, k, v, needs)
-
+    check_qkv(q, k, v)
+    check_numbers(softmax_scale, window_size, softcap, dropout_p)
+    check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
+    check_dropout_seed(dropout_seed, q)
+    softmax_scale = softmax_scale or 1.0 / math.sqrt(q.shape[-1])
+    impl = _pick(
+        impl,
+        q,
+        k,
+        v,
+        {
+            "causal with T_q != T_k": causal and q.shape[1] != k.shape[1],
+            "window_size": window_size is not None,
+            "mask": mask is not None,
+            "doc_start": doc_start is not None,
+            "kv_lengths": kv_lengths is not None,
+            "sinks": sinks is not None,
+            "softcap": softcap is not None,
+            "dropout_seed": dropout_seed is not None and dropout_p > 0,
+            "return_lse=True": return_lse,
+            "deterministic=True": deterministic and q.device.type != "cpu",
+        },
+    )
     if impl == "sdpa":
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -142,16 +174,62 @@ def flash_attention(
             v,
             causal=causal,
             softmax_scale=softmax_scale,
+            window_size=window_size,
+            mask=mask,
+            doc_start=doc_start,
+            kv_lengths=kv_lengths,
+            sinks=sinks,
+            softcap=softcap,
             dropout_p=dropout_p,
             dropout_seed=dropout_seed,
         )
     else:
-        out, lse = attn_fwd(q, k, v, dropout_seed, softmax_scale, causal, dropout_p, impl)
+        if window_size is not None and window_size >= max(q.shape[1], k.shape[1]):
+            window_size = None  # no key is that far from any query
+        options = AttentionOptions(
+            dropout_seed=dropout_seed,
+            doc_start=None if doc_start is None else doc_start.to(torch.int32).contiguous(),
+            kv_lengths=None if kv_lengths is None else kv_lengths.to(torch.int32).contiguous(),
+            sinks=None if sinks is None else sinks.to(torch.float32).contiguous(),
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size or 0,
+            softcap=softcap or 0.0,
+            dropout_p=dropout_p,
+        )
+        if mask is not None:
+            options = _with_mask(options, mask, q, k)
+        out, lse = attn_fwd(q, k, v, impl, *options)
     return (out, lse) if return_lse else out
+
+
+def _with_mask(
+    options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor
+) -> AttentionOptions:
+    lists = mask.lists(
+        q.shape[1],
+        k.shape[1],
+        causal=options.causal,
+        window_size=options.window_size or None,
+        all_partial=options.doc_start is not None or options.kv_lengths is not None,
+        # The heads of a group share a program, and so the order of its columns.
+        longest_column_first=mask.n_head == 1 or q.shape[2] == k.shape[2],
+        device=q.device,
+    )
+    return options._replace(
+        mask_rows=lists.rows,
+        mask_row_blocks=lists.row_blocks,
+        mask_cols=lists.cols,
+        mask_col_blocks=lists.col_blocks,
+        mask_block_size=mask.block_size,
+        mask_loops=(UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0),
+    )
 
 
 def _pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, needs: dict[str, bool]) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
+    if impl is not None and impl not in IMPLS:
+        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
     obstacles = {
         "triton": _triton_obstacle(q, k, v),
         "sdpa": next((f"it does not support {name}" for name, on in needs.items() if on), None),
@@ -183,69 +261,3 @@ def _triton_obstacle(q: Tensor, k: Tensor, v: Tensor) -> str | None:
                 f"{tuple(tensor.shape)} and strides {tensor.stride()}: call .contiguous() on it"
             )
     return None
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    dropout_p: float,
-    impl: str | None,
-) -> None:
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} must be (B, T, H, D), got shape {tuple(tensor.shape)}")
-        if tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(
-                f"q, k and v must share dtype and device: q is {q.dtype} on {q.device}, "
-                f"{name} is {tensor.dtype} on {tensor.device}"
-            )
-        if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
-            raise ValueError(
-                f"the last dimension of {name} must be contiguous, got strides "
-                f"{tensor.stride()}: call .contiguous() on it"
-            )
-        if 0 in tensor.shape:
-            raise ValueError(f"{name} is empty: shape {tuple(tensor.shape)}")
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise ValueError(f"q, k and v must be fp16, bf16 or fp32, got {q.dtype}")
-    batch, _, n_head, head_dim = q.shape
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have one shape: {tuple(k.shape)} and {tuple(v.shape)}")
-    if k.shape[0] != batch or k.shape[3] != head_dim:
-        raise ValueError(
-            f"q and k must share batch and head_dim: {tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    if n_head % k.shape[2] != 0:
-        raise ValueError(
-            f"the heads of q must be a multiple of those of k and v: {n_head} and {k.shape[2]}"
-        )
-    if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
-    if softmax_scale is not None and not softmax_scale > 0:
-        raise ValueError(f"softmax_scale must be positive, got {softmax_scale}")
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
-    if impl is not None and impl not in IMPLS:
-        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-
-
-def _check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
-    """The value of a tensor goes unchecked: reading it would wait for the GPU."""
-    if seed is None:
-        return
-    if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != q.device:
-            raise ValueError(
-                "dropout_seed must be an int64 tensor with one element on the device of q, got "
-                f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}: pass an int, or "
-                f"torch.tensor([seed], dtype=torch.int64, device={str(q.device)!r})"
-            )
-    elif not isinstance(seed, int):
-        raise ValueError(
-            "dropout_seed must be an int or an int64 tensor, got "
-            f"{seed!r} ({type(seed).__name__}): convert it with int()"
-        )
-    elif not 0 <= seed < 2**63:
-        raise ValueError(f"dropout_seed must lie in [0, 2^63), got {seed}: take it modulo 2**63")

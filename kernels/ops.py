@@ -13,55 +13,42 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels.options import OPTIONS_SCHEMA, AttentionOptions
+
 # name -> (module of the forward pass, module of the backward pass)
 IMPLEMENTATIONS = {"triton": ("kernels.triton_fwd", "kernels.triton_bwd")}
+
+N_OPTIONS = len(AttentionOptions._fields)
 
 
 def _module(impl: str, backward: bool) -> ModuleType:
     return importlib.import_module(IMPLEMENTATIONS[impl][backward])
 
 
-@torch.library.custom_op("papilio::attn_fwd", mutates_args=())
-def attn_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_seed: Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    dropout_p: float,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) and lse (B, H, T_q); arguments as in `kernels.flash_attention`."""
+@torch.library.custom_op(
+    "papilio::attn_fwd",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+)
+def attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+    """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
     # Triton launches on the current GPU, which need not be the one that holds q.
     with torch.cuda.device_of(q):
-        return _module(impl, backward=False).attn_fwd(
-            q,
-            k,
-            v,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            dropout_p=dropout_p,
-            dropout_seed=dropout_seed,
-        )
+        return _module(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
 
 
 @attn_fwd.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_seed: Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    dropout_p: float,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
     batch, seq_q, n_head, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, n_head, seq_q), dtype=torch.float32)
 
 
-@torch.library.custom_op("papilio::attn_bwd", mutates_args=())
+@torch.library.custom_op(
+    "papilio::attn_bwd",
+    mutates_args=(),
+    schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+)
 def attn_bwd(
     dout: Tensor,
     dlse: Tensor | None,
@@ -70,99 +57,118 @@ def attn_bwd(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    dropout_seed: Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    dropout_p: float,
     impl: str,
+    *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
-    # Triton launches on the current GPU, which need not be the one that holds q.
     with torch.cuda.device_of(q):
         return _module(impl, backward=True).attn_bwd(
-            dout,
-            dlse,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            dropout_p=dropout_p,
-            dropout_seed=dropout_seed,
+            dout, dlse, q, k, v, out, lse, AttentionOptions(*options)
         )
 
 
 @attn_bwd.register_fake
 def _(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dropout_seed: Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    dropout_p: float,
-    impl: str,
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, dropout_seed, *options = inputs
-    ctx.save_for_backward(q, k, v, dropout_seed, *output)
-    ctx.options = options
+    q, k, v, impl, *options = inputs
+    # Tensors must be saved by save_for_backward; the other options go beside them.
+    ctx.is_tensor = [isinstance(option, Tensor) for option in options]
+    tensors = [option for option in options if isinstance(option, Tensor)]
+    ctx.save_for_backward(q, k, v, *output, *tensors)
+    ctx.impl = impl
+    ctx.others = [option for option in options if not isinstance(option, Tensor)]
     # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, dropout_seed, out, lse = ctx.saved_tensors
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    sources = {True: iter(tensors), False: iter(ctx.others)}
+    options = AttentionOptions(*(next(sources[is_tensor]) for is_tensor in ctx.is_tensor))
     if dout is None:
         dout = torch.zeros_like(out)
-    grads = attn_bwd(dout, dlse, q, k, v, out, lse, dropout_seed, *ctx.options)
-    return (*grads, None, *(None for _ in ctx.options))
+    grads = attn_bwd(dout, dlse, q, k, v, out, lse, ctx.impl, *options)
+    option_grads: list[Tensor | None] = [None] * N_OPTIONS
+    place = AttentionOptions._fields.index("sinks")
+    if options.sinks is not None and ctx.needs_input_grad[4 + place]:
+        option_grads[place] = _sinks_gradient(options.sinks, out, dout, lse, dlse)
+    return (*grads, None, *option_grads)
+
+
+def _sinks_gradient(
+    sinks: Tensor, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None
+) -> Tensor:
+    """(H,): a sink is one more score of each row, whose value is zero: ds = p * (0 - delta)."""
+    delta = (out.float() * dout.float()).sum(-1).transpose(1, 2)  # (B, H, T_q)
+    if dlse is not None:
+        delta = delta - dlse
+    p = torch.exp(sinks[:, None] - lse)
+    return -(p * delta).sum(dim=(0, 2))
 
 
 attn_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _visible_pairs(seq_q: int, seq_k: int, causal: bool) -> int:
+def _visible_pairs(seq_q: int, seq_k: int, causal: bool, window_size: int) -> int:
     """Number of (query, key) pairs that are not masked, causal aligned at the bottom right."""
-    if not causal:
-        return seq_q * seq_k
-    # row i sees min(seq_k, max(0, i + 1 + seq_k - seq_q)) keys
-    rows = min(seq_q, seq_k)
-    return rows * seq_k - rows * (rows - 1) // 2
+
+    def before(end: int) -> int:
+        """Pairs with key < query + end, for the query at position 0 and on."""
+        # row i has min(seq_k, max(0, i + end)) of them
+        empty = min(seq_q, max(0, -end))
+        whole = min(seq_q, max(0, seq_k - end))  # from this row on, all keys
+        rows = max(0, whole - empty)
+        return rows * end + (empty + whole - 1) * rows // 2 + (seq_q - max(whole, empty)) * seq_k
+
+    diagonal = seq_k - seq_q
+    pairs = seq_q * seq_k
+    if causal:
+        pairs = before(diagonal + 1)
+    elif window_size:
+        pairs = before(diagonal + window_size)
+    if window_size:
+        pairs -= before(diagonal - window_size + 1)
+    return pairs
 
 
+# Formulas get the arguments of the operators, with shapes in the place of tensors.
 @register_flop_formula(torch.ops.papilio.attn_fwd)
 def _attn_fwd_flops(
-    q_shape: tuple, k_shape: tuple, v_shape: tuple, seed: Any, scale: float, causal: bool, *_, **__
+    q_shape: tuple, k_shape: tuple, v_shape: tuple, impl: str, *options: Any, **__: Any
 ) -> int:
-    """Two matrix products over the visible pairs: 4 B H D FLOPs a pair."""
+    """Two matrix products over the visible pairs: 4 B H D FLOPs a pair.
+
+    Blocks of a mask count whole. What documents and padding hide is known only on the GPU, and
+    counts as visible.
+    """
     batch, seq_q, n_head, head_dim = q_shape
-    return 4 * batch * n_head * head_dim * _visible_pairs(seq_q, k_shape[1], causal)
+    asked = AttentionOptions(*options)
+    if asked.mask_rows is None or asked.mask_row_blocks is None:
+        pairs = n_head * _visible_pairs(seq_q, k_shape[1], asked.causal, asked.window_size)
+    else:
+        # shapes: of one layout, or of one a head
+        (n_layouts, *_), (n_blocks,) = asked.mask_rows, asked.mask_row_blocks
+        pairs = n_blocks * (n_head // n_layouts) * asked.mask_block_size**2
+    return 4 * batch * head_dim * pairs
 
 
 @register_flop_formula(torch.ops.papilio.attn_bwd)
 def _attn_bwd_flops(
     dout_shape: tuple,
-    dlse: Any,
+    dlse_shape: tuple | None,
     q_shape: tuple,
     k_shape: tuple,
     v_shape: tuple,
     fwd_out_shape: tuple,
     lse_shape: tuple,
-    seed: Any,
-    scale: float,
-    causal: bool,
-    *_,
-    **__,
+    impl: str,
+    *options: Any,
+    **_: Any,
 ) -> int:
     """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
-    return 5 * _attn_fwd_flops(q_shape, k_shape, v_shape, seed, scale, causal) // 2
+    return 5 * _attn_fwd_flops(q_shape, k_shape, v_shape, impl, *options) // 2

@@ -1,7 +1,14 @@
-"""Small jit functions that the forward and the backward kernels share."""
+"""Small jit functions that the forward and the backward kernels share.
+
+Letters: M queries and N keys of a tile, D head_dim. `features` is `kernels.options.Features`.
+"""
+
+import os
 
 import triton
 import triton.language as tl
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -9,90 +16,87 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_tile(
-    ptr,
+    x,
+    batch,
+    head,
     row,
-    stride_row,
-    offs_row,
-    offs_d,
     n_rows,
     HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASK_ROWS: tl.constexpr,
 ):
-    """Rows `row + offs_row` of a (n_rows, HEAD_DIM) matrix, zero beyond its edges.
+    """Rows [row, row + ROWS) of one head of x, zero beyond its edges: (ROWS, BLOCK_D).
 
-    The start of the tile is added to the pointer in int64, because a row number times a stride
-    passes 2^31 on long contexts; offsets within a tile stay int32, which spares registers and holds
-    for the row strides that `kernels.strides` allows.
+    x is what `kernels.operands.operand` made: a TMA descriptor, or pointer and strides. Pointers
+    advance to the tile in int64, because a row number times a stride passes 2^31 on long contexts;
+    offsets within a tile stay int32, which spares registers and holds for the row strides that
+    `kernels.strides` allows. MASK_ROWS: the tile may reach past the last row.
     """
-    tile = ptr + tl.cast(row, tl.int64) * stride_row
-    ptrs = tile + offs_row[:, None] * stride_row + offs_d[None, :]
-    if MASK_ROWS and HEAD_DIM != BLOCK_D:
-        inside = ((row + offs_row)[:, None] < n_rows) & (offs_d[None, :] < HEAD_DIM)
-        return tl.load(ptrs, mask=inside, other=0.0)
-    elif MASK_ROWS:
-        return tl.load(ptrs, mask=(row + offs_row)[:, None] < n_rows, other=0.0)
-    elif HEAD_DIM != BLOCK_D:
-        return tl.load(ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+    if isinstance(x, tl.tensor_descriptor):
+        return x.load([batch, head, row, 0]).reshape([ROWS, BLOCK_D])
     else:
-        return tl.load(ptrs)
+        ptr, stride_b, stride_t, stride_h = x
+        tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+        tile += tl.cast(row, tl.int64) * stride_t
+        rows = tl.arange(0, ROWS)
+        cols = tl.arange(0, BLOCK_D)
+        ptrs = tile + rows[:, None] * stride_t + cols[None, :]
+        if MASK_ROWS and HEAD_DIM != BLOCK_D:
+            inside = ((row + rows)[:, None] < n_rows) & (cols[None, :] < HEAD_DIM)
+            return tl.load(ptrs, mask=inside, other=0.0)
+        elif MASK_ROWS:
+            return tl.load(ptrs, mask=(row + rows)[:, None] < n_rows, other=0.0)
+        elif HEAD_DIM != BLOCK_D:
+            return tl.load(ptrs, mask=cols[None, :] < HEAD_DIM, other=0.0)
+        else:
+            return tl.load(ptrs)
 
 
 @triton.jit
 def store_tile(
-    ptr,
+    x,
+    batch,
+    head,
     row,
-    stride_row,
-    offs_row,
-    offs_d,
     n_rows,
     values,
     HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Write the part of a tile that lies inside the matrix, in the dtype of `ptr`."""
-    tile = ptr + tl.cast(row, tl.int64) * stride_row
-    ptrs = tile + offs_row[:, None] * stride_row + offs_d[None, :]
-    inside = (row + offs_row)[:, None] < n_rows
+    """Write the part of a (ROWS, BLOCK_D) tile that lies inside x, pointer and strides."""
+    ptr, stride_b, stride_t, stride_h = x
+    tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+    tile += tl.cast(row, tl.int64) * stride_t
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK_D)
+    inside = (row + rows)[:, None] < n_rows
     if HEAD_DIM != BLOCK_D:
-        inside = inside & (offs_d[None, :] < HEAD_DIM)
+        inside = inside & (cols[None, :] < HEAD_DIM)
+    ptrs = tile + rows[:, None] * stride_t + cols[None, :]
     tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def load_lse_log2(lse_ptr, offs_m, seq_q):
-    """lse in units of log2, +inf for rows that see no key or do not exist: exp2(s - inf) is 0."""
-    lse = tl.load(lse_ptr + offs_m, mask=offs_m < seq_q, other=float("inf"))
-    return tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+def tanh(x):
+    """Hyperbolic tangent from exp2, which every GPU and the interpreter have."""
+    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
+    t = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0.0, -t, t)
 
 
 @triton.jit
-def key_bounds(
-    start_m,
-    seq_k,
-    diagonal,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-):
-    """(full, end) of the tile of queries at `start_m`: every row sees the keys [0, full), which
-    are whole tiles; some rows see keys of [full, end); no row sees any from `end` on.
+def cap_scores(qk, softcap_scale, features: tl.constexpr):
+    """tanh(softmax_scale / softcap * qk) with a cap, else qk; either times scale_log2 is a score.
+
+    scale_log2 is what turns it into a score in units of log2: softcap * log2(e), or
+    softmax_scale * log2(e).
     """
-    full = seq_k
-    end = seq_k
-    if IS_CAUSAL:
-        full = tl.minimum(seq_k, tl.maximum(0, start_m + diagonal + 1))
-        end = tl.minimum(seq_k, tl.maximum(0, start_m + BLOCK_M + diagonal))
-    return full // BLOCK_N * BLOCK_N, end
-
-
-@triton.jit
-def visible_keys(offs_m, key, seq_k, diagonal, IS_CAUSAL: tl.constexpr):
-    """(M, N) bool: the key exists, and under a causal mask lies at or below the diagonal."""
-    visible = key[None, :] < seq_k
-    if IS_CAUSAL:
-        visible = visible & (key[None, :] <= offs_m[:, None] + diagonal)
-    return visible
+    if features.softcap:
+        return tanh(qk * softcap_scale)
+    else:
+        return qk
 
 
 @triton.jit

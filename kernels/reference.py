@@ -9,13 +9,31 @@ D head_dim.
 """
 
 import math
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
+from kernels.block_mask import BlockSparseMask
+
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: an odd stride that visits all 2^32 counters
 _SALT = 0x85EBCA6B  # tells the hash of a key from that of a head, and the seed's halves apart
 _LOW_32_BITS = 0xFFFFFFFF
+
+
+class AttentionArguments(TypedDict, total=False):
+    """The keyword arguments of `standard_attention`, for those who pass them on."""
+
+    causal: bool
+    softmax_scale: float | None
+    window_size: int | None
+    mask: BlockSparseMask | None
+    doc_start: Tensor | None
+    kv_lengths: Tensor | None
+    sinks: Tensor | None
+    softcap: float | None
+    dropout_p: float
+    dropout_seed: int | Tensor | None
 
 
 def standard_attention(
@@ -25,6 +43,12 @@ def standard_attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window_size: int | None = None,
+    mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -32,22 +56,16 @@ def standard_attention(
 
     S = softmax_scale * Q K^T,  P = softmax(S),  O = dropout(P) V,  lse = log(sum(exp(S))).
 
-    A causal mask aligns at the bottom right: query i sees key j iff j <= i + T_k - T_q.
-
-        T_q = 2, T_k = 4        T_q = 4, T_k = 2
-            1 1 1 0                 0 0
-            1 1 1 1                 0 0
-                                    1 0
-                                    1 1
-
-    A row that sees no key has out 0, lse -inf and gradients 0. Both results are differentiable.
+    The arguments are those of `kernels.flash_attention`; `visible_keys` says what the masks hide.
+    A row that sees no key has out 0, lse -inf and gradients 0. All results are differentiable.
 
     Args:
         q: (B, T_q, H, D), any floating dtype.
         k: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
         v: (B, T_k, H_kv, D).
-        causal: hide the keys that come after the query.
         softmax_scale: factor on the scores; 1 / sqrt(D) when None.
+        sinks: (H,) scores, one of each row's softmax, whose value is zero.
+        softcap: c turns S into c * tanh(S / c).
         dropout_p: probability in [0, 1) that an entry of P is set to 0; the kept ones are
             multiplied by 1 / (1 - dropout_p). lse does not see dropout.
         dropout_seed: what `dropout_keep_mask` takes; needed iff dropout_p > 0.
@@ -70,16 +88,78 @@ def standard_attention(
     # the scale goes onto q, before the product: fp16 scores of large inputs would overflow
     scores = (q * softmax_scale).transpose(1, 2) @ keys.mT  # (B, H, T_q, T_k)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32))
-    if causal:
-        hidden = ~causal_mask(slice(0, T_q), slice(0, T_k), T_k - T_q, q.device)
-        scores = scores.masked_fill(hidden, -math.inf)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    visible = visible_keys(
+        T_q,
+        T_k,
+        causal=causal,
+        window_size=window_size,
+        mask=mask,
+        doc_start=doc_start,
+        kv_lengths=kv_lengths,
+        device=q.device,
+    )
+    scores = scores.masked_fill(~visible, -math.inf)
 
     lse = scores.logsumexp(dim=-1)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
     # exp(-inf - pivot) is 0 with a finite pivot; with the lse of an empty row it would be NaN
     p = torch.exp(scores - finite(lse).unsqueeze(-1)).to(q.dtype)
     p = p * dropout_factor(q, k, dropout_p, dropout_seed).to(p.dtype)
     out = (p @ values).transpose(1, 2)
     return out, lse
+
+
+def visible_keys(
+    seq_q: int,
+    seq_k: int,
+    *,
+    causal: bool = False,
+    window_size: int | None = None,
+    mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Which keys each query sees: where all of the arguments allow it.
+
+    Query i stands at key position p = i + T_k - T_q. A causal mask with T_q = 2, T_k = 4 and with
+    T_q = 4, T_k = 2, and a window of 2 with T = 4 (1 is seen):
+
+        1 1 1 0         0 0         1 1 0 0
+        1 1 1 1         0 0         1 1 1 0
+                        1 0         0 1 1 1
+                        1 1         0 0 1 1
+
+    Args:
+        seq_q: T_q.
+        seq_k: T_k.
+        causal: j <= p.
+        window_size: |p - j| < window_size.
+        mask: its layout, stretched to elements.
+        doc_start: (B, T_q) integers, j >= doc_start of the query.
+        kv_lengths: (B,) integers, j < kv_lengths.
+        device: of the result.
+
+    Returns:
+        Bool, (B or 1, H or 1, T_q, T_k).
+    """
+    position = torch.arange(seq_q, device=device).unsqueeze(-1) + (seq_k - seq_q)
+    key = torch.arange(seq_k, device=device)
+    visible = torch.ones(1, 1, seq_q, seq_k, dtype=torch.bool, device=device)
+    if causal:
+        visible = visible & (key <= position)
+    if window_size is not None:
+        visible = visible & ((position - key).abs() < window_size)
+    if mask is not None:
+        visible = visible & mask.to_dense(seq_q, seq_k).to(visible.device)
+    if doc_start is not None:
+        visible = visible & (key >= doc_start[:, None, :, None])
+    if kv_lengths is not None:
+        visible = visible & (key < kv_lengths[:, None, None, None])
+    return visible
 
 
 def dropout_keep_mask(

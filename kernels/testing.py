@@ -8,12 +8,13 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Unpack
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from kernels.reference import standard_attention
+from kernels.reference import AttentionArguments, standard_attention
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
 
@@ -107,7 +108,7 @@ def assert_within_budget(
     # Rounding a result to its dtype costs up to eps / 2 of it; eps grants that twice, as `factor`
     # grants it twice where plain PyTorch has this error too. What cancels does so in the dtype of
     # the sums, and a few eps of it remain when they run in another order.
-    sum_dtype = torch.promote_types(actual.dtype, torch.float32)
+    sum_dtype = at_least_fp32(actual.dtype)
     floor = torch.finfo(actual.dtype).eps * _max_abs(exact[exact.isfinite()])
     floor += 4 * torch.finfo(sum_dtype).eps * cancelled
     budget = factor * same_dtype_error + floor
@@ -123,80 +124,87 @@ def check_attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: int | Tensor | None = None,
     with_dlse: bool = False,
     backward: bool = True,
     exact_dtype: torch.dtype = torch.float64,
     seed: int = 0,
+    **options: Unpack[AttentionArguments],
 ) -> dict[str, float]:
-    """Hold an attention function to the error budget: out and lse, then dq, dk and dv.
+    """Hold an attention function to the error budget: out and lse, then dq, dk, dv and dsinks.
 
     out may have 2 times the error of same-dtype `standard_attention` and each gradient 3 times,
     all against `standard_attention` in `exact_dtype`. lse is held to 2 times the error of fp32,
-    whatever the inputs' dtype: a kernel keeps its scores in fp32.
+    whatever the inputs' dtype: a kernel keeps its scores in fp32. So is dsinks, to 3 times.
 
     Args:
-        fn: called as fn(q, k, v, causal=, softmax_scale=), with dropout_p= and dropout_seed= when
-            dropout_p > 0; returns out (B, T_q, H, D) and lse (B, H, T_q).
+        fn: called as fn(q, k, v, **options); returns out (B, T_q, H, D) and lse (B, H, T_q).
         q: (B, T_q, H, D). Its strides reach fn as they are; its grad is left alone, as are those
             of k and v.
         k: (B, T_k, H_kv, D).
         v: (B, T_k, H_kv, D).
-        causal: as in `standard_attention`.
-        softmax_scale: as in `standard_attention`.
-        dropout_p: as in `standard_attention`.
-        dropout_seed: as in `standard_attention`.
         with_dlse: also send a random gradient through lse.
         backward: check the gradients.
         exact_dtype: fp64, or fp32 where fp64 is too slow or too large.
         seed: of the random output gradients.
+        options: the keyword arguments of `standard_attention`.
 
     Returns:
-        The relative error (norm ratio) of out, lse, dq, dk and dv, and under "out_same_dtype" and
-        so on that of plain PyTorch.
+        The relative error (norm ratio) of out, lse, dq, dk, dv and, with sinks, dsinks; and under
+        "out_same_dtype" and so on that of plain PyTorch.
 
     Raises:
         AssertionError: a result has the wrong shape or dtype, or is over its budget.
     """
-    options: dict[str, object] = {"causal": causal, "softmax_scale": softmax_scale}
-    if dropout_p > 0:
-        options |= {"dropout_p": dropout_p, "dropout_seed": dropout_seed}
     generator = torch.Generator().manual_seed(seed)
     B, T_q, H, _ = q.shape
     dout = torch.randn(q.shape, generator=generator).to(q)
     dlse = torch.randn(B, H, T_q, generator=generator).to(q.device) if with_dlse else None
+    sinks = options.get("sinks")
 
     def run(function: AttentionFunction, dtype: torch.dtype) -> dict[str, Tensor]:
         # .to() keeps strides, and detach() makes new leaves without copying
-        leaves = [x.detach().to(dtype).requires_grad_(backward) for x in (q, k, v)]
-        out, lse = function(*leaves, **options)
+        leaves = {
+            f"d{name}": x.detach().to(dtype).requires_grad_(backward)
+            for name, x in (("q", q), ("k", k), ("v", v))
+        }
+        given = dict(options)
+        if sinks is not None:
+            leaves["dsinks"] = sinks.detach().to(at_least_fp32(dtype)).requires_grad_(backward)
+            given["sinks"] = leaves["dsinks"]
+        out, lse = function(leaves["dq"], leaves["dk"], leaves["dv"], **given)
         results = {"out": out.detach(), "lse": lse.detach()}
         if backward:
             outputs, grads = [out], [dout.to(out.dtype)]
             if dlse is not None:
                 outputs, grads = [out, lse], [*grads, dlse.to(lse.dtype)]
-            dqkv = torch.autograd.grad(outputs, leaves, grads)
-            results |= zip(("dq", "dk", "dv"), dqkv, strict=True)
+            gradients = torch.autograd.grad(outputs, list(leaves.values()), grads)
+            results |= zip(leaves, gradients, strict=True)
         return results
 
     actual = run(fn, q.dtype)
     same_dtype = run(standard_attention, q.dtype)
     exact = run(standard_attention, exact_dtype)
-    sum_dtype = torch.promote_types(q.dtype, torch.float32)
+    sum_dtype = at_least_fp32(q.dtype)
     if sum_dtype != q.dtype:
         with torch.no_grad():
             same_dtype["lse"] = standard_attention(
                 *(x.detach().to(sum_dtype) for x in (q, k, v)), **options
             )[1]
 
-    cancelled = _cancelled_magnitudes(q, k, v, dout, dlse, softmax_scale=softmax_scale)
-    factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
+    cancelled = _cancelled_magnitudes(
+        q,
+        k,
+        v,
+        dout,
+        dlse,
+        softmax_scale=options.get("softmax_scale"),
+        softcap=options.get("softcap"),
+        sinks=sinks,
+    )
+    factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsinks": 3.0}
     errors = {}
     for name, value in actual.items():
-        expected_dtype = sum_dtype if name == "lse" else q.dtype
+        expected_dtype = sum_dtype if name in ("lse", "dsinks") else q.dtype
         assert value.dtype == expected_dtype, f"{name}: {value.dtype}, expected {expected_dtype}"
         assert_within_budget(
             value,
@@ -209,6 +217,11 @@ def check_attention(
         errors[name] = relative_error(value, exact[name])
         errors[f"{name}_same_dtype"] = relative_error(same_dtype[name], exact[name])
     return errors
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums over values of `dtype`: fp32, or fp64 for fp64."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 @contextmanager
@@ -248,23 +261,32 @@ def _cancelled_magnitudes(
     dlse: Tensor | None,
     *,
     softmax_scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> dict[str, float]:
     """What cancels on the way to each result of attention, for `assert_within_budget`.
 
-    lse is a maximal score plus a logarithm. dq and dk are sums over p * (dp - delta): with few keys
-    dp and delta are nearly equal, and with one they are equal, whatever their size.
+    lse is a maximal score plus a logarithm. A capped score is the cap times a tanh, which is right
+    to a rounding of 1. dq and dk are sums over p * (dp - delta): with few keys dp and delta are
+    nearly equal, and with one they are equal, whatever their size. dsinks sums p * delta over all
+    queries of a head.
     """
-    D = q.shape[-1]
+    B, T_q, H, D = q.shape
     scale = 1 / math.sqrt(D) if softmax_scale is None else softmax_scale
     # Cauchy-Schwarz, rather than another (T_q, T_k) matrix
     score = scale * _max_norm(q) * _max_norm(k)
+    if softcap is not None:
+        score = max(score, softcap)
+    if sinks is not None:
+        score = max(score, _max_abs(sinks))
     dp = _max_norm(dout) * _max_norm(v) + (0.0 if dlse is None else _max_abs(dlse))
     # a row of P sums to 1; a column may sum to the number of queries, whose errors are independent
-    queries = q.shape[1] * (q.shape[2] // k.shape[2])
+    queries = T_q * (H // k.shape[2])
     return {
         "lse": 1.0 + score,
         "dq": scale * dp * _max_abs(k),
         "dk": scale * dp * _max_abs(q) * math.sqrt(queries),
+        "dsinks": dp * math.sqrt(B * T_q),
     }
 
 

@@ -1,13 +1,15 @@
 """The backward pass in portable Triton: Ampere and later, and the interpreter.
 
 FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) recomputes the probabilities from the
-saved log-sum-exp, tile by tile. Three launches, none with atomics, so a run repeats bit for bit:
+saved log-sum-exp, tile by tile. Two launches, none with atomics, so a run repeats bit for bit:
 
-    delta   rowsum(dout * out), the part of the softmax gradient that all keys of a row share
-    dk, dv  a program owns BLOCK_N keys and walks over the queries that see them
-    dq      a program owns BLOCK_M queries and walks over the keys that they see
+    dq       a program owns BLOCK_M queries and walks over the keys that they see. It also computes
+             delta = rowsum(dout * out), the part of the softmax gradient that all keys of a row
+             share
+    dk, dv   a program owns BLOCK_N keys and walks over the queries that see them
 
-The first kernel and the launcher are here, the others in triton_bwd_dkdv.py and triton_bwd_dq.py.
+One kernel for all three gradients would save two of seven matrix products, but it has to add dq up
+with atomics, and on an H100 that took longer than it saved at every length tried.
 
 The gradient of lse enters through delta: d lse_i / d s_ij = p_ij, so that
 ds = p * (dp - (delta - dlse)).
@@ -15,54 +17,23 @@ ds = p * (dp - (delta - dlse)).
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from kernels.primitives import LOG2E, load_tile
+from kernels.operands import operand
+from kernels.options import AttentionOptions
 from kernels.strides import rows_in_reach
 from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
 from kernels.triton_bwd_dq import attn_bwd_dq_kernel
-from kernels.tuning import backward_dkdv_tiles, backward_dq_tiles, dot_precision, dropout_threshold
+from kernels.tuning import (
+    backward_dkdv_tiles,
+    backward_dq_tiles,
+    launch_options,
+    tiles_per_head,
+)
 
-
-@triton.jit(do_not_specialize=["seq_q"])
-def _attn_bwd_delta_kernel(
-    out_ptr,
-    dout_ptr,
-    dlse_ptr,
-    delta_ptr,
-    stride_ob,
-    stride_ot,
-    stride_oh,
-    stride_dob,
-    stride_dot,
-    stride_doh,
-    n_head,
-    seq_q,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
-):
-    n_tiles = tl.cdiv(seq_q, BLOCK_M)
-    start_m = tl.program_id(0) % n_tiles * BLOCK_M
-    batch_head = tl.program_id(0) // n_tiles
-    batch = (batch_head // n_head).to(tl.int64)
-    head = (batch_head % n_head).to(tl.int64)
-    out_ptr += batch * stride_ob + head * stride_oh
-    dout_ptr += batch * stride_dob + head * stride_doh
-    row_start = batch_head.to(tl.int64) * seq_q
-
-    rows = tl.arange(0, BLOCK_M)
-    offs_m = start_m + rows
-    offs_d = tl.arange(0, BLOCK_D)
-    out = load_tile(out_ptr, start_m, stride_ot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
-    dout = load_tile(dout_ptr, start_m, stride_dot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    inside = offs_m < seq_q
-    if HAS_DLSE:
-        delta -= tl.load(dlse_ptr + row_start + offs_m, mask=inside, other=0.0)
-    tl.store(delta_ptr + row_start + offs_m, delta, mask=inside)
+# The dk, dv kernel reads lse and delta in whole tiles, so that it needs no mask: a masked load in
+# its loop costs a sixth of its speed.
+PADDED_ROWS = 128
 
 
 def attn_bwd(
@@ -73,13 +44,9 @@ def attn_bwd(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    *,
-    softmax_scale: float,
-    causal: bool,
-    dropout_p: float,
-    dropout_seed: Tensor | None,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the three backward kernels.
+    """Launch the two backward kernels.
 
     Args:
         dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
@@ -95,78 +62,79 @@ def attn_bwd(
     dq = torch.empty((batch, seq_q, n_head, head_dim), dtype=q.dtype, device=q.device)
     dk = torch.empty((batch, seq_k, n_kv_head, head_dim), dtype=k.dtype, device=k.device)
     dv = torch.empty_like(dk)
-    delta = torch.empty_like(lse)
 
-    tiles = backward_dq_tiles(q)
-    _attn_bwd_delta_kernel[(triton.cdiv(seq_q, tiles.block_m) * batch * n_head,)](
-        out,
-        dout,
-        None if dlse is None else dlse.contiguous(),
-        delta,
-        *out.stride()[:3],
-        *dout.stride()[:3],
-        n_head=n_head,
-        seq_q=seq_q,
-        HEAD_DIM=head_dim,
-        BLOCK_D=tiles.block_d,
-        BLOCK_M=tiles.block_m,
-        HAS_DLSE=dlse is not None,
-        num_warps=4,
+    rows = options.mask_block_size or PADDED_ROWS
+    padded_q = triton.cdiv(seq_q, rows) * rows
+    lse_log2, delta = torch.empty(
+        (2, batch, n_head, padded_q), dtype=torch.float32, device=q.device
     )
-
-    shared = {
-        "seq_q": seq_q,
-        "seq_k": seq_k,
-        "softmax_scale": softmax_scale,
-        "scale_log2": softmax_scale * LOG2E.value,
-        "keep_scale": 1.0 / (1.0 - dropout_p),
-        "threshold": dropout_threshold(dropout_p),
-        "GROUP": n_head // n_kv_head,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": tiles.block_d,
-        "IS_CAUSAL": causal,
-        "HAS_DROPOUT": dropout_p > 0.0,
-        "PRECISION": dot_precision(q.dtype),
+    shared = launch_options(q, k, options) | {
+        "padded_q": padded_q,
+        "softmax_scale": options.softmax_scale,
     }
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    attn_bwd_dq_kernel[(triton.cdiv(seq_q, tiles.block_m) * batch * n_head,)](
-        q,
-        k,
-        v,
-        dout,
+    tiles = backward_dq_tiles(q, options)
+    n_tiles = padded_q // tiles.block_m
+    attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
+        operand(q, tiles.block_m, tiles.block_d),
+        operand(k, tiles.block_n, tiles.block_d),
+        operand(v, tiles.block_n, tiles.block_d),
+        (out, *out.stride()[:3]),
+        operand(dout, tiles.block_m, tiles.block_d),
+        (dq, *dq.stride()[:3]),
         lse,
+        None if dlse is None else dlse.contiguous(),
+        lse_log2,
         delta,
-        dq,
-        dropout_seed,
-        *strides,
-        *dq.stride()[:3],
+        options.dropout_seed,
+        options.doc_start,
+        options.kv_lengths,
+        options.mask_rows,
+        options.mask_row_blocks,
+        n_tiles=n_tiles,
         n_head=n_head,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        enable_fp_fusion=True,
+        HAS_DLSE=dlse is not None,
         **shared,
+        **tiles.launch(),
     )
-    tiles = backward_dkdv_tiles(q)
-    attn_bwd_dkdv_kernel[(triton.cdiv(seq_k, tiles.block_n) * batch * n_kv_head,)](
-        q,
-        k,
-        v,
-        dout,
-        lse,
+    tiles = backward_dkdv_tiles(q, k, options)
+    n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
+    attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
+        operand(q, tiles.block_m, tiles.block_d),
+        # k and v are read once: a program that keeps them needs no copy engine.
+        (k, *k.stride()[:3]),
+        (v, *v.stride()[:3]),
+        operand(dout, tiles.block_m, tiles.block_d),
+        (dk, *dk.stride()[:3]),
+        (dv, *dv.stride()[:3]),
+        lse_log2,
         delta,
-        dk,
-        dv,
-        dropout_seed,
-        *strides,
-        *dk.stride()[:3],
+        options.dropout_seed,
+        options.doc_start,
+        _document_bounds(options.doc_start, seq_k, tiles.block_n),
+        options.kv_lengths,
+        options.mask_cols,
+        options.mask_col_blocks,
+        n_tiles=n_tiles,
         n_kv_head=n_kv_head,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        enable_fp_fusion=True,
         **shared,
+        **tiles.launch(),
     )
     return dq, dk, dv
+
+
+def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:
+    """(B, key tiles, 2) int32: what `kernels.walks.query_walk` wants to know of documents.
+
+    Counts of queries, from the first on: those before the first whose document begins after the
+    tile's first key, and those up to the last whose document begins at or before the tile's last.
+    Right for any doc_start, increasing or not.
+    """
+    if doc_start is None:
+        return None
+    first_key = torch.arange(0, seq_k, block_n, dtype=torch.int32, device=doc_start.device)
+    first_key = first_key.expand(doc_start.shape[0], -1).contiguous()
+    highest_before = doc_start.cummax(dim=1).values
+    lowest_after = doc_start.flip(1).cummin(dim=1).values.flip(1).contiguous()
+    all_to = torch.searchsorted(highest_before, first_key, right=True)
+    some_to = torch.searchsorted(lowest_after, first_key + (block_n - 1), right=True)
+    return torch.stack((all_to, some_to), dim=-1).to(torch.int32)

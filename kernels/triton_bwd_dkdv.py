@@ -6,12 +6,14 @@ The mathematics is in kernels/triton_bwd.py.
 import triton
 import triton.language as tl
 
-from kernels.primitives import (
-    dropout_head_key,
-    dropout_keep,
-    load_lse_log2,
-    load_tile,
-    store_tile,
+from kernels.primitives import cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
+from kernels.walks import (
+    key_tile_start,
+    load_doc_start,
+    query_walk,
+    visible_keys,
+    walk_loop,
+    walk_tile,
 )
 
 
@@ -19,91 +21,96 @@ from kernels.primitives import (
 def _accumulate_dkdv(
     dk,
     dv,
-    k,
-    v,
-    q_ptr,
-    dout_ptr,
-    lse_ptr,
+    k_tile,
+    v_tile,
+    q,
+    dout,
+    lse_log2_ptr,
     delta_ptr,
-    stride_qt,
-    stride_dot,
-    first,
-    rows,
-    offs_n,
-    offs_d,
+    doc_ptr,
+    batch,
+    head,
+    walk,
+    key,
+    n_keys,
     seq_q,
-    diagonal,
+    seq_k,
+    window_size,
     scale_log2,
+    softcap_scale,
     keep_scale,
     head_key,
     threshold,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    features: tl.constexpr,
     PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """Add what the queries from `first` on give to one tile of keys; scores lie transposed (N, M).
+    """Add what the queries of one loop of the walk give to a tile of keys.
 
-    Only the causal diagonal needs a mask: rows past the end have p = 0 by their lse, and what
-    columns past the end gather is never stored.
+    Scores lie transposed, (N, M). Queries that do not exist have p = 0 by their lse.
     """
-    for start_m in tl.range(first, seq_q, BLOCK_M):
-        offs_m = start_m + rows
-        q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
-        lse_log2 = load_lse_log2(lse_ptr, offs_m, seq_q)
-        qk_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    begin, end, block = walk_loop(walk, MASKED)
+    for offset in tl.range(begin, end, BLOCK_M):
+        start_m, block = walk_tile(offset, end, block, walk, BLOCK_M, features, MASKED)
+        offs_m = start_m + tl.arange(0, BLOCK_M)
+        q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+        lse_log2 = tl.load(lse_log2_ptr + offs_m)
+        qk_t = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+        qk_t = cap_scores(qk_t, softcap_scale, features)
         p_t = tl.exp2(qk_t * scale_log2 - lse_log2[None, :])
-        if IS_CAUSAL:
-            p_t = tl.where(offs_n[:, None] <= offs_m[None, :] + diagonal, p_t, 0.0)
-        dout = load_tile(
-            dout_ptr, start_m, stride_dot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True
-        )
-        dp_t = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        if MASKED:
+            lower, upper = visible_keys(offs_m, n_keys, seq_k - seq_q, window_size, features)
+            if features.documents:
+                lower = tl.maximum(lower, load_doc_start(doc_ptr, batch, offs_m, seq_q))
+            visible = key[:, None] < upper[None, :]
+            if features.window or features.documents:
+                visible = visible & (key[:, None] >= lower[None, :])
+            p_t = tl.where(visible, p_t, 0.0)
+        dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+        dp_t = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
         p_kept_t = p_t
-        if HAS_DROPOUT:
-            keep = dropout_keep(head_key, offs_m[None, :], offs_n[:, None], threshold)
+        if features.dropout:
+            keep = dropout_keep(head_key, offs_m[None, :], key[:, None], threshold)
             p_kept_t = tl.where(keep, p_t, 0.0)
             dp_t = tl.where(keep, dp_t * keep_scale, 0.0)
-        dv = tl.dot(p_kept_t.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        delta = tl.load(delta_ptr + offs_m, mask=offs_m < seq_q, other=0.0)
+        dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
+        delta = tl.load(delta_ptr + offs_m)
         ds_t = p_t * (dp_t - delta[None, :])
-        dk = tl.dot(ds_t.to(q.dtype), q, dk, input_precision=PRECISION)
+        if features.softcap:
+            ds_t *= 1.0 - qk_t * qk_t
+        dk = tl.dot(ds_t.to(q_tile.dtype), q_tile, dk, input_precision=PRECISION)
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "threshold"])
+@triton.jit(do_not_specialize=["seq_q", "seq_k", "window_size", "n_mask_head", "threshold"])
 def attn_bwd_dkdv_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
-    lse_ptr,
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    lse_log2_ptr,
     delta_ptr,
-    dk_ptr,
-    dv_ptr,
     seed_ptr,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    stride_dob,
-    stride_dot,
-    stride_doh,
-    stride_dkb,
-    stride_dkt,
-    stride_dkh,
+    doc_ptr,
+    doc_bounds_ptr,
+    lengths_ptr,
+    cols_ptr,
+    col_blocks_ptr,
+    n_tiles,
     n_kv_head,
+    padded_q,
+    n_mask_head,
     seq_q,
     seq_k,
-    softmax_scale,
+    window_size,
     scale_log2,
+    softmax_scale,
+    softcap_scale,
     keep_scale,
     threshold,
     GROUP: tl.constexpr,
@@ -111,71 +118,81 @@ def attn_bwd_dkdv_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    features: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    # One loop over the tiles that need no mask, one over the others; either may be left out.
+    FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
+    LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # Tiles of a head side by side, as in the forward kernel, and first keys first: under a causal
     # mask most queries see them.
-    n_tiles = tl.cdiv(seq_k, BLOCK_N)
-    start_n = tl.program_id(0) % n_tiles * BLOCK_N
-    batch_kv_head = tl.program_id(0) // n_tiles
-    batch = (batch_kv_head // n_kv_head).to(tl.int64)
-    kv_head = (batch_kv_head % n_kv_head).to(tl.int64)
-    k_ptr += batch * stride_kb + kv_head * stride_kh
-    v_ptr += batch * stride_vb + kv_head * stride_vh
-    dk_ptr += batch * stride_dkb + kv_head * stride_dkh
-    dv_ptr += batch * stride_dkb + kv_head * stride_dkh
+    tile = tl.program_id(0) % n_tiles
+    batch = tl.program_id(0) // n_tiles // n_kv_head
+    kv_head = tl.program_id(0) // n_tiles % n_kv_head
+    start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, n_mask_head, seq_k, BLOCK_N, features)
+    key = start_n + tl.arange(0, BLOCK_N)
+    n_keys = seq_k
+    if features.lengths:
+        n_keys = tl.minimum(seq_k, tl.load(lengths_ptr + batch))
 
-    cols = tl.arange(0, BLOCK_N)
-    offs_n = start_n + cols
-    rows = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
-    diagonal = seq_k - seq_q  # query i sees key j iff j <= i + diagonal
-
-    # Queries before this one see none of the keys. That all later tiles take the mask, also where
-    # the diagonal does not cut them, costs less than a second loop with a pipeline of its own.
-    first = 0
-    if IS_CAUSAL:
-        first = tl.maximum(0, start_n - diagonal) // BLOCK_M * BLOCK_M
-
-    k = load_tile(k_ptr, start_n, stride_kt, cols, offs_d, seq_k, HEAD_DIM, BLOCK_D, True)
-    v = load_tile(v_ptr, start_n, stride_vt, cols, offs_d, seq_k, HEAD_DIM, BLOCK_D, True)
-    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
+    v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
+    dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for group in tl.range(GROUP):
         head = kv_head * GROUP + group
         batch_head = batch * (n_kv_head * GROUP) + head
-        head_key = dropout_head_key(seed_ptr, batch_head) if HAS_DROPOUT else 0
-        dk, dv = _accumulate_dkdv(
-            dk,
-            dv,
-            k,
-            v,
-            q_ptr + batch * stride_qb + head * stride_qh,
-            dout_ptr + batch * stride_dob + head * stride_doh,
-            lse_ptr + batch_head * seq_q,
-            delta_ptr + batch_head * seq_q,
-            stride_qt,
-            stride_dot,
-            first,
-            rows,
-            offs_n,
-            offs_d,
+        row = tl.cast(batch_head, tl.int64) * padded_q
+        head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
+        walk = query_walk(
+            tile,
+            start_n,
+            batch,
+            head,
+            doc_bounds_ptr,
+            n_keys,
+            cols_ptr,
+            col_blocks_ptr,
+            n_mask_head,
             seq_q,
-            diagonal,
-            scale_log2,
-            keep_scale,
-            head_key,
-            threshold,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_D=BLOCK_D,
-            BLOCK_M=BLOCK_M,
-            IS_CAUSAL=IS_CAUSAL,
-            HAS_DROPOUT=HAS_DROPOUT,
-            PRECISION=PRECISION,
+            seq_k,
+            window_size,
+            BLOCK_M,
+            BLOCK_N,
+            features,
         )
-    dk *= softmax_scale
-    dv *= keep_scale
-    store_tile(dk_ptr, start_n, stride_dkt, cols, offs_d, seq_k, dk, HEAD_DIM, BLOCK_D)
-    store_tile(dv_ptr, start_n, stride_dkt, cols, offs_d, seq_k, dv, HEAD_DIM, BLOCK_D)
+        for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
+            dk_acc, dv_acc = _accumulate_dkdv(
+                dk_acc,
+                dv_acc,
+                k_tile,
+                v_tile,
+                q,
+                dout,
+                lse_log2_ptr + row,
+                delta_ptr + row,
+                doc_ptr,
+                batch,
+                head,
+                walk,
+                key,
+                n_keys,
+                seq_q,
+                seq_k,
+                window_size,
+                scale_log2,
+                softcap_scale,
+                keep_scale,
+                head_key,
+                threshold,
+                HEAD_DIM,
+                BLOCK_D,
+                BLOCK_M,
+                features,
+                PRECISION,
+                MASKED=masked == 1,
+            )
+    dk_acc *= softmax_scale
+    dv_acc *= keep_scale
+    store_tile(dk, batch, kv_head, start_n, seq_k, dk_acc, HEAD_DIM, BLOCK_N, BLOCK_D)
+    store_tile(dv, batch, kv_head, start_n, seq_k, dv_acc, HEAD_DIM, BLOCK_N, BLOCK_D)

@@ -1,101 +1,104 @@
 """dq: a program owns BLOCK_M queries and walks over the keys that they see.
 
-The mathematics is in kernels/triton_bwd.py.
+On the way it writes what the dk, dv kernel wants to know of its queries. The mathematics is in
+kernels/triton_bwd.py.
 """
 
 import triton
 import triton.language as tl
 
 from kernels.primitives import (
+    LOG2E,
+    cap_scores,
     dropout_head_key,
     dropout_keep,
-    key_bounds,
-    load_lse_log2,
     load_tile,
     store_tile,
-    visible_keys,
 )
+from kernels.walks import key_walk, walk_loop, walk_tile
 
 
 @triton.jit
 def _accumulate_dq(
     dq,
-    q,
-    dout,
+    q_tile,
+    dout_tile,
     lse_log2,
     delta,
-    k_ptr,
-    v_ptr,
-    stride_kt,
-    stride_vt,
-    start,
-    end,
+    k,
+    v,
+    batch,
+    kv_head,
+    walk,
     offs_m,
-    offs_n,
-    offs_d,
+    lower,
+    upper,
     seq_k,
-    diagonal,
     scale_log2,
+    softcap_scale,
     keep_scale,
     head_key,
     threshold,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
-    MASKED: tl.constexpr,
+    features: tl.constexpr,
     PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """Add what the keys of [start, end) give to the gradient of one tile of queries."""
-    for start_n in tl.range(start, end, BLOCK_N):
-        k = load_tile(k_ptr, start_n, stride_kt, offs_n, offs_d, seq_k, HEAD_DIM, BLOCK_D, MASKED)
-        v = load_tile(v_ptr, start_n, stride_vt, offs_n, offs_d, seq_k, HEAD_DIM, BLOCK_D, MASKED)
-        qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    """Add what the keys of one loop of the walk give to the gradient of a tile of queries."""
+    begin, end, block = walk_loop(walk, MASKED)
+    for offset in tl.range(begin, end, BLOCK_N):
+        start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
+        key = start_n + tl.arange(0, BLOCK_N)
+        k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+        v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+        qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        qk = cap_scores(qk, softcap_scale, features)
         p = tl.exp2(qk * scale_log2 - lse_log2[:, None])
-        key = start_n + offs_n
         if MASKED:
-            visible = visible_keys(offs_m, key, seq_k, diagonal, IS_CAUSAL)
+            visible = key[None, :] < upper[:, None]
+            if features.window or features.documents:
+                visible = visible & (key[None, :] >= lower[:, None])
             p = tl.where(visible, p, 0.0)
-        dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-        if HAS_DROPOUT:
+        dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
+        if features.dropout:
             keep = dropout_keep(head_key, offs_m[:, None], key[None, :], threshold)
             dp = tl.where(keep, dp * keep_scale, 0.0)
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        if features.softcap:
+            ds *= 1.0 - qk * qk
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     return dq
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "threshold"])
+@triton.jit(do_not_specialize=["seq_q", "seq_k", "window_size", "n_mask_head", "threshold"])
 def attn_bwd_dq_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dout_ptr,
+    q,
+    k,
+    v,
+    out,
+    dout,
+    dq,
     lse_ptr,
+    dlse_ptr,
+    lse_log2_ptr,
     delta_ptr,
-    dq_ptr,
     seed_ptr,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    stride_dob,
-    stride_dot,
-    stride_doh,
-    stride_dqb,
-    stride_dqt,
-    stride_dqh,
+    doc_ptr,
+    lengths_ptr,
+    rows_ptr,
+    row_blocks_ptr,
+    n_tiles,
     n_head,
+    padded_q,
+    n_mask_head,
     seq_q,
     seq_k,
-    softmax_scale,
+    window_size,
     scale_log2,
+    softmax_scale,
+    softcap_scale,
     keep_scale,
     threshold,
     GROUP: tl.constexpr,
@@ -103,66 +106,79 @@ def attn_bwd_dq_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    features: tl.constexpr,
     PRECISION: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
 ):
-    # Tiles of a head side by side and last rows first, as in the forward kernel.
-    n_tiles = tl.cdiv(seq_q, BLOCK_M)
-    start_m = (n_tiles - 1 - tl.program_id(0) % n_tiles) * BLOCK_M
+    # One loop over the tiles that need no mask, one over the others; either may be left out.
+    FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
+    LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
+    # Tiles of a head side by side, as in the forward kernel.
     batch_head = tl.program_id(0) // n_tiles
-    batch = (batch_head // n_head).to(tl.int64)
-    head = (batch_head % n_head).to(tl.int64)
-    q_ptr += batch * stride_qb + head * stride_qh
-    k_ptr += batch * stride_kb + (head // GROUP) * stride_kh
-    v_ptr += batch * stride_vb + (head // GROUP) * stride_vh
-    dout_ptr += batch * stride_dob + head * stride_doh
-    dq_ptr += batch * stride_dqb + head * stride_dqh
-    row_start = batch_head.to(tl.int64) * seq_q
+    batch = batch_head // n_head
+    head = batch_head % n_head
+    start_m, offs_m, lower, upper, walk = key_walk(
+        tl.program_id(0) % n_tiles,
+        batch,
+        head,
+        doc_ptr,
+        lengths_ptr,
+        rows_ptr,
+        row_blocks_ptr,
+        n_tiles,
+        n_mask_head,
+        seq_q,
+        seq_k,
+        window_size,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_N,
+        features,
+    )
 
-    rows = tl.arange(0, BLOCK_M)
-    offs_m = start_m + rows
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
-    diagonal = seq_k - seq_q
-    head_key = dropout_head_key(seed_ptr, batch_head) if HAS_DROPOUT else 0
+    q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+    dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+    out_tile = load_tile(out, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+    delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
+    row = tl.cast(batch_head, tl.int64)
+    inside = offs_m < seq_q
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + row * seq_q + offs_m, mask=inside, other=0.0)
+    lse = tl.load(lse_ptr + row * seq_q + offs_m, mask=inside, other=-float("inf"))
+    # Rows that see no key, and those past the end: exp2(s - inf) is 0.
+    lse_log2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+    tl.store(lse_log2_ptr + row * padded_q + offs_m, lse_log2)
+    tl.store(delta_ptr + row * padded_q + offs_m, delta)
 
-    full, end = key_bounds(start_m, seq_k, diagonal, BLOCK_M, BLOCK_N, IS_CAUSAL)
-
-    q = load_tile(q_ptr, start_m, stride_qt, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
-    dout = load_tile(dout_ptr, start_m, stride_dot, rows, offs_d, seq_q, HEAD_DIM, BLOCK_D, True)
-    lse_log2 = load_lse_log2(lse_ptr + row_start, offs_m, seq_q)
-    delta = tl.load(delta_ptr + row_start + offs_m, mask=offs_m < seq_q, other=0.0)
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for masked in tl.static_range(2):
-        dq = _accumulate_dq(
-            dq,
-            q,
-            dout,
+    head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
+        acc = _accumulate_dq(
+            acc,
+            q_tile,
+            dout_tile,
             lse_log2,
             delta,
-            k_ptr,
-            v_ptr,
-            stride_kt,
-            stride_vt,
-            full if masked else 0,
-            end if masked else full,
+            k,
+            v,
+            batch,
+            head // GROUP,
+            walk,
             offs_m,
-            offs_n,
-            offs_d,
+            lower,
+            upper,
             seq_k,
-            diagonal,
             scale_log2,
+            softcap_scale,
             keep_scale,
             head_key,
             threshold,
-            HEAD_DIM=HEAD_DIM,
-            BLOCK_D=BLOCK_D,
-            BLOCK_N=BLOCK_N,
-            IS_CAUSAL=IS_CAUSAL,
-            HAS_DROPOUT=HAS_DROPOUT,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_N,
+            features,
+            PRECISION,
             MASKED=masked == 1,
-            PRECISION=PRECISION,
         )
-    dq *= softmax_scale
-    store_tile(dq_ptr, start_m, stride_dqt, rows, offs_d, seq_q, dq, HEAD_DIM, BLOCK_D)
+    acc *= softmax_scale
+    store_tile(dq, batch, head, start_m, seq_q, acc, HEAD_DIM, BLOCK_M, BLOCK_D)

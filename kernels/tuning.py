@@ -1,83 +1,131 @@
-"""Tile sizes by head dimension, dtype and GPU, and the other choices of a launch."""
+"""What the kernels are launched with: their tiles, and the arguments that they share."""
 
-from dataclasses import dataclass
+import functools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Tiles:
-    """What one launch is compiled for: tile sizes in elements, warps a program, pipeline stages."""
-
-    block_m: int
-    block_n: int
-    block_d: int
-    num_warps: int
-    num_stages: int
+from kernels.options import AttentionOptions
+from kernels.primitives import LOG2E
+from kernels.tiles import FP32, LONG, MAX_BLOCK, SHORT, TABLES, Tiles
 
 
-# (block_m, block_n, num_warps, num_stages) by padded head dimension. `hopper` was measured on an
-# H100; `portable` fits the 99 KiB of shared memory that the smallest Ampere and Ada GPUs have.
-_FORWARD = {
-    "hopper": {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 3)},
-    "portable": {
-        16: (128, 64, 4, 3),
-        32: (128, 64, 4, 3),
-        64: (128, 64, 4, 3),
-        128: (64, 64, 4, 2),
-    },
-}
-_BACKWARD_DKDV = {
-    "hopper": {16: (32, 64, 4, 3), 32: (32, 64, 4, 3), 64: (128, 64, 4, 2), 128: (32, 128, 8, 3)},
-    "portable": {16: (32, 64, 4, 2), 32: (32, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 64, 8, 2)},
-}
-_BACKWARD_DQ = {
-    "hopper": {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 2)},
-    "portable": {16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 32, 4, 2)},
-}
-# fp32 operands are twice as large and run without the 16-bit matrix units.
-_FP32 = {16: (64, 32, 4, 2), 32: (64, 32, 4, 2), 64: (32, 32, 4, 2), 128: (32, 16, 4, 2)}
+def forward_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
+    """Tiles of the forward kernel for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
+    exception = ""
+    if k.shape[1] < SHORT:
+        exception = "hopper, short"
+    elif k.shape[1] >= LONG and options.mask_block_size == 0:
+        exception = "hopper, long"
+    return _tiles("forward", exception, q, options)
 
 
-def forward_tiles(q: Tensor) -> Tiles:
-    """Tiles of the forward kernel for q (B, T, H, D)."""
-    return _tiles(_FORWARD, q)
-
-
-def backward_dkdv_tiles(q: Tensor) -> Tiles:
+def backward_dkdv_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
     """Tiles of the kernel that owns block_n keys and walks over the queries."""
-    return _tiles(_BACKWARD_DKDV, q)
+    small = options.mask_block_size > 0 or options.softcap > 0.0 or q.shape[2] > k.shape[2]
+    return _tiles("backward_dkdv", "hopper, small" if small else "", q, options)
 
 
-def backward_dq_tiles(q: Tensor) -> Tiles:
+def backward_dq_tiles(q: Tensor, options: AttentionOptions) -> Tiles:
     """Tiles of the kernel that owns block_m queries and walks over the keys."""
-    return _tiles(_BACKWARD_DQ, q)
+    return _tiles("backward_dq", "", q, options)
 
 
-def _tiles(table: dict[str, dict[int, tuple[int, int, int, int]]], q: Tensor) -> Tiles:
+def _tiles(kernel: str, exception: str, q: Tensor, options: AttentionOptions) -> Tiles:
+    """The tiles measured on this GPU, or else those of the tables, under the options' limits."""
     # Matrix units take no inner dimension below 16; other sizes are padded to a power of two.
     block_d = max(16, triton.next_power_of_2(q.shape[-1]))
+    tables = TABLES[kernel]
     if q.dtype == torch.float32:
-        row = _FP32[block_d]
+        tiles = FP32[block_d]
+    elif q.is_cuda and block_d in (measured := measured_tiles(_gpu_name(q.device)))[kernel]:
+        tiles = measured[kernel][block_d]
+    elif q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9:
+        tiles = tables.get(exception, {}).get(block_d) or tables["hopper"][block_d]
     else:
-        row = table["hopper" if _is_hopper(q) else "portable"][block_d]
-    block_m, block_n, num_warps, num_stages = row
-    return Tiles(block_m, block_n, block_d, num_warps, num_stages)
+        tiles = tables["portable"][block_d]
+    # Under a mask, a tile lies within one of its blocks.
+    largest = options.mask_block_size or MAX_BLOCK
+    return replace(
+        tiles,
+        block_m=min(tiles.block_m, largest),
+        block_n=min(tiles.block_n, largest),
+        block_n_masked=min(tiles.block_n_masked or tiles.block_n, largest),
+        block_d=block_d,
+    )
 
 
-def _is_hopper(q: Tensor) -> bool:
-    return q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
+def measured_tiles_file(gpu_name: str) -> Path:
+    """Where `scripts.tune_attention` keeps what it measured on a GPU, for one version of Triton.
+
+    In $PAPILIO_CACHE, or ~/.cache/papilio.
+    """
+    folder = Path(os.environ.get("PAPILIO_CACHE", "~/.cache/papilio")).expanduser()
+    return folder / f"tiles-{gpu_name.replace(' ', '-')}-triton-{triton.__version__}.json"
 
 
-def dot_precision(dtype: torch.dtype) -> str:
+@functools.cache
+def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
+    """Tiles by kernel and padded head dimension, from `measured_tiles_file`; read once a process.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    file = measured_tiles_file(gpu_name)
+    if not file.exists():
+        return {kernel: {} for kernel in TABLES}
+    try:
+        found = json.loads(file.read_text())
+        return {
+            kernel: {int(d): Tiles(**tiles) for d, tiles in found[kernel].items()}
+            for kernel in TABLES
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is not what scripts.tune_attention writes ({error}): delete it, or measure "
+            "again"
+        ) from error
+
+
+@functools.cache
+def _gpu_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
+
+
+def tiles_per_head(seq_len: int, block: int, options: AttentionOptions) -> int:
+    """How many programs share a head: as many as its tiles, those of whole blocks under a mask."""
+    rows = max(block, options.mask_block_size)
+    return triton.cdiv(seq_len, rows) * (rows // block)
+
+
+def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str, Any]:
+    """The arguments that the forward kernel and both of the backward share."""
+    softmax_scale, softcap = options.softmax_scale, options.softcap
+    return {
+        "n_mask_head": 1 if options.mask_rows is None else options.mask_rows.shape[0],
+        "seq_q": q.shape[1],
+        "seq_k": k.shape[1],
+        "window_size": options.window_size,
+        "scale_log2": (softcap or softmax_scale) * LOG2E.value,
+        "softcap_scale": softmax_scale / softcap if softcap else 0.0,
+        "keep_scale": 1.0 / (1.0 - options.dropout_p),
+        # A probability is dropped where its 32 random bits are below this.
+        "threshold": int(options.dropout_p * 2**32),
+        "GROUP": q.shape[2] // k.shape[2],
+        "HEAD_DIM": q.shape[3],
+        "features": options.features,
+        "PRECISION": _dot_precision(q.dtype),
+    }
+
+
+def _dot_precision(dtype: torch.dtype) -> str:
     """How fp32 tiles are multiplied: as `torch.set_float32_matmul_precision` asks."""
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return "ieee"
     return "tf32"
-
-
-def dropout_threshold(dropout_p: float) -> int:
-    """A probability is dropped where its 32 random bits are below this."""
-    return int(dropout_p * 2**32)

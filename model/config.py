@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
-from kernels.attention import MAX_HEAD_DIM
+from kernels.checks import MAX_HEAD_DIM
 
 Positions = Literal["learned", "rotary"]
 Attention = Literal["auto", "triton", "sdpa", "reference"]

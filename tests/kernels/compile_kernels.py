@@ -1,8 +1,7 @@
-"""Compile the kernels for sm_80 and sm_90 and print what each needs, as JSON.
+"""Compile the kernels for sm_80, sm_90 and sm_100 and print what each needs, as JSON.
 
-Every tile choice, and the variants that change what is compiled: dropout, no causal mask, several
-query heads a key head, fp32. A program of its own, because test_compile.py runs where Triton
-interprets kernels.
+Every tile choice, and what changes what is compiled: the features of a call, several query heads a
+key head, fp32. A program of its own, because test_compile.py runs where Triton interprets kernels.
 """
 
 import json
@@ -12,91 +11,158 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import triton_bwd, triton_fwd, tuning
+from kernels import tiles
+from kernels.options import Features
+from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
+from kernels.triton_bwd_dq import attn_bwd_dq_kernel
+from kernels.triton_fwd import attn_fwd_kernel
 
 KERNELS = {
-    "fwd": (triton_fwd._attn_fwd_kernel, tuning._FORWARD),
-    "dkdv": (triton_bwd.attn_bwd_dkdv_kernel, tuning._BACKWARD_DKDV),
-    "dq": (triton_bwd.attn_bwd_dq_kernel, tuning._BACKWARD_DQ),
+    "fwd": (attn_fwd_kernel, tiles.FORWARD),
+    "dkdv": (attn_bwd_dkdv_kernel, tiles.BACKWARD_DKDV),
+    "dq": (attn_bwd_dq_kernel, tiles.BACKWARD_DQ),
 }
-CAPABILITY = {"hopper": 90, "portable": 80}
+# name of a table -> compute capability of the GPUs that it was made for
+CAPABILITY = {"portable": 80, "hopper": 90}
+BLACKWELL = 100
+
+# Rows of the tile that an operand is read in; the others are given as pointer and strides.
+TILED = {
+    "fwd": {
+        "q": "BLOCK_M",
+        "k": "BLOCK_N",
+        "v": "BLOCK_N",
+        "k_masked": "BLOCK_N_MASKED",
+        "v_masked": "BLOCK_N_MASKED",
+    },
+    "dkdv": {"q": "BLOCK_M", "dout": "BLOCK_M"},
+    "dq": {"q": "BLOCK_M", "dout": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N"},
+}
+OPERANDS = {"q", "k", "v", "k_masked", "v_masked", "out", "dout", "dq", "dk", "dv"}
+# Pointers that are None where the call does not use the feature.
+OPTIONAL_POINTERS = {
+    "seed_ptr": "dropout",
+    "doc_ptr": "documents",
+    "doc_bounds_ptr": "documents",
+    "lengths_ptr": "lengths",
+    "sinks_ptr": "sinks",
+    "rows_ptr": "mask_block_size",
+    "row_blocks_ptr": "mask_block_size",
+    "cols_ptr": "mask_block_size",
+    "col_blocks_ptr": "mask_block_size",
+}
+
+CAUSAL = Features(causal=True)
+VARIANTS = {
+    "dropout": Features(causal=True, dropout=True),
+    "window and documents": Features(causal=True, window=True, documents=True),
+    "padding, cap and sinks": Features(lengths=True, softcap=True, sinks=True),
+    "mask": Features(causal=True, mask_block_size=128),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation of a kernel: `KERNELS`, `CAPABILITY` and `tuning` name the choices."""
+    """One compilation of a kernel of `KERNELS`, with the tiles of one of its tables."""
 
     kernel: str
-    gpu: str
+    table: str
+    capability: int
     block_d: int
     dtype: str = "bf16"
     precision: str = "tf32"
-    causal: bool = True
-    dropout: bool = False
+    features: Features = field(default=CAUSAL)
     group: int = 1
+    variant: str = ""
 
     @property
-    def tiles(self) -> tuple[int, int, int, int]:
+    def tiles(self) -> tiles.Tiles:
         if self.dtype == "fp32":
-            return tuning._FP32[self.block_d]
-        return KERNELS[self.kernel][1][self.gpu][self.block_d]
+            return tiles.FP32[self.block_d]
+        return KERNELS[self.kernel][1][self.table][self.block_d]
 
 
 def cases() -> Iterator[Case]:
     for kernel, (_, tables) in KERNELS.items():
-        for gpu, table in tables.items():
+        for name, table in tables.items():
             for block_d in table:
-                yield Case(kernel, gpu, block_d)
-        # What needs registers beside the tiles; where it must not spill is where speed is measured.
-        yield Case(kernel, "hopper", 64, dropout=True)
-        yield Case(kernel, "hopper", 128, dropout=True)
-        yield Case(kernel, "hopper", 64, causal=False, group=4)
-        for block_d in tuning._FP32:
+                yield Case(kernel, name, CAPABILITY[name.split(",")[0]], block_d)
+        yield Case(kernel, "portable", BLACKWELL, 128)
+        for variant, features in VARIANTS.items():
+            for table in tables.keys() - {"portable"}:
+                for block_d in tables[table].keys() & {64, 128}:
+                    yield Case(kernel, table, 90, block_d, features=features, variant=variant)
+        yield Case(kernel, "portable", 80, 64, features=VARIANTS["mask"], variant="mask")
+        table = "hopper, small" if kernel == "dkdv" else "hopper"
+        yield Case(kernel, table, 90, 64, features=Features(), group=4, variant="group")
+        for block_d in tiles.FP32:
             # "ieee" is the default of `torch.set_float32_matmul_precision`, and slow to compile.
             precision = "ieee" if block_d == 64 else "tf32"
-            yield Case(kernel, "portable", block_d, dtype="fp32", precision=precision)
+            yield Case(kernel, "portable", 80, block_d, dtype="fp32", precision=precision)
 
 
-def compile_case(case: Case):
-    """The kernel on ordinary tensors: aligned, with strides that are multiples of 16."""
+def signature_of(case: Case) -> tuple[dict, dict, dict]:
+    """Types, constants and alignment of a call on ordinary tensors: aligned, strides of 16 n."""
     kernel, _ = KERNELS[case.kernel]
-    block_m, block_n, num_warps, num_stages = case.tiles
+    chosen = case.tiles
     constants = {
         "GROUP": case.group,
         "HEAD_DIM": case.block_d,
         "BLOCK_D": case.block_d,
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "IS_CAUSAL": case.causal,
-        "HAS_DROPOUT": case.dropout,
+        "BLOCK_M": chosen.block_m,
+        "BLOCK_N": chosen.block_n,
+        "BLOCK_N_MASKED": chosen.block_n_masked or chosen.block_n,
+        "features": case.features,
         "PRECISION": case.precision,
+        "HAS_DLSE": False,
     }
+    constants = {arg: value for arg, value in constants.items() if arg in kernel.arg_names}
+    if "dlse_ptr" in kernel.arg_names:
+        constants["dlse_ptr"] = None
+    if chosen.block_n_masked == 0 and case.kernel == "fwd":
+        constants |= {"k_masked": None, "v_masked": None}
+    for arg, feature in OPTIONAL_POINTERS.items():
+        if arg in kernel.arg_names and not getattr(case.features, feature):
+            constants[arg] = None
+    has_tma = case.capability >= 90 and case.dtype != "fp32"
     signature, attributes = {}, {}
+    aligned = [["tt.divisibility", 16]]
     for i, arg in enumerate(kernel.arg_names):
         if arg in constants:
             signature[arg] = "constexpr"
-        elif arg == "seed_ptr":
-            signature[arg] = "*i64"
+        elif arg in OPERANDS and has_tma and arg in TILED[case.kernel]:
+            rows = constants[TILED[case.kernel][arg]]
+            signature[arg] = f"tensordesc<{case.dtype}[1, 1, {rows}, {case.block_d}]>"
+        elif arg in OPERANDS:
+            signature[arg] = (f"*{case.dtype}", "i32", "i32", "i32")
+            attributes |= {(i, j): aligned for j in range(4)}
         elif arg.endswith("_ptr"):
-            signature[arg] = "*fp32" if arg.startswith(("lse", "delta")) else f"*{case.dtype}"
-        elif "scale" in arg:
-            signature[arg] = "fp32"
+            types = {"seed_ptr": "*i64", "sinks_ptr": "*fp32"}
+            signature[arg] = types.get(arg, "*i32" if arg in OPTIONAL_POINTERS else "*fp32")
+            attributes[(i,)] = aligned
         else:
-            signature[arg] = "i32"
-        if arg.endswith("_ptr") or arg.startswith("stride"):
-            attributes[(i,)] = [["tt.divisibility", 16]]
+            signature[arg] = "fp32" if "scale" in arg else "i32"
+            if arg == "padded_q":
+                attributes[(i,)] = aligned
     positions = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
+    return signature, positions, attributes
+
+
+def compile_case(case: Case):
+    kernel, _ = KERNELS[case.kernel]
+    launch = case.tiles.launch()
+    options = {name: launch[name] for name in launch if not name.startswith("BLOCK")}
     return triton.compile(
-        ASTSource(kernel, signature, positions, attributes),
-        target=GPUTarget("cuda", CAPABILITY[case.gpu], 32),
-        options={"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True},
+        ASTSource(kernel, *signature_of(case)),
+        target=GPUTarget("cuda", case.capability, 32),
+        options=options,
     )
 
 
@@ -115,20 +181,30 @@ def registers_and_stack(cubin):
 
 
 def matrix_instruction(ptx: str) -> str:
-    """What multiplies the tiles: Hopper's instruction, Ampere's, or none but scalar ones."""
-    if "wgmma.mma_async" in ptx:
-        return "wgmma"
+    """What multiplies the tiles: Blackwell's, Hopper's or Ampere's instruction, or scalar ones."""
+    for instruction, name in (("tcgen05.mma", "tcgen05"), ("wgmma.mma_async", "wgmma")):
+        if instruction in ptx:
+            return name
     return "mma" if "mma.sync" in ptx else "fma"
 
 
 def measure(case: Case) -> dict[str, object]:
     compiled = compile_case(case)
     registers, stack = registers_and_stack(compiled.asm["cubin"])
-    return asdict(case) | {
+    return {
+        "kernel": case.kernel,
+        "table": case.table,
+        "capability": case.capability,
+        "block_d": case.block_d,
+        "dtype": case.dtype,
+        "precision": case.precision,
+        "variant": case.variant,
+        "tiles": asdict(case.tiles),
         "registers": registers,
         "stack": stack,
         "shared": compiled.metadata.shared,
         "instruction": matrix_instruction(compiled.asm["ptx"]),
+        "tma": "cp.async.bulk.tensor" in compiled.asm["ptx"],
     }
 
 

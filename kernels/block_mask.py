@@ -1,0 +1,310 @@
+"""`BlockSparseMask`: a block layout, and the lists of blocks that the kernels walk.
+
+Block-sparse FlashAttention (arXiv 2205.14135, section 3.3) skips blocks that a layout leaves out.
+Of those that are left, most need no mask. Only `partial` ones do, in which an element may be
+hidden by the causal diagonal, the edge of a window or the end of the keys; the others are `full`
+(the names of FlexAttention, arXiv 2412.05496). The forward pass and dq walk the rows of blocks,
+dk and dv the columns.
+
+A query i stands at key position p = i + seq_k - seq_q: the last query at the last key.
+
+Letters in shapes: H_m heads of the mask (1: the same for all heads), n_q_blocks and n_k_blocks rows
+and columns of blocks.
+"""
+
+import hashlib
+from operator import index
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+class MaskLists(NamedTuple):
+    """The blocks to visit, by rows and by columns; tensors are int32, on one device.
+
+    An entry of `rows` is (number of the row, position of its first block in `row_blocks`, number
+    of full blocks, number of partial blocks, first full block, first partial block); the last two
+    are 0 where there is none, and save the kernels a load that waits for another. Entries are
+    sorted for programs that start in this order: a long row must not start last. Empty rows have
+    entries too, for their output is 0.
+    """
+
+    rows: Tensor  # (H_m, n_q_blocks, 6), most blocks first; of equals, the later row first
+    row_blocks: Tensor  # (nnz,) column numbers: head by head, row by row, full before partial
+    cols: Tensor  # (H_m, n_k_blocks, 6), most blocks first; of equals, the earlier column first
+    col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
+    n_full: int  # of all heads
+    n_partial: int  # of all heads; n_full + n_partial is nnz
+
+
+class BlockSparseMask:
+    """Which blocks of keys each block of queries sees. Immutable.
+
+        mask = BlockSparseMask(butterfly(128), 128)  # for 127 * 128 + 1 to 128 * 128 tokens
+
+    Args:
+        layout: (n_q_blocks, n_k_blocks) bool, the same for all heads, or
+            (H, n_q_blocks, n_k_blocks). True where block i sees block j; see patterns.py.
+        block_size: queries and keys in a block: 16, 32, 64, 128 or 256.
+
+    Attributes:
+        layout: (H_m, n_q_blocks, n_k_blocks) bool, a copy on the device of the argument.
+        block_size: as given.
+        n_head: H_m, 1 for a layout that all heads share.
+        digest: hexadecimal sha256 of layout and block size, the same for equal masks.
+
+    Raises:
+        ValueError: the layout is no such tensor, or there is no such block size.
+    """
+
+    def __init__(self, layout: Tensor, block_size: int) -> None:
+        if layout.dtype != torch.bool or layout.dim() not in (2, 3) or layout.numel() == 0:
+            raise ValueError(
+                "layout must be a bool tensor (n_q_blocks, n_k_blocks) or (H, n_q_blocks, "
+                f"n_k_blocks), none of them 0, got {layout.dtype} of shape {tuple(layout.shape)}"
+            )
+        if block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {block_size}")
+        layout = layout.clone(memory_format=torch.contiguous_format)
+        self.layout: Final = layout if layout.dim() == 3 else layout.unsqueeze(0)
+        self.block_size: Final = block_size
+        self.n_head: Final = self.layout.shape[0]
+        content = hashlib.sha256(f"{tuple(self.layout.shape)}, {block_size}".encode())
+        content.update(self.layout.cpu().numpy().tobytes())
+        self.digest: Final = content.hexdigest()
+        self._cache: Final[dict[tuple, MaskLists]] = {}
+
+    def __repr__(self) -> str:
+        n_head, n_q_blocks, n_k_blocks = self.layout.shape
+        heads = "all heads" if n_head == 1 else f"each of {n_head} heads"
+        density = self.layout.double().mean().item()
+        return (
+            f"BlockSparseMask({n_q_blocks} x {n_k_blocks} blocks of {self.block_size} "
+            f"for {heads}, density {density:.3f})"
+        )
+
+    def lists(
+        self,
+        seq_q: int,
+        seq_k: int,
+        *,
+        causal: bool = False,
+        window_size: int | None = None,
+        all_partial: bool = False,
+        longest_column_first: bool = True,
+        device: torch.device | str | None = None,
+    ) -> MaskLists:
+        """The blocks of the layout in which some query sees some key; made once, then remembered.
+
+        Under torch.compile they are constants: other lengths, options or layouts compile anew.
+
+        Args:
+            seq_q: T_q, with ceil(seq_q / block_size) == n_q_blocks.
+            seq_k: T_k, with ceil(seq_k / block_size) == n_k_blocks.
+            causal: hide keys j > p.
+            window_size: at least 1; hide keys with |p - j| >= window_size.
+            all_partial: call all blocks partial, for masks that the lists do not know, such as the
+                documents and key lengths of a batch.
+            longest_column_first: sort `cols`. Otherwise they stand in the order of the layout, the
+                same for all heads, for programs that serve one column of several heads.
+            device: of the lists; that of the layout when None.
+
+        Returns:
+            The lists. Their tensors are shared by all callers: not to be written to.
+
+        Raises:
+            ValueError: a length does not fit the layout, or window_size is below 1. torch.compile
+                wraps it in a RuntimeError of its own.
+        """
+        # torch.compile does not look into _lists and guards on none of what it reads. It does
+        # guard on what is passed: the digest keeps one mask from being served the lists of
+        # another, and index() turns a length that it holds for dynamic into a number.
+        return self._lists(
+            self.digest,
+            index(seq_q),
+            index(seq_k),
+            causal,
+            None if window_size is None else index(window_size),
+            all_partial,
+            longest_column_first,
+            device,
+        )
+
+    @torch.compiler.assume_constant_result
+    def _lists(
+        self,
+        digest: str,
+        seq_q: int,
+        seq_k: int,
+        causal: bool,
+        window_size: int | None,
+        all_partial: bool,
+        longest_column_first: bool,
+        device: torch.device | str | None,
+    ) -> MaskLists:
+        device = self.layout.device if device is None else torch.device(device)
+        key = (seq_q, seq_k, causal, window_size, all_partial, longest_column_first, device)
+        if key not in self._cache:
+            # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
+            with torch.inference_mode(False):
+                full, partial = self._split(seq_q, seq_k, causal, window_size)
+                if all_partial:
+                    full, partial = torch.zeros_like(full), full | partial
+                by_row = _pack(full, partial, order="longest, then last")
+                by_column = _pack(
+                    full.mT,
+                    partial.mT,
+                    order="longest, then first" if longest_column_first else "first",
+                )
+                self._cache[key] = MaskLists(
+                    *(x.to(device) for x in by_row),
+                    *(x.to(device) for x in by_column),
+                    n_full=int(full.sum()),
+                    n_partial=int(partial.sum()),
+                )
+        return self._cache[key]
+
+    def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
+        """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
+
+        Neither causal nor a window is in it. Lengths as in `lists`.
+        """
+        self._check_lengths(seq_q, seq_k)
+        stretched = self.layout.repeat_interleave(self.block_size, 1)[:, :seq_q]
+        return stretched.repeat_interleave(self.block_size, 2)[:, :, :seq_k]
+
+    def density(self, seq_q: int, seq_k: int, *, causal: bool = False) -> float:
+        """The share, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
+
+        With `causal`, both count only the pairs that a causal mask leaves. Exact, in elements, the
+        mean over the heads. Lengths as in `lists`.
+        """
+        self._check_lengths(seq_q, seq_k)
+        first, last, start, end = self._bounds(seq_q, seq_k)
+        end = end.clamp(max=seq_k)
+        if causal:
+            # a query at p sees p + 1 - start keys of the block, at least 0, at most all
+            pairs = _ramp_sum(last + 1 - start, end - start) - _ramp_sum(first - start, end - start)
+        else:
+            pairs = (last + 1 - first) * (end - start)
+        kept, dense = (pairs * self.layout).sum().item(), self.n_head * pairs.sum().item()
+        return kept / dense
+
+    def to_flex(
+        self,
+        seq_q: int,
+        seq_k: int,
+        *,
+        causal: bool = False,
+        window_size: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> BlockMask:
+        """The same mask for torch.nn.attention.flex_attention, with batch 1 and H_m heads.
+
+        Arguments and errors as in `lists`. Its mask_mod looks up the layout too, because
+        flex_attention without torch.compile reads nothing else; compiled, it is called in partial
+        blocks only, where the layout is known to be True.
+        """
+        layout = self.layout.to(device=device)
+        n_head, block_size, offset = self.n_head, self.block_size, seq_k - seq_q
+        behind, ahead = _reach(seq_q, seq_k, causal, window_size)
+
+        def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            head = h if n_head > 1 else 0
+            distance = q + offset - kv
+            near = (distance <= behind) & (distance >= -ahead)
+            return near & layout[head, q // block_size, kv // block_size]
+
+        full, partial = self._split(seq_q, seq_k, causal, window_size)
+        return BlockMask.from_kv_blocks(
+            *_flex_blocks(partial.to(device=device)),
+            *_flex_blocks(full.to(device=device)),
+            BLOCK_SIZE=block_size,
+            mask_mod=mask_mod,
+            seq_lengths=(seq_q, seq_k),
+        )
+
+    def _split(
+        self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """The full and the partial blocks, each (H_m, n_q_blocks, n_k_blocks) bool."""
+        self._check_lengths(seq_q, seq_k)
+        behind, ahead = _reach(seq_q, seq_k, causal, window_size)
+        first, last, start, end = self._bounds(seq_q, seq_k)
+        # What a query sees is an interval that moves with it: a block of queries sees all from
+        # where its first begins to where its last ends, and its queries share all from where the
+        # last begins to where the first ends.
+        visible = (end > first - behind) & (start <= last + ahead)
+        shared = (start >= last - behind) & (end <= (first + ahead + 1).clamp(max=seq_k))
+        return self.layout & shared, self.layout & visible & ~shared
+
+    def _bounds(self, seq_q: int, seq_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Positions of the first and last query of each row (n_q_blocks, 1), and the first key of
+        each column and the one after its last (n_k_blocks,). Columns are not cut by seq_k."""
+        _, n_q_blocks, n_k_blocks = self.layout.shape
+        size, device = self.block_size, self.layout.device
+        first = torch.arange(n_q_blocks, device=device).unsqueeze(1) * size + seq_k - seq_q
+        last = (first + size - 1).clamp(max=seq_k - 1)
+        start = torch.arange(n_k_blocks, device=device) * size
+        return first, last, start, start + size
+
+    def _check_lengths(self, seq_q: int, seq_k: int) -> None:
+        _, *n_blocks = self.layout.shape
+        sides = (("seq_q", seq_q, "n_q_blocks"), ("seq_k", seq_k, "n_k_blocks"))
+        for (name, length, side), has in zip(sides, n_blocks, strict=True):
+            needs = -(-length // self.block_size)
+            if needs != has:
+                least, most = (has - 1) * self.block_size + 1, has * self.block_size
+                raise ValueError(
+                    f"{name}={length} needs ceil({length} / {self.block_size}) = {needs} blocks, "
+                    f"but the layout has {side}={has}, for {name} from {least} to {most}: "
+                    f"make the mask from a layout with {side}={needs}"
+                )
+
+
+def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tuple[int, int]:
+    """How far before and after its position a query sees: keys [p - behind, p + ahead]."""
+    if window_size is not None and window_size < 1:
+        raise ValueError(
+            f"window_size must be at least 1, the query's own key, or None, got {window_size}"
+        )
+    far = seq_q + seq_k if window_size is None else window_size - 1
+    return far, 0 if causal else far
+
+
+def _pack(full: Tensor, partial: Tensor, *, order: str) -> tuple[Tensor, Tensor]:
+    """Entries and blocks of MaskLists for two (H_m, n, m) bool tensors, by their rows.
+
+    Entries in `order`: "longest, then last", "longest, then first", or "first", that of the rows.
+    """
+    kinds = torch.stack((full, partial), dim=2)  # (H_m, n, 2, m): the order of the blocks
+    blocks = kinds.nonzero()[:, -1].int()
+    counts = kinds.sum(-1)
+    length = counts.sum(-1)  # (H_m, n)
+    n = length.shape[1]
+    begin = length.flatten().cumsum(0).view(length.shape) - length
+    number = torch.arange(n, device=full.device).expand(length.shape)
+    first = kinds.int().argmax(-1)
+    entries = torch.stack((number, begin, *counts.unbind(-1), *first.unbind(-1)), dim=-1)
+    if order != "first":
+        ties = number if order == "longest, then last" else n - 1 - number
+        ranks = (length * n + ties).argsort(dim=1, descending=True)  # no two are equal
+        entries = entries.take_along_dim(ranks.unsqueeze(-1), dim=1)
+    return entries.int(), blocks
+
+
+def _ramp_sum(n: Tensor, top: Tensor) -> Tensor:
+    """The sum over t = 1 ... n of min(t, top), 0 for n below 1."""
+    n = n.clamp(min=0)
+    rising = torch.minimum(n, top)
+    return rising * (rising + 1) // 2 + (n - rising) * top
+
+
+def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """FlexAttention's number and indices of the blocks in each row, the true ones first."""
+    indices = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).int().unsqueeze(0), indices.int().unsqueeze(0)

@@ -1,0 +1,124 @@
+"""What `flash_attention` refuses. Each error names the argument, what it was and must be."""
+
+import torch
+from torch import Tensor
+
+from kernels.block_mask import BlockSparseMask
+
+MAX_HEAD_DIM = 256
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Shapes, dtypes, devices and strides of q, k and v."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must be (B, T, H, D), got shape {tuple(tensor.shape)}")
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(
+                f"q, k and v must share dtype and device: q is {q.dtype} on {q.device}, "
+                f"{name} is {tensor.dtype} on {tensor.device}"
+            )
+        if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+            raise ValueError(
+                f"the last dimension of {name} must be contiguous, got strides "
+                f"{tensor.stride()}: call .contiguous() on it"
+            )
+        if 0 in tensor.shape:
+            raise ValueError(f"{name} is empty: shape {tuple(tensor.shape)}")
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"q, k and v must be fp16, bf16 or fp32, got {q.dtype}")
+    batch, _, n_head, head_dim = q.shape
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape: {tuple(k.shape)} and {tuple(v.shape)}")
+    if k.shape[0] != batch or k.shape[3] != head_dim:
+        raise ValueError(
+            f"q and k must share batch and head_dim: {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    if n_head % k.shape[2] != 0:
+        raise ValueError(
+            f"the heads of q must be a multiple of those of k and v: {n_head} and {k.shape[2]}"
+        )
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
+
+
+def check_numbers(
+    softmax_scale: float | None,
+    window_size: int | None,
+    softcap: float | None,
+    dropout_p: float,
+) -> None:
+    """Ranges of the arguments that are numbers."""
+    if softmax_scale is not None and not softmax_scale > 0:
+        raise ValueError(f"softmax_scale must be positive, got {softmax_scale}")
+    if window_size is not None and not window_size >= 1:
+        raise ValueError(
+            f"window_size counts the keys that a query sees, itself included: it must be at least "
+            f"1, got {window_size}. None means no window"
+        )
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive, got {softcap}. None means no cap")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
+
+
+def check_side_tensors(
+    q: Tensor,
+    mask: BlockSparseMask | None,
+    doc_start: Tensor | None,
+    kv_lengths: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """Shapes, dtypes and devices of what comes beside q, k and v.
+
+    The values of tensors go unchecked: reading them would wait for the GPU.
+    """
+    batch, seq_q, n_head, _ = q.shape
+    integers = (torch.int32, torch.int64)
+    for name, tensor, shape in (
+        ("doc_start", doc_start, (batch, seq_q)),
+        ("kv_lengths", kv_lengths, (batch,)),
+        ("sinks", sinks, (n_head,)),
+    ):
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape or tensor.device != q.device:
+            raise ValueError(
+                f"{name} must have shape {shape} on {q.device}, as q {tuple(q.shape)} asks; got "
+                f"{tuple(tensor.shape)} on {tensor.device}"
+            )
+        if name != "sinks" and tensor.dtype not in integers:
+            raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}")
+        if name == "sinks" and not tensor.is_floating_point():
+            raise ValueError(f"sinks must be floating point, got {tensor.dtype}")
+    if mask is None:
+        return
+    if not isinstance(mask, BlockSparseMask):
+        raise ValueError(
+            f"mask must be a BlockSparseMask, got {type(mask).__name__}: "
+            "BlockSparseMask(layout, block_size) makes one of a bool layout of blocks"
+        )
+    if mask.n_head not in (1, n_head):
+        raise ValueError(
+            f"the layout of mask must have 1 head or the {n_head} of q, got {mask.n_head}"
+        )
+
+
+def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
+    """The seed, an int or a tensor; the value of a tensor goes unchecked."""
+    if seed is None:
+        return
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != q.device:
+            raise ValueError(
+                "dropout_seed must be an int64 tensor with one element on the device of q, got "
+                f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}: pass an int, or "
+                f"torch.tensor([seed], dtype=torch.int64, device={str(q.device)!r})"
+            )
+    elif not isinstance(seed, int):
+        raise ValueError(
+            "dropout_seed must be an int or an int64 tensor, got "
+            f"{seed!r} ({type(seed).__name__}): convert it with int()"
+        )
+    elif not 0 <= seed < 2**63:
+        raise ValueError(f"dropout_seed must lie in [0, 2^63), got {seed}: take it modulo 2**63")

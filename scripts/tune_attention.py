@@ -1,0 +1,127 @@
+"""Measure the tiles of the attention kernels on this GPU, and keep the fastest for later runs.
+
+python -m scripts.tune_attention [--head-dims 64 128] [--seq-len 4096]
+
+For GPUs that the tables of kernels/tiles.py were not measured on; without it those tables serve.
+Each candidate is held against the tables' own result before its time counts. The choice goes to
+$PAPILIO_CACHE, or ~/.cache/papilio, from where every later process takes it; deleting the file
+undoes it.
+"""
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from data.files import write_atomically
+from kernels import flash_attention
+from kernels.testing import relative_error
+from kernels.tiles import TABLES, Tiles
+from kernels.tuning import measured_tiles, measured_tiles_file
+
+TOKENS = 16_384
+CHANNELS = 2048
+TOLERANCE = 0.02  # relative error between two ways to round to 16 bits
+
+
+def candidates() -> Iterator[Tiles]:
+    """Tiles worth a try on any GPU; those that do not fit it fail to launch."""
+    sizes = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))
+    return (Tiles(*choice) for choice in sizes)
+
+
+def kernel_run(kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """What is timed for a kernel: the forward pass, or the backward pass that the kernel is in."""
+    if kernel == "forward":
+        return lambda: (flash_attention(q, k, v, causal=True, impl="triton"),)
+    out = flash_attention(q, k, v, causal=True, impl="triton")
+    dout = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+
+def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles | None, float]:
+    """The fastest tiles of a kernel, and how many times faster than the tables' they are.
+
+    None, 1.0 where nothing beat the tables. The choice holds for the rest of this process.
+    """
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench
+
+    def median_ms() -> float:
+        ms: Any = do_bench(run, return_mode="median")
+        return ms
+
+    batch = max(1, TOKENS // seq_len)
+    shape = (batch, seq_len, CHANNELS // head_dim, head_dim)
+    q, k, v = (
+        torch.randn(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        for _ in range(3)
+    )
+    run = kernel_run(kernel, q, k, v)
+    in_use = measured_tiles(gpu_name)[kernel]
+    in_use.pop(head_dim, None)
+    expected = run()
+    table_ms = best_ms = median_ms()
+    best = None
+    for tiles in candidates():
+        in_use[head_dim] = tiles
+        try:
+            results = run()
+        except (OutOfResources, CompilationError):
+            continue
+        errors = [relative_error(x, y) for x, y in zip(results, expected, strict=True)]
+        if not max(errors) <= TOLERANCE:
+            raise SystemExit(f"{kernel} with {tiles} is wrong: relative errors {errors}")
+        if (ms := median_ms()) < best_ms:
+            best, best_ms = tiles, ms
+    del in_use[head_dim]
+    if best is not None:
+        in_use[head_dim] = best
+    return best, table_ms / best_ms
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.tune_attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256]
+    )
+    parser.add_argument("--seq-len", type=int, default=4096)
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("tune_attention measures a GPU, and PyTorch sees none")
+    gpu_name = torch.cuda.get_device_name()
+    table = Table(title=f"Attention tiles on {gpu_name}, {args.seq_len:,} tokens, causal, bf16")
+    for column in ("kernel", "head_dim", "fastest", "x the tables"):
+        table.add_column(column)
+    for head_dim in args.head_dims:
+        for kernel in TABLES:
+            best, speedup = tune(kernel, head_dim, args.seq_len, gpu_name)
+            found = "the tables'" if best is None else str(best)
+            table.add_row(kernel, str(head_dim), found, f"{speedup:.2f}")
+            print(f"{kernel}, head_dim {head_dim}: {found}", flush=True)
+    Console(width=100).print(table)
+    file = measured_tiles_file(gpu_name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    chosen = {
+        kernel: {str(head_dim): asdict(tiles) for head_dim, tiles in by_head_dim.items()}
+        for kernel, by_head_dim in measured_tiles(gpu_name).items()
+    }
+    write_atomically(file, (json.dumps(chosen, indent=1) + "\n").encode())
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()
