@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
 PYTEST = $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: quickstart test test-gpu check setup
+.PHONY: quickstart test test-gpu memcheck check setup
 
 quickstart: setup
 	$(PY) -m scripts.quickstart
@@ -21,6 +21,11 @@ test: setup
 
 test-gpu: setup
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu
+
+# Each tensor an allocation of its own, so that a step past its end is seen.
+memcheck: setup
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=. \
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) tests/kernels/memcheck.py
 
 check: setup
 	$(PY) -m ruff check .

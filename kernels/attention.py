@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.block_mask import BlockSparseMask
 from kernels.checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
-from kernels.ops import attn_fwd
+from kernels.ops import attention
 from kernels.options import MASKED_LOOP, UNMASKED_LOOP, AttentionOptions
 from kernels.reference import AttentionArguments, standard_attention
 from kernels.strides import MAX_ROW_STRIDE, rows_in_reach
@@ -199,7 +199,7 @@ def flash_attention(
         )
         if mask is not None:
             options = _with_mask(options, mask, q, k)
-        out, lse = attn_fwd(q, k, v, impl, *options)
+        out, lse = attention(q, k, v, impl, options)
     return (out, lse) if return_lse else out
 
 

@@ -85,7 +85,9 @@ def _accumulate_dkdv(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "window_size", "n_mask_head", "threshold"])
+@triton.jit(
+    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "n_mask_head", "threshold"]
+)
 def attn_bwd_dkdv_kernel(
     q,
     k,

@@ -72,7 +72,9 @@ def _accumulate_dq(
     return dq
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "window_size", "n_mask_head", "threshold"])
+@triton.jit(
+    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "n_mask_head", "threshold"]
+)
 def attn_bwd_dq_kernel(
     q,
     k,

@@ -86,7 +86,9 @@ def _attend(
     return acc, l_i, m_i
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "window_size", "n_mask_head", "threshold"])
+@triton.jit(
+    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "n_mask_head", "threshold"]
+)
 def attn_fwd_kernel(
     q,
     k,

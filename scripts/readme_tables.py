@@ -73,10 +73,106 @@ def noise() -> str:
     return _markdown(header, rows)
 
 
+def attention_speed() -> str:
+    """Dense attention, ours and others', from `scripts.benchmark_attention --preset peers`."""
+    rows = [r for r in _load("attention_peers")["rows"] if r["mask"] == "dense"]
+    peers = list(dict.fromkeys(r["name"] for r in rows))
+    cells: dict[tuple[int, bool, int], dict[str, str]] = {}
+    for r in rows:
+        speed = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f}"
+        place = cells.setdefault(_problem(r), {})
+        place[r["name"]] = speed if r["status"] == "ok" else r["status"].split(":")[0]
+    return _markdown(
+        ["head_dim", "mask", "tokens", *peers],
+        [
+            [
+                str(head_dim),
+                "causal" if causal else "full",
+                f"{seq_len:,}",
+                *(by_name.get(name, "") for name in peers),
+            ]
+            for (head_dim, causal, seq_len), by_name in cells.items()
+            if len(by_name) > 1
+        ],
+    )
+
+
+def butterfly_speed() -> str:
+    """A full butterfly, ours and FlexAttention's, from the same run."""
+    rows = [r for r in _load("attention_peers")["rows"] if r["mask"] != "dense"]
+    flex = {_problem(r): r for r in rows if r["name"] == "FlexAttention"}
+    header = ["head_dim", "mask", "tokens", "density", "ours, ms", "FlexAttention, ms"]
+    return _markdown(
+        [*header, "ours / (density x our dense time)"],
+        [
+            [
+                str(r["head_dim"]),
+                "causal" if r["causal"] else "full",
+                f"{r['seq_len']:,}",
+                f"{r['density']:.4f}",
+                _both(r, "ms", ".2f"),
+                _both(flex[_problem(r)], "ms", ".2f"),
+                _both(r, "over_proportional", ".2f"),
+            ]
+            for r in rows
+            if r["name"] == "ours"
+        ],
+    )
+
+
+def paper_speedup() -> str:
+    """The paper's Figure 3, from `scripts.benchmark_attention --preset paper`."""
+    rows = [r for r in _load("attention_paper")["rows"] if r["variant"] == "plain"]
+    by_length: dict[int, dict[str, dict[str, Any]]] = {}
+    for r in rows:
+        name = r["name"] if r["mask"] == "dense" else "sparse"
+        by_length.setdefault(r["seq_len"], {})[name] = r
+    header = [
+        "tokens",
+        "standard",
+        "SDPA flash",
+        "ours",
+        "ours, block-sparse",
+        "x dense",
+        "paper's",
+    ]
+    return _markdown(
+        header,
+        [
+            [
+                f"{seq_len:,}",
+                *(
+                    f"{r['both_ms']:,.2f} ms, {r['peak_mib']:,.0f} MiB"
+                    if r["status"] == "ok"
+                    else r["status"]
+                    for r in (row[name] for name in ("standard", "SDPA flash", "ours", "sparse"))
+                ),
+                f"{row['sparse']['speedup']:.1f}",
+                f"{row['sparse']['paper_speedup']:.1f}",
+            ]
+            for seq_len, row in by_length.items()
+        ],
+    )
+
+
+def _problem(row: dict[str, Any]) -> tuple[int, bool, int]:
+    return row["head_dim"], row["causal"], row["seq_len"]
+
+
+def _both(row: dict[str, Any], what: str, how: str) -> str:
+    """A number of the forward and of the backward pass."""
+    if row["status"] != "ok":
+        return row["status"].split(":")[0]
+    return " / ".join(format(row[f"{part}_{what}"], how) for part in ("forward", "backward"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "train_speed": train_speed,
     "same_losses": same_losses,
     "noise": noise,
+    "attention_speed": attention_speed,
+    "butterfly_speed": butterfly_speed,
+    "paper_speedup": paper_speedup,
 }
 
 

@@ -83,8 +83,21 @@ def test_results_past_2_to_the_31():
     # one head, seen 2^18 times: inputs of a few kilobytes, and 2^31 elements in each result
     seq_len, n_head = 130, MAX_ROW_STRIDE // HEAD_DIM
     one = torch.randn(4, 1, seq_len, 1, HEAD_DIM, dtype=torch.float16, device="cuda")
+    assert_all_heads_are_equal(one, one.expand(-1, -1, -1, n_head, -1))
+
+
+@pytest.mark.gpu
+def test_operands_past_2_to_the_31():
+    # long enough to be read through TMA descriptors, and each head in memory by itself
+    seq_len, n_head = 1024, 2**31 // (1024 * HEAD_DIM) + 1
+    one = torch.randn(4, 1, seq_len, 1, HEAD_DIM, dtype=torch.float16, device="cuda")
+    many = one.repeat(1, 1, 1, n_head, 1)
+    assert many[0].numel() > 2**31
+    assert_all_heads_are_equal(one, many)
+
+
+def assert_all_heads_are_equal(one, many):
     expected = results(*one)
-    many = results(*one.expand(-1, -1, -1, n_head, -1))
-    for name, got, want in zip(("out", "dq", "dk", "dv"), many, expected, strict=True):
+    for name, got, want in zip(("out", "dq", "dk", "dv"), results(*many), expected, strict=True):
         assert got.numel() > 2**31
         assert (got == want).all(), name

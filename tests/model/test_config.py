@@ -62,7 +62,7 @@ def test_frozen() -> None:
         ({"vocab_multiple": 0}, "model.vocab_multiple=0 must be at least 1"),
         ({"context_length": 0}, "model.context_length=0 must be at least 1"),
         ({"n_head": 7}, "model.n_embd=768 must be divisible by model.n_head=7"),
-        ({"n_head": 4}, "model.n_embd=768 over model.n_head=4 gives heads of 192.*to 6 or more"),
+        ({"n_head": 2}, "model.n_embd=768 over model.n_head=2 gives heads of 384.*to 3 or more"),
         ({"dropout": 1.0}, "model.dropout=1.0 is a rate"),
         ({"dropout": float("nan")}, "model.dropout=nan is a rate"),
         ({"attention_dropout": -0.1}, "model.attention_dropout=-0.1 is a rate"),

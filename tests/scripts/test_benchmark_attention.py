@@ -149,10 +149,9 @@ def test_peers_are_right(name, padded):
     assert all(0 < row["errors"][x] < row["error_budgets"][x] < 0.01 for x in RESULTS)
 
 
-@pytest.mark.parametrize("sparsity", [None, BUTTERFLY])
-def test_flex_gets_the_mask(sparsity, monkeypatch):
+def test_flex_gets_the_causal_mask(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    case = replace(SMALL, dtype=torch.float32, causal=True, sparsity=sparsity)
+    case = replace(SMALL, dtype=torch.float32, causal=True)
     tensors = attention_peers.make_tensors(case, CPU)
     with attention_peers.functorch_config.patch(donated_buffer=True):
         attention = attention_peers.flex(case, CPU)
@@ -161,6 +160,25 @@ def test_flex_gets_the_mask(sparsity, monkeypatch):
     expected = attention_peers.answer(case, tensors)
     for number, (b, h) in enumerate(expected.heads):
         torch.testing.assert_close(out[b, :, h], expected.exact["out"][number].float())
+
+
+def test_flex_gets_the_listed_blocks_and_their_mask(monkeypatch):
+    # Compiled, it visits listed blocks only, and asks mask_mod in partial ones.
+    given = []
+
+    def attend(q, k, v, block_mask):
+        given.append(block_mask)
+        return q
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: attend)
+    case = replace(SMALL, causal=True, sparsity=BUTTERFLY)
+    attention_peers.flex(case, CPU)(*[torch.zeros(1, 1, 1, 1)] * 3)
+    (mask,) = given
+    size, at = BUTTERFLY.block_size, torch.arange(SMALL.seq_len)
+    blocks = mask.to_dense()[0, 0].bool()
+    seen = blocks[at[:, None] // size, at // size] & mask.mask_mod(0, 0, at[:, None], at)
+    expected = attention_peers.visible_keys(case, slice(0, SMALL.seq_len), 0, CPU)
+    assert torch.equal(seen, expected)
 
 
 def test_ours_passes_the_options_on(monkeypatch):

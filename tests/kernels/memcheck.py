@@ -1,0 +1,47 @@
+"""Run the kernels over odd shapes and all features, for a memory checker to watch.
+
+`make memcheck`, on a machine with a GPU and compute-sanitizer of the CUDA toolkit. Without
+PyTorch's pool of memory, each tensor is an allocation of its own, and a step past its end is seen.
+"""
+
+import sys
+
+import torch
+
+from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly
+
+CUDA = torch.device("cuda")
+
+
+def run(seq_q: int, seq_k: int, head_dim: int, **options: object) -> None:
+    """Forward and backward of 4 heads, in 2 groups."""
+    q, k, v = (
+        torch.randn(2, seq_len, heads, head_dim, dtype=torch.bfloat16, device=CUDA)
+        for seq_len, heads in ((seq_q, 4), (seq_k, 2), (seq_k, 2))
+    )
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = flash_attention(*leaves, impl="triton", return_lse=True, **options)
+    torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), leaves)
+    torch.cuda.synchronize()
+    sys.stdout.write(f"T_q {seq_q}, T_k {seq_k}, D {head_dim}: {', '.join(options)}\n")
+
+
+def main() -> None:
+    for head_dim in (40, 64, 128, 256):
+        # read through pointers, and where the head dimension allows it through TMA
+        for seq_q, seq_k in ((65, 127), (1100, 1030)):
+            run(seq_q, seq_k, head_dim, causal=True)
+    documents = torch.tensor([[0] * 700 + [700] * 400] * 2, device=CUDA)
+    run(1100, 1100, 64, causal=True, window_size=99, doc_start=documents)
+    run(1100, 1100, 64, kv_lengths=torch.tensor([0, 1099], device=CUDA), softcap=3.0)
+    run(1100, 1100, 64, causal=True, sinks=torch.zeros(4, device=CUDA), dropout_p=0.1,
+        dropout_seed=1)  # fmt: skip
+    for block_size in (16, 64, 128, 256):
+        mask = BlockSparseMask(butterfly(-(-1100 // block_size)), block_size)
+        run(1100, 1100, 64, mask=mask, causal=True)
+
+
+if __name__ == "__main__":
+    main()

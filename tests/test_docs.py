@@ -1,0 +1,80 @@
+"""What the documents point to is there, and the numbers that follow from the code do follow."""
+
+import ast
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ROOT / "docs" / "kernels.md"
+DOCUMENTS = [KERNELS, ROOT / "README.md"]
+
+LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
+
+
+def relative_links(document: Path) -> list[tuple[str, Path]]:
+    """(text, target) of each link and picture that leads into this checkout."""
+    found = LINK.findall(document.read_text())
+    return [
+        (text, document.parent / target.partition("#")[0])
+        for text, target in found
+        if not re.match(r"https?:|mailto:|#", target)
+    ]
+
+
+def definitions(file: Path) -> set[str]:
+    """The functions and classes of a module, and the methods of its classes as Class.method."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{x.name}" for x in node.body if isinstance(x, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    links = relative_links(document)
+    assert links
+    assert [target for _, target in links if not target.exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_functions_are_defined_where_the_link_says(document):
+    named = [
+        (text.strip("`"), target)
+        for text, target in relative_links(document)
+        if text.startswith("`") and target.suffix == ".py"
+    ]
+    assert document != KERNELS or len(named) > 40
+    assert [(name, target) for name, target in named if name not in definitions(target)] == []
+
+
+def test_densities_are_those_of_the_code():
+    rows = re.findall(r"^\| ([\d,]+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$",
+                      KERNELS.read_text(), re.MULTILINE)  # fmt: skip
+    assert len(rows) == 4
+    for tokens, n_blocks, a_row, density, causal_density in rows:
+        n, T = int(n_blocks), int(tokens.replace(",", ""))
+        b = T // n
+        mask = BlockSparseMask(butterfly(n), b)
+        counted = [mask.density(T, T), mask.density(T, T, causal=True)]
+        assert [f"{x:.4f}" for x in counted] == [density, causal_density]
+        L = int(math.log2(n))
+        assert int(a_row) == 1 + L
+        assert counted == pytest.approx([(1 + L) / n, (1 + b * (1 + L)) / (1 + b * n)])
+
+
+def test_butterfly_is_drawn_as_it_is():
+    rows = re.findall(r"^ +([01]{3}) +((?:[#.] ){7}[#.]) +((?:[#.] ){7}[#.]) +(\d)$",
+                      KERNELS.read_text(), re.MULTILINE)  # fmt: skip
+    assert [int(i, 2) for i, *_ in rows] == list(range(8))
+    for column, layout in ((1, butterfly(8)), (2, butterfly(8).tril())):
+        assert [[mark == "#" for mark in row[column].split()] for row in rows] == layout.tolist()
+    assert [int(row[3]) for row in rows] == butterfly(8).tril().sum(1).tolist()
