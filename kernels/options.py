@@ -1,5 +1,6 @@
 """What a call of attention asks for, beside q, k and v."""
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class AttentionOptions(NamedTuple):
     @property
     def features(self) -> "Features":
         """The part of the options that a kernel is compiled for."""
-        return Features(
+        return _features(
             causal=self.causal,
             window=self.window_size > 0,
             documents=self.doc_start is not None,
@@ -63,6 +64,9 @@ class Features:
     mask_block_size: int = 0
     unmasked_loop: bool = True
     masked_loop: bool = True
+
+
+_features = functools.cache(Features)
 
 
 # The schema of the options in torch.library's language, one entry a field.

@@ -4,6 +4,7 @@
 Ampere and Ada GPUs have. A name with a comma holds exceptions. kernels/tuning.py chooses.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ class Tiles:
     block_n_masked: int = 0
     block_d: int = 0
 
+    @functools.cached_property
     def launch(self) -> dict[str, Any]:
         """The keyword arguments of a launch that these are."""
         return {

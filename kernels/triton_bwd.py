@@ -94,7 +94,7 @@ def attn_bwd(
         n_head=n_head,
         HAS_DLSE=dlse is not None,
         **shared,
-        **tiles.launch(),
+        **tiles.launch,
     )
     tiles = backward_dkdv_tiles(q, k, options)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
@@ -117,7 +117,7 @@ def attn_bwd(
         n_tiles=n_tiles,
         n_kv_head=n_kv_head,
         **shared,
-        **tiles.launch(),
+        **tiles.launch,
     )
     return dq, dk, dv
 

@@ -225,6 +225,6 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
         n_head=n_head,
         BLOCK_N_MASKED=tiles.block_n_masked,
         **launch_options(q, k, options),
-        **tiles.launch(),
+        **tiles.launch,
     )
     return out, lse

@@ -38,20 +38,35 @@ def backward_dq_tiles(q: Tensor, options: AttentionOptions) -> Tiles:
 
 
 def _tiles(kernel: str, exception: str, q: Tensor, options: AttentionOptions) -> Tiles:
-    """The tiles measured on this GPU, or else those of the tables, under the options' limits."""
+    is_fp32 = q.dtype == torch.float32
+    return _choose(kernel, exception, q.shape[-1], is_fp32, q.device, options.mask_block_size)
+
+
+@functools.cache  # a call costs the CPU some microseconds, and a step of training makes dozens
+def _choose(
+    kernel: str,
+    exception: str,
+    head_dim: int,
+    is_fp32: bool,
+    device: torch.device,
+    mask_block_size: int,
+) -> Tiles:
+    """The tiles measured on this GPU, or else those of the tables, under the mask's limit."""
     # Matrix units take no inner dimension below 16; other sizes are padded to a power of two.
-    block_d = max(16, triton.next_power_of_2(q.shape[-1]))
+    block_d = max(16, triton.next_power_of_2(head_dim))
     tables = TABLES[kernel]
-    if q.dtype == torch.float32:
+    if is_fp32:
         tiles = FP32[block_d]
-    elif q.is_cuda and block_d in (measured := measured_tiles(_gpu_name(q.device)))[kernel]:
-        tiles = measured[kernel][block_d]
-    elif q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9:
+    elif device.type != "cuda":
+        tiles = tables["portable"][block_d]
+    elif measured := measured_tiles(torch.cuda.get_device_name(device))[kernel].get(block_d):
+        tiles = measured
+    elif torch.cuda.get_device_capability(device)[0] == 9:
         tiles = tables.get(exception, {}).get(block_d) or tables["hopper"][block_d]
     else:
         tiles = tables["portable"][block_d]
     # Under a mask, a tile lies within one of its blocks.
-    largest = options.mask_block_size or MAX_BLOCK
+    largest = mask_block_size or MAX_BLOCK
     return replace(
         tiles,
         block_m=min(tiles.block_m, largest),
@@ -59,6 +74,19 @@ def _tiles(kernel: str, exception: str, q: Tensor, options: AttentionOptions) ->
         block_n_masked=min(tiles.block_n_masked or tiles.block_n, largest),
         block_d=block_d,
     )
+
+
+def use_measured_tiles(kernel: str, gpu_name: str, head_dim: int, tiles: Tiles | None) -> None:
+    """From now on, take `tiles` for a kernel and padded head dimension; None: those of the tables.
+
+    For this process; `scripts.tune_attention` keeps them in `measured_tiles_file`.
+    """
+    measured = measured_tiles(gpu_name)[kernel]
+    if tiles is None:
+        measured.pop(head_dim, None)
+    else:
+        measured[head_dim] = tiles
+    _choose.cache_clear()
 
 
 def measured_tiles_file(gpu_name: str) -> Path:
@@ -91,11 +119,6 @@ def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
             f"{file} is not what scripts.tune_attention writes ({error}): delete it, or measure "
             "again"
         ) from error
-
-
-@functools.cache
-def _gpu_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device)
 
 
 def tiles_per_head(seq_len: int, block: int, options: AttentionOptions) -> int:

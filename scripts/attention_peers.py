@@ -394,6 +394,25 @@ def time_ms(run: Callable[[], Any]) -> dict[str, float]:
     return dict(zip(("ms", "ms_20", "ms_80"), ms, strict=True))
 
 
+def graph_ms(run: Callable[[], Any]) -> float:
+    """Milliseconds of a run that is replayed as a CUDA graph: without the CPU's share, the median.
+
+    On short sequences the CPU takes longer to launch kernels than the GPU to run them.
+    """
+    from triton.testing import do_bench
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    ms: Any = do_bench(graph.replay, return_mode="median")
+    return ms
+
+
 def peak_mib(run: Callable[[], Any]) -> float:
     """The most memory that a run takes beside what is allocated already, MiB."""
     torch.cuda.synchronize()

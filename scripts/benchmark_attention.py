@@ -7,7 +7,8 @@ python -m scripts.benchmark_attention --preset io        bytes to and from HBM: 
 
 All contenders of a case run in this process on the same tensors, and a wrong result gets no speed:
 scripts/attention_peers.py holds the rule. Times are medians; the backward is timed by itself, on a
-saved forward. FLOPs are 4 B H T^2 D forward, half of it if causal, times the density of a mask, and
+saved forward. `as graph` is both replayed as a CUDA graph, without the CPU's share, of short
+sequences. FLOPs are 4 B H T^2 D forward, half of it if causal, times the density of a mask, and
 2.5 times that backward. Memory is the peak of a forward and backward, beside the inputs.
 """
 
@@ -34,6 +35,7 @@ from scripts.attention_peers import (
     answer,
     checked_case,
     errors,
+    graph_ms,
     make_tensors,
     peak_mib,
     time_ms,
@@ -45,6 +47,7 @@ PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flas
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (4096, 16_384, 32_768, 65_536)
 
+GRAPH_LIMIT = 2048  # tokens; up to here runs are timed as CUDA graphs too
 PAPER_LENGTHS = [2**n for n in range(7, 17)]
 PAPER_VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -65,6 +68,7 @@ COLUMNS = {
     "forward_ms": ("fwd ms", ".3f"),
     "backward_ms": ("bwd ms", ".3f"),
     "both_ms": ("both ms", ".3f"),
+    "both_graph_ms": ("as graph", ".3f"),
     "peak_mib": ("MiB", ",.0f"),
     "forward_over_best_peer": ("fwd x best", ".2f"),
     "backward_over_best_peer": ("bwd x best", ".2f"),
@@ -85,8 +89,13 @@ Row = dict[str, Any]
 # ---- measuring
 
 
-def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
-    """Times of the forward, of the backward alone and of both, TFLOP/s, and peak memory of both."""
+def speeds(
+    attention: Attention, tensors: Tensors, case: Case, *, graphs: bool = False
+) -> dict[str, float]:
+    """Times of the forward, of the backward alone and of both, TFLOP/s, and peak memory of both.
+
+    `graphs`: both as a CUDA graph too.
+    """
     q, k, v, dout = tensors
 
     def both() -> tuple[torch.Tensor, ...]:
@@ -95,6 +104,8 @@ def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, floa
     both()  # what compiles may take memory of its own
     result = {"peak_mib": peak_mib(both)}
     times = {"both": time_ms(both), "forward": time_ms(lambda: attention(q, k, v))}
+    if graphs:
+        result["both_graph_ms"] = graph_ms(both)
     out = attention(q, k, v)
     times["backward"] = time_ms(
         lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
@@ -105,7 +116,9 @@ def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, floa
     return result
 
 
-def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
+def measure(
+    name: str, case: Case, tensors: Tensors, expected: Answer, *, graphs: bool = False
+) -> Row:
     """One row: the case, `status`, the errors, and if the contender is right its speeds.
 
     `expected` is the answer to `checked_case(name, case)`.
@@ -119,7 +132,7 @@ def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
         row["error_budgets"] = expected.budgets
         row["status"] = verdict(row["errors"], expected.budgets)
         if row["status"] == "ok":
-            row |= speeds(attention, tensors, case)
+            row |= speeds(attention, tensors, case, graphs=graphs)
     except torch.cuda.OutOfMemoryError:
         row["status"] = "out of memory"
     except UnsupportedError as reason:
@@ -127,7 +140,9 @@ def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
     return row
 
 
-def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list[Row]:
+def measure_case(
+    case: Case, names: Sequence[str], device: str = "cuda", *, graphs: bool = False
+) -> list[Row]:
     """A row for each contender, all on the same tensors; prints each as it comes."""
     tensors = make_tensors(case, device)
     answers: dict[Case, Answer] = {}
@@ -138,7 +153,7 @@ def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list
         checked = checked_case(name, case)
         if checked not in answers:
             answers[checked] = answer(checked, tensors)
-        rows.append(measure(name, case, tensors, answers[checked]))
+        rows.append(measure(name, case, tensors, answers[checked], graphs=graphs))
         print(progress(rows[-1]), flush=True)
     return rows
 
@@ -292,15 +307,19 @@ def paper(full: bool) -> list[Row]:
         for seq_len in lengths:
             case = Case(16, seq_len, 8, 64, torch.float16, **options)
             sparse = replace(case, sparsity=paper_sparsity(seq_len))
-            here = measure_case(case, ["standard", "SDPA flash", "ours"])
-            here += measure_case(sparse, ["ours"])
+            graphs = seq_len <= GRAPH_LIMIT
+            here = measure_case(case, ["standard", "SDPA flash", "ours"], graphs=graphs)
+            here += measure_case(sparse, ["ours"], graphs=graphs)
             rows += [{"variant": variant, **row} for row in here]
     add_speedup(rows)
     return rows
 
 
 def add_speedup(rows: list[Row]) -> None:
-    """To our block-sparse rows: how much faster than dense, forward and backward; the paper's."""
+    """To our block-sparse rows: how much faster than dense, forward and backward; the paper's.
+
+    As graphs where both were timed so.
+    """
     ms = zip(PAPER_LENGTHS, PAPER_DENSE_MS, PAPER_SPARSE_MS, strict=True)
     paper_speedup = {seq_len: dense / sparse for seq_len, dense, sparse in ms}
     dense = our_dense(rows)
@@ -308,14 +327,15 @@ def add_speedup(rows: list[Row]) -> None:
         base = dense.get(dense_problem(row))
         if row["mask"] == "dense" or row["status"] != "ok" or base is None:
             continue
-        row["speedup"] = base["both_ms"] / row["both_ms"]
+        key = "both_graph_ms" if "both_graph_ms" in row else "both_ms"
+        row["speedup"] = base[key] / row[key]
         if row["variant"] == "plain":
             row["paper_speedup"] = paper_speedup[row["seq_len"]]
 
 
 def show_paper(rows: list[Row]) -> None:
     """Print the rows of each variant."""
-    columns = [*TIMES, "both_ms", "peak_mib", "speedup", "paper_speedup"]
+    columns = [*TIMES, "both_ms", "both_graph_ms", "peak_mib", "speedup", "paper_speedup"]
     caption = "x dense: ours block-sparse over ours dense, both passes; the paper's: Table 20, A100"
     for variant in PAPER_VARIANTS:
         here = [row for row in rows if row["variant"] == variant]

@@ -9,6 +9,7 @@ undoes it.
 """
 
 import argparse
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from data.files import write_atomically
 from kernels import flash_attention
 from kernels.testing import relative_error
 from kernels.tiles import TABLES, Tiles
-from kernels.tuning import measured_tiles, measured_tiles_file
+from kernels.tuning import measured_tiles, measured_tiles_file, use_measured_tiles
 
 TOKENS = 16_384
 CHANNELS = 2048
@@ -66,13 +67,13 @@ def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles
         for _ in range(3)
     )
     run = kernel_run(kernel, q, k, v)
-    in_use = measured_tiles(gpu_name)[kernel]
-    in_use.pop(head_dim, None)
+    use = functools.partial(use_measured_tiles, kernel, gpu_name, head_dim)
+    use(None)
     expected = run()
     table_ms = best_ms = median_ms()
     best = None
     for tiles in candidates():
-        in_use[head_dim] = tiles
+        use(tiles)
         try:
             results = run()
         except (OutOfResources, CompilationError):
@@ -82,9 +83,7 @@ def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles
             raise SystemExit(f"{kernel} with {tiles} is wrong: relative errors {errors}")
         if (ms := median_ms()) < best_ms:
             best, best_ms = tiles, ms
-    del in_use[head_dim]
-    if best is not None:
-        in_use[head_dim] = best
+    use(best)
     return best, table_ms / best_ms
 
 

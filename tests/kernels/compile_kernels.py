@@ -157,7 +157,7 @@ def signature_of(case: Case) -> tuple[dict, dict, dict]:
 
 def compile_case(case: Case):
     kernel, _ = KERNELS[case.kernel]
-    launch = case.tiles.launch()
+    launch = case.tiles.launch
     options = {name: launch[name] for name in launch if not name.startswith("BLOCK")}
     return triton.compile(
         ASTSource(kernel, *signature_of(case)),

@@ -332,7 +332,7 @@ def test_speeds_follow_the_flop_convention():
 # ---- what is made of the rows
 
 
-def made_up_rows(case, names):
+def made_up_rows(case, names, *, graphs=False):
     """Rows as measure_case makes them: a peer is wrong at 4,096 tokens, another out of memory."""
     rows = []
     for number, name in enumerate(names, start=2):
@@ -347,6 +347,8 @@ def made_up_rows(case, names):
                 ms = number * flops * case.forward_flops / 1e12
                 row |= {f"{part}_ms": ms, f"{part}_tflops": 1000 / number}
             row["peak_mib"] = 100.0
+            if graphs:
+                row["both_graph_ms"] = row["both_ms"] / 2
         rows.append(row)
     return rows
 
@@ -399,6 +401,7 @@ def test_paper_preset(options, n_cases, made_up, tmp_path, capsys):
     assert {round(r["speedup"] * r["density"], 6) for r in sparse} == {2.0}
     assert all(r["dropout_p"] == 0.1 and r["padded"] and not r["causal"] for r in sparse)
     assert not any("paper_speedup" in r for r in sparse)
+    assert {r["seq_len"] for r in rows if "both_graph_ms" in r} == {128, 256, 512, 1024, 2048}
 
 
 def test_sparsity_preset(made_up, tmp_path, capsys):
