@@ -198,7 +198,6 @@ def check_attention(
         dout,
         dlse,
         softmax_scale=options.get("softmax_scale"),
-        softcap=options.get("softcap"),
         sinks=sinks,
     )
     factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsinks": 3.0}
@@ -261,22 +260,18 @@ def _cancelled_magnitudes(
     dlse: Tensor | None,
     *,
     softmax_scale: float | None,
-    softcap: float | None,
     sinks: Tensor | None,
 ) -> dict[str, float]:
     """What cancels on the way to each result of attention, for `assert_within_budget`.
 
-    lse is a maximal score plus a logarithm. A capped score is the cap times a tanh, which is right
-    to a rounding of 1. dq and dk are sums over p * (dp - delta): with few keys dp and delta are
-    nearly equal, and with one they are equal, whatever their size. dsinks sums p * delta over all
-    queries of a head.
+    lse is a maximal score plus a logarithm. dq and dk are sums over p * (dp - delta): with few keys
+    dp and delta are nearly equal, and with one they are equal, whatever their size. dsinks sums
+    p * delta over all queries of a head.
     """
     B, T_q, H, D = q.shape
     scale = 1 / math.sqrt(D) if softmax_scale is None else softmax_scale
     # Cauchy-Schwarz, rather than another (T_q, T_k) matrix
     score = scale * _max_norm(q) * _max_norm(k)
-    if softcap is not None:
-        score = max(score, softcap)
     if sinks is not None:
         score = max(score, _max_abs(sinks))
     dp = _max_norm(dout) * _max_norm(v) + (0.0 if dlse is None else _max_abs(dlse))

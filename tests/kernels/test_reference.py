@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.reference import dropout_keep_mask, standard_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.reference import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import make_qkv, relative_error
 
 # fp64: equal to rounding, and a wrong term is far larger than this
@@ -59,6 +60,70 @@ def test_lse_is_the_logarithm_of_the_summed_exponentials() -> None:
             assert_exact(lse[0, head, i], expected)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(5, 5), (3, 7), (7, 3)])
+def test_visible_keys_are_those_of_the_definition(seq_q: int, seq_k: int, causal: bool) -> None:
+    doc_start = torch.tensor([[0, 0, 2, 1, 2, 5, 9]])[:, :seq_q].expand(2, -1)
+    kv_lengths = torch.tensor([seq_k, 2])
+    layout = torch.tensor([[[1]], [[0]], [[1]]], dtype=torch.bool)
+    visible = visible_keys(
+        seq_q,
+        seq_k,
+        causal=causal,
+        window_size=3,
+        mask=BlockSparseMask(layout, 16),
+        doc_start=doc_start,
+        kv_lengths=kv_lengths,
+    )
+    assert visible.shape == (2, 3, seq_q, seq_k)
+    for b, h, i, j in torch.cartesian_prod(*map(torch.arange, visible.shape)).tolist():
+        p = i + seq_k - seq_q
+        expected = h != 1 and -3 < p - j < 3 and doc_start[b, i] <= j < kv_lengths[b]
+        assert visible[b, h, i, j] == (expected and (j <= p or not causal)), (b, h, i, j)
+
+
+def test_every_mask_hides_keys_from_standard_attention() -> None:
+    q, k, v = make_qkv(2, 20, 20, 2, 1, 8, dtype=torch.float64)
+    masks: dict[str, Any] = {
+        "window_size": 5,
+        "mask": BlockSparseMask(torch.tensor([[True, False], [True, True]]), 16),
+        "doc_start": (torch.arange(20) // 7 * 7).expand(2, -1),
+        "kv_lengths": torch.tensor([20, 15]),
+    }
+    for name, option in masks.items():
+        visible = visible_keys(20, 20, **{name: option})
+        assert not visible.all(), name
+        out, _ = standard_attention(q, k, v, **{name: option})
+        expected = F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=visible, enable_gqa=True
+        )
+        assert_exact(out[:, :15], expected.transpose(1, 2)[:, :15])
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    q, k, v = make_qkv(2, 5, 7, 4, 4, 8, dtype=torch.float64)
+    sinks = torch.tensor([0.5, -3.0, 40.0, 0.0], dtype=torch.float64)
+    # one more dimension, in which each query has the score that its head's sink asks for
+    q_sink = torch.cat((q, sinks[None, None, :, None].expand(2, 5, 4, 1)), dim=-1)
+    k_sink = F.pad(F.pad(k, (0, 1)), (0, 0, 0, 0, 0, 1))
+    k_sink[:, -1, :, -1] = 1 / 0.3
+    v_sink = F.pad(v, (0, 1, 0, 0, 0, 1))
+    expected, expected_lse = standard_attention(q_sink, k_sink, v_sink, softmax_scale=0.3)
+    out, lse = standard_attention(q, k, v, softmax_scale=0.3, sinks=sinks)
+    assert_exact((out, lse), (expected[..., :-1], expected_lse))
+    # the sink is all that a row without keys has
+    out, lse = standard_attention(q, k[:, :1], v[:, :1], causal=True, sinks=sinks)
+    assert (out[:, :4] == 0).all()
+    assert_exact(lse[..., :4], sinks[:, None].expand(2, 4, 4))
+
+
+def test_a_softcap_bends_the_scores() -> None:
+    q, k, _ = make_qkv(1, 5, 6, 1, 1, 8, dtype=torch.float64, scale=3.0)
+    _, lse = standard_attention(q, k, k, softmax_scale=0.5, softcap=2.0)
+    scores = 2.0 * torch.tanh(0.5 * q[0, :, 0] @ k[0, :, 0].T / 2.0)
+    assert_exact(lse[0, 0], scores.exp().sum(-1).log())
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
 def test_standard_attention_gradcheck(causal: bool, dropout_p: float) -> None:
@@ -68,6 +133,28 @@ def test_standard_attention_gradcheck(causal: bool, dropout_p: float) -> None:
         return standard_attention(q, k, v, causal=causal, dropout_p=dropout_p, dropout_seed=11)
 
     assert torch.autograd.gradcheck(both_results, qkv)
+
+
+def test_standard_attention_gradcheck_with_all_options() -> None:
+    qkv = make_qkv(2, 3, 5, 2, 1, 4, dtype=torch.float64, requires_grad=True)
+    sinks = torch.tensor([0.5, -1.0], dtype=torch.float64, requires_grad=True)
+
+    def both_results(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        return standard_attention(
+            q,
+            k,
+            v,
+            causal=True,
+            window_size=3,
+            doc_start=torch.tensor([[0, 3, 3]]).expand(2, -1),
+            kv_lengths=torch.tensor([5, 0]),
+            sinks=sinks,
+            softcap=1.5,
+            dropout_p=0.3,
+            dropout_seed=11,
+        )
+
+    assert torch.autograd.gradcheck(both_results, (*qkv, sinks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.reference import standard_attention
 from kernels.reference_tiled import flash_attention_2_backward, flash_attention_2_forward
 from kernels.testing import (
     assert_within_budget,
@@ -86,6 +87,30 @@ def test_budget_finds_faults(monkeypatch: pytest.MonkeyPatch, fault: str, name: 
     q, k, v = make_qkv(2, 65, 65, 4, 2, 32, dtype=torch.bfloat16)
     with pytest.raises(AssertionError, match=rf"^{name}: max error \S+ exceeds the budget"):
         check_attention(_FlashAttention2.call, q, k, v, with_dlse=True)
+
+
+@pytest.mark.parametrize("fault", ["", "no gradient", "of one query", "of the other head"])
+def test_budget_holds_the_gradient_of_sinks(fault: str) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        results = standard_attention(q, k, v, sinks=sinks)
+        if fault == "no gradient":
+            results = standard_attention(q, k, v, sinks=sinks.detach() + 0 * sinks)
+        if fault == "of one query":
+            others = standard_attention(q[:, 1:], k, v, sinks=sinks)
+            first = standard_attention(q[:, :1], k, v, sinks=sinks.detach())
+            results = torch.cat((first[0], others[0]), 1), torch.cat((first[1], others[1]), 2)
+        if fault == "of the other head":
+            swapped = sinks.detach() + sinks.flip(0) - sinks.flip(0).detach()
+            results = standard_attention(q, k, v, sinks=swapped)
+        return results
+
+    q, k, v = make_qkv(2, 20, 20, 4, 2, 16, dtype=torch.float32)
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0])
+    if not fault:
+        assert "dsinks" in check_attention(attention, q, k, v, sinks=sinks, with_dlse=True)
+        return
+    with pytest.raises(AssertionError, match=r"^dsinks: max error \S+ exceeds the budget"):
+        check_attention(attention, q, k, v, sinks=sinks, with_dlse=True)
 
 
 def test_budget_message_and_infinities() -> None:

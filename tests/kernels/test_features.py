@@ -1,0 +1,266 @@
+"""What `flash_attention` takes beside q, k and v, one option at a time and several at once.
+
+Against standard attention, as in test_attention.py; block-sparse masks are in test_sparse.py.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels import flash_attention
+from kernels.reference import dropout_keep_mask, standard_attention, visible_keys
+from kernels.testing import check_attention, make_qkv
+
+triton_attention = partial(flash_attention, impl="triton", return_lse=True)
+assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+
+pytestmark = pytest.mark.usefixtures("copy_engines")
+on_gpu = pytest.mark.gpu
+in_bf16 = pytest.param(torch.bfloat16, marks=on_gpu)
+# one option changes no step that depends on the dtype; several of them are tried in fp16 as well
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, in_bf16])
+each_dtype_and_fp16 = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, in_bf16])
+each_dtype_and_dropout = pytest.mark.parametrize(
+    ("dtype", "dropout_p"),
+    [
+        (torch.float32, 0.0),
+        (torch.float16, 0.3),
+        pytest.param(torch.bfloat16, 0.0, marks=on_gpu),
+        pytest.param(torch.bfloat16, 0.3, marks=on_gpu),
+    ],
+)
+causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+# one token, an odd length, and more queries or keys, so that some rows or columns see nothing
+each_shape = pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 65), (70, 70), (33, 100), (100, 33)])
+
+
+def packed(*lengths, repeat=1):
+    """doc_start of documents of these lengths, one after the other: (repeat, T)."""
+    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
+    return starts.repeat_interleave(torch.tensor(lengths)).int().repeat(repeat, 1)
+
+
+@each_dtype
+@causal_or_full
+@each_shape
+@pytest.mark.parametrize("window_size", [1, 2, 33, 10**6])
+def test_window(check, window_size, seq_q, seq_k, causal, dtype):
+    check(1, seq_q, seq_k, 2, 1, 16, dtype, causal=causal, window_size=window_size)
+
+
+DOCUMENTS = {
+    "one": packed(70),
+    "cut inside of tiles": packed(5, 1, 27, 37),
+    "one token each": packed(*[1] * 70),
+    "other ones in each sample": torch.cat((packed(30, 40), packed(1, 68, 1))),
+    "int64": packed(5, 28, 37).long(),
+    "expanded": packed(64, 6).expand(2, 70),
+    "transposed": packed(16, 54, repeat=2).T.contiguous().T,
+    "in no order": torch.randint(
+        0, 70, (1, 70), generator=torch.Generator().manual_seed(0), dtype=torch.int32
+    ),
+    "after the query": packed(30, 40) + 20,
+    "after all keys": torch.full((1, 70), 70, dtype=torch.int32),
+}
+
+
+@each_dtype
+@causal_or_full
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents(check, name, causal, dtype):
+    doc_start = DOCUMENTS[name]
+    check(len(doc_start), 70, 70, 1, 1, 16, dtype, causal=causal, doc_start=doc_start)
+
+
+@each_dtype
+@causal_or_full
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(33, 100), (100, 33), (1, 65)])
+def test_documents_start_at_key_positions(check, seq_q, seq_k, causal, dtype):
+    # what autoregressive generation has: the last queries of a longer sequence
+    longest = max(seq_q, seq_k)
+    doc_start = packed(longest // 3, longest - longest // 3)[:, -seq_q:] + seq_k - longest
+    check(1, seq_q, seq_k, 2, 1, 16, dtype, causal=causal, doc_start=doc_start)
+
+
+def test_a_packed_document_is_as_if_alone(device_for):
+    q, k, v = make_qkv(1, 100, 100, 2, 1, 16, device=device_for(torch.float32))
+    lengths = (33, 1, 66)
+    out, lse = triton_attention(q, k, v, causal=True, doc_start=packed(*lengths).to(q.device))
+    documents = zip(*(x.split(lengths, dim=1) for x in (q, k, v, out)), strict=True)
+    for (qi, ki, vi, got), got_lse in zip(documents, lse.split(lengths, dim=2), strict=True):
+        assert_close((got, got_lse), triton_attention(qi, ki, vi, causal=True))
+
+
+@each_dtype
+@causal_or_full
+@each_shape
+def test_padding(check, seq_q, seq_k, causal, dtype):
+    lengths = torch.tensor([0, seq_k, seq_k // 2 + 1], dtype=torch.int32)
+    check(3, seq_q, seq_k, 1, 1, 16, dtype, causal=causal, kv_lengths=lengths)
+
+
+def test_padding_is_hidden(device_for):
+    q, k, v = make_qkv(2, 40, 100, 2, 1, 16, device=device_for(torch.float32))
+    lengths = torch.tensor([37, 64], device=q.device)  # int64
+    expected = [triton_attention(q[i : i + 1], k[i : i + 1, :n], v[i : i + 1, :n])
+                for i, n in enumerate((37, 64))]  # fmt: skip
+    k[0, 37:], k[1, 64:] = 1e4, 1e4
+    v[0, 37:], v[1, 64:] = 1e4, 1e4
+    out, lse = triton_attention(q, k, v, kv_lengths=lengths)
+    for i, (out_alone, lse_alone) in enumerate(expected):
+        assert_close((out[i : i + 1], lse[i : i + 1]), (out_alone, lse_alone))
+
+
+@each_dtype
+@causal_or_full
+@pytest.mark.parametrize("level", [0.0, 10.0, -10.0], ids=["level", "above", "below"])
+def test_sinks(check, level, causal, dtype):
+    check(1, 70, 70, 4, 2, 16, dtype, causal=causal, sinks=torch.randn(4) + level)
+
+
+@each_dtype
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 65), (100, 33)])
+def test_sinks_of_rows_without_keys(check, seq_q, seq_k, dtype):
+    check(1, seq_q, seq_k, 2, 2, 16, dtype, causal=True, sinks=torch.randn(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_sinks_of_any_dtype(device_for, dtype):
+    q, k, v = make_qkv(1, 33, 33, 2, 2, 16, device=device_for(torch.float32))
+    sinks = torch.randn(2).to(q.device, dtype).requires_grad_()
+    grad, expected = (
+        torch.autograd.grad(fn(q, k, v, sinks=sinks)[0].square().sum(), sinks)[0]
+        for fn in (triton_attention, standard_attention)
+    )
+    assert grad.dtype == dtype
+    assert_close(grad, expected, rtol=1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+@each_dtype
+# standard deviations of the scores: all far below the cap, around it, all cut off by it
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 30.0], ids=["tiny", "unit", "huge"])
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_softcap(check, softcap, scale, dtype):
+    check(1, 70, 70, 2, 1, 16, dtype, causal=True, softcap=softcap, scale=scale)
+
+
+def test_a_cap_far_above_the_scores(check):
+    check(1, 70, 70, 2, 1, 16, torch.float32, softcap=1000.0, scale=1e-2)
+
+
+def lengths(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+SINKS = torch.tensor([0.5])
+# Each with dropout, and with one another. For T = 70, a batch of 2 and one head.
+COMBINATIONS = {
+    "nothing": {},
+    "window": {"window_size": 20},
+    "causal window": {"causal": True, "window_size": 20},
+    "documents": {"causal": True, "doc_start": packed(5, 28, 37, repeat=2)},
+    "padding": {"kv_lengths": lengths(0, 41)},
+    "sinks": {"causal": True, "sinks": SINKS},
+    "softcap": {"softcap": 2.0},
+    "window, documents": {"window_size": 9, "doc_start": packed(5, 28, 37, repeat=2)},
+    "window, padding": {"window_size": 30, "kv_lengths": lengths(40, 3)},
+    "documents, padding": {"doc_start": packed(33, 37, repeat=2), "kv_lengths": lengths(33, 34)},
+    "sinks, softcap, padding": {
+        "sinks": SINKS, "softcap": 2.0, "kv_lengths": lengths(0, 41),
+    },
+    "all": {
+        "causal": True, "window_size": 20, "doc_start": packed(5, 28, 37, repeat=2),
+        "kv_lengths": lengths(1, 65), "sinks": SINKS, "softcap": 2.0,
+        "softmax_scale": 0.4,
+    },
+}  # fmt: skip
+
+
+@each_dtype_and_dropout
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combinations(check, name, dropout_p, dtype):
+    options = {**COMBINATIONS[name], "dropout_p": dropout_p, "dropout_seed": 2**40 + 11}
+    check(2, 70, 70, 1, 1, 16, dtype, **options)
+
+
+@each_dtype
+@pytest.mark.parametrize("dropout_p", [0.01, 0.5, 0.9])
+def test_dropout_of_any_rate(check, dropout_p, dtype):
+    check(1, 67, 70, 2, 1, 16, dtype, dropout_p=dropout_p, dropout_seed=2**63 - 1)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_no_option_changes_what_dropout_keeps(device_for, name):
+    q, k, _ = make_qkv(2, 64, 64, 1, 1, 64, device=device_for(torch.float32))
+    options = {
+        key: option.to(q.device) if isinstance(option, torch.Tensor) else option
+        for key, option in COMBINATIONS[name].items()
+    }
+    if "doc_start" in options:
+        options["doc_start"] = options["doc_start"][:, :64]
+    # with the unit vectors for v, the output is the matrix of probabilities
+    v = torch.eye(64, device=q.device).view(1, 64, 1, 64).expand(2, 64, 1, 64)
+    p = flash_attention(q, k, v, **options, dropout_p=0.4, dropout_seed=7, impl="triton")
+    sizes = {"batch": 2, "n_head": 1, "seq_q": 64, "seq_k": 64}
+    kept = dropout_keep_mask(7, **sizes, dropout_p=0.4, device=q.device)
+    masks = {x: options[x] for x in options.keys() - {"sinks", "softcap", "softmax_scale"}}
+    visible = visible_keys(64, 64, device=q.device, **masks)
+    assert torch.equal(p.transpose(1, 2) != 0, kept & visible)
+
+
+@each_dtype_and_fp16
+@pytest.mark.parametrize("layout", ["views of one projection", "odd offset"])
+@pytest.mark.parametrize("name", ["window, documents", "all"])
+def test_strides_with_options(device_for, name, layout, dtype):
+    device = device_for(dtype)
+    if layout == "odd offset":
+        q, k, v = (torch.randn(2, 70, 1, 24, dtype=dtype, device=device) for _ in range(3))
+        q, k, v = q[..., 1:17], k[..., 1:17], v[..., 3:19]
+    else:
+        q, k, v = torch.randn(2, 70, 3, 1, 16, dtype=dtype, device=device).unbind(2)
+    options = {
+        key: option.to(device) if isinstance(option, torch.Tensor) else option
+        for key, option in COMBINATIONS[name].items()
+    }
+    check_attention(triton_attention, q, k, v, with_dlse=True, **options)
+
+
+@pytest.mark.parametrize("impl", ["reference", None])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_the_result_is_that_of_every_implementation(device_for, impl, name):
+    q, k, v = make_qkv(2, 70, 70, 1, 1, 16, device=device_for(torch.float32))
+    options = {
+        key: option.to(q.device) if isinstance(option, torch.Tensor) else option
+        for key, option in COMBINATIONS[name].items()
+    }
+    expected = standard_attention(q, k, v, **options)[0]
+    assert_close(flash_attention(q, k, v, **options, impl=impl), expected)
+
+
+@on_gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("seq", [1000, 4097])
+@pytest.mark.parametrize("name", [*COMBINATIONS, "far window"])
+def test_long_sequences_with_options(check, name, seq, head_dim):
+    options = {
+        "far window": {"window_size": 600},
+        "documents": {"causal": True, "doc_start": packed(300, 1, seq - 301)},
+        "window, documents": {"window_size": 129, "doc_start": packed(300, 1, seq - 301)},
+        "padding": {"kv_lengths": lengths(seq // 2 + 1)},
+        "window, padding": {"window_size": 30, "kv_lengths": lengths(seq // 2 + 1)},
+        "documents, padding": {
+            "doc_start": packed(300, seq - 300), "kv_lengths": lengths(seq - 30),
+        },
+        "sinks, softcap, padding": {
+            "sinks": SINKS, "softcap": 2.0, "kv_lengths": lengths(0),
+        },
+        "all": {
+            "causal": True, "window_size": 200, "doc_start": packed(300, 1, seq - 301),
+            "kv_lengths": lengths(seq - 30), "sinks": SINKS, "softcap": 2.0,
+        },
+    }.get(name) or COMBINATIONS[name]  # fmt: skip
+    n_head = 1 if "sinks" in options else 2
+    dropout = {"dropout_p": 0.2, "dropout_seed": 5}
+    check(1, seq, seq, n_head, 1, head_dim, torch.bfloat16, **options)
+    check(1, seq, seq, n_head, 1, head_dim, torch.bfloat16, **options, **dropout)

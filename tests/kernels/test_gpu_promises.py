@@ -1,0 +1,121 @@
+"""What the kernels promise and only a GPU can show: equal bits, linear memory, compiled once."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly
+from kernels.testing import check_attention, make_qkv
+
+pytestmark = pytest.mark.gpu
+triton_attention = partial(flash_attention, impl="triton", return_lse=True)
+
+
+def butterfly_mask(seq, block_size=128):
+    return BlockSparseMask(butterfly(-(-seq // block_size)), block_size)
+
+
+def bf16(*shape):
+    return make_qkv(*shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", [None, butterfly_mask(1000)], ids=["dense", "butterfly"])
+def test_repeats_bit_for_bit(mask, head_dim):
+    qkv = bf16(4, 1000, 1000, 8, 4, head_dim)
+    sinks = torch.randn(8, device="cuda", requires_grad=True)
+    dout = torch.randn_like(qkv[0])
+
+    def once():
+        out, lse = triton_attention(*qkv, causal=True, mask=mask, sinks=sinks, deterministic=True)
+        return out, lse, *torch.autograd.grad((out, lse), (*qkv, sinks), (dout, lse))
+
+    first = once()
+    for repeat in range(250):
+        for name, a, b in zip(
+            ("out", "lse", "dq", "dk", "dv", "dsinks"), first, once(), strict=True
+        ):
+            assert torch.equal(a, b), (name, repeat)
+
+
+@pytest.mark.parametrize("pattern", ["dense", "butterfly"])
+def test_memory_is_linear_in_length(pattern):
+    def peak(seq):
+        qkv = bf16(1, seq, seq, 4, 4, 64)
+        mask = butterfly_mask(seq) if pattern == "butterfly" else None
+        if mask is not None:
+            mask.lists(seq, seq, causal=True, device="cuda")  # made once, kept with the mask
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        flash_attention(*qkv, causal=True, mask=mask, impl="triton").sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    longest = 65536 if pattern == "butterfly" else 32768
+    assert peak(longest) <= 1.03 * (longest // 8192) * peak(8192)
+
+
+def test_lists_of_a_mask_stay_small():
+    # 64K tokens: 512 blocks and 10 of them a row, far below a bit for each pair of blocks
+    before = torch.cuda.memory_allocated()
+    lists = butterfly_mask(65536).lists(65536, 65536, causal=True, device="cuda")
+    assert lists.n_full + lists.n_partial == 512 + 9 * 512 // 2
+    assert torch.cuda.memory_allocated() - before < 2**17
+
+
+def compiled_kernels():
+    from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
+    from kernels.triton_bwd_dq import attn_bwd_dq_kernel
+    from kernels.triton_fwd import attn_fwd_kernel
+
+    # The first entry of a device's caches maps what a kernel was specialised on to its binary.
+    device = torch.cuda.current_device()
+    kernels = (attn_fwd_kernel, attn_bwd_dq_kernel, attn_bwd_dkdv_kernel)
+    return [len(kernel.device_caches[device][0]) for kernel in kernels]
+
+
+# Those that are read through pointers, and those that are described to the copy engine.
+@pytest.mark.parametrize("lengths", [(600, 601, 640, 1000, 1023), (1024, 1025, 1100, 4097, 8000)])
+@pytest.mark.parametrize("option", ["causal", "documents", "butterfly"])
+def test_another_length_does_not_compile_again(option, lengths):
+    def call(seq):
+        options = {"causal": True}
+        if option == "documents":
+            options["doc_start"] = torch.zeros(1, seq, dtype=torch.int32, device="cuda")
+        if option == "butterfly":
+            options["mask"] = butterfly_mask(seq)
+        out, lse = triton_attention(*bf16(1, seq, seq, 2, 2, 64), **options)
+        (out.sum() + lse.sum()).backward()
+
+    call(lengths[0])
+    before = compiled_kernels()
+    assert all(before)
+    for seq in lengths[1:]:
+        call(seq)
+        assert compiled_kernels() == before, seq
+
+
+@pytest.mark.parametrize("operand", ["q", "k", "v", "all"])
+@pytest.mark.parametrize("seq", [1100, 4097])
+def test_what_the_copy_engine_cannot_read(operand, seq):
+    # one element off a 16-byte boundary, or rows that are no multiple of 16 bytes apart
+    def normal(name, offset, columns):
+        if operand not in (name, "all"):
+            offset, columns = 0, 64
+        rows = torch.randn(1, seq, 2, columns, dtype=torch.bfloat16, device="cuda")
+        return rows[..., offset : offset + 64]
+
+    for offset, columns in ((1, 72), (0, 65)):
+        qkv = [normal(name, offset, columns) for name in "qkv"]
+        errors = check_attention(triton_attention, *qkv, causal=True, with_dlse=True)
+        assert errors["out"] < 0.01
+        contiguous = [x.contiguous() for x in qkv]
+        for a, b in zip(
+            triton_attention(*qkv, causal=True),
+            triton_attention(*contiguous, causal=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)

@@ -1,0 +1,102 @@
+"""Any shape with any options: the kernels against standard attention, chosen by hypothesis."""
+
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.testing import check_attention, make_qkv, poison_empty
+
+triton_attention = partial(flash_attention, impl="triton", return_lse=True)
+
+few, many = (
+    settings(max_examples=n, deadline=None, derandomize=True, database=None) for n in (13, 25)
+)
+
+
+def calls(longest, head_dims):
+    """Keyword arguments of `check`; what hypothesis shrinks to is a short call with no options."""
+    lengths = st.integers(1, longest)
+    return st.fixed_dictionaries(
+        {
+            "batch": st.integers(1, 2),
+            # as many keys as queries, or any number
+            "lengths": st.one_of(lengths.map(lambda n: (n, n)), st.tuples(lengths, lengths)),
+            "n_head": st.integers(1, 2),
+            "grouped": st.booleans(),
+            "head_dim": st.sampled_from(head_dims),
+            "causal": st.booleans(),
+            "window_size": st.none() | st.integers(1, longest + 5),
+            "documents": st.sampled_from([None, "packed", "any"]),
+            "padding": st.booleans(),
+            "sinks": st.booleans(),
+            "softcap": st.sampled_from([None, 1.0, 15.0]),
+            "dropout_p": st.sampled_from([0.0, 0.2, 0.7]),
+            "block_size": st.sampled_from([None, 16, 32, 64, 128]),
+            "density": st.sampled_from([0.0, 0.4, 1.0]),
+            "mask_per_head": st.booleans(),
+            "copy_engines": st.booleans(),
+            "seed": st.integers(0, 2**31),
+        }
+    )
+
+
+def check(
+    dtype, device, batch, lengths, n_head, grouped, head_dim, causal, window_size, documents,
+    padding, sinks, softcap, dropout_p, block_size, density, mask_per_head, copy_engines, seed,
+):  # fmt: skip
+    (seq_q, seq_k), n_kv_head = lengths, 1 if grouped else n_head
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high, *shape):  # from [low, high]
+        return torch.randint(low, high + 1, shape, generator=generator).to(device)
+
+    options = {"causal": causal, "window_size": window_size, "softcap": softcap}
+    if documents is not None:
+        doc_start = draw(-1, seq_k + 1, batch, seq_q)
+        options["doc_start"] = doc_start.sort().values if documents == "packed" else doc_start
+    if padding:
+        options["kv_lengths"] = draw(0, seq_k, batch)
+    if sinks:
+        options["sinks"] = torch.randn(n_head, generator=generator).to(device)
+    if dropout_p:
+        options |= {"dropout_p": dropout_p, "dropout_seed": seed}
+    if block_size is not None:
+        shape = (n_head if mask_per_head else 1, -(-seq_q // block_size), -(-seq_k // block_size))
+        layout = torch.rand(shape, generator=generator) < density
+        options["mask"] = BlockSparseMask(layout, block_size)
+    q, k, v = make_qkv(
+        batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=dtype, device=device, seed=seed
+    )
+    shortest = 1 if copy_engines else 2**31
+    with poison_empty(), mock.patch("kernels.operands.SHORTEST_DESCRIBED", shortest):
+        check_attention(triton_attention, q, k, v, with_dlse=True, **options)
+
+
+EVERYTHING = {
+    "batch": 2, "lengths": (41, 70), "n_head": 2, "grouped": True, "head_dim": 16, "causal": True,
+    "window_size": 20, "documents": "packed", "padding": True, "sinks": True, "softcap": 15.0,
+    "dropout_p": 0.2, "block_size": 32, "density": 1.0, "mask_per_head": True,
+    "copy_engines": True, "seed": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@few
+@given(calls(longest=70, head_dims=[16, 32]))
+@example(EVERYTHING)
+def test_any_call(dtype, call):
+    check(dtype, "cpu", **call)
+
+
+@pytest.mark.gpu
+@many
+@given(calls(longest=700, head_dims=[16, 40, 64, 128]))
+@example(EVERYTHING | {"lengths": (410, 700)})
+def test_any_call_on_a_gpu(call):
+    check(torch.bfloat16, "cuda", **call)
