@@ -31,8 +31,8 @@ from kernels.tuning import (
     tiles_per_head,
 )
 
-# The dk, dv kernel reads lse and delta in whole tiles, so that it needs no mask: a masked load in
-# its loop costs a sixth of its speed.
+# The dk, dv kernel reads lse and delta in whole tiles, so that the loads in its loop need no mask,
+# which they would pay for with its speed.
 PADDED_ROWS = 128
 
 

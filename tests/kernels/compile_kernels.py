@@ -96,8 +96,14 @@ def cases() -> Iterator[Case]:
                 yield Case(kernel, name, CAPABILITY[name.split(",")[0]], block_d)
         yield Case(kernel, "portable", BLACKWELL, 128)
         for variant, features in VARIANTS.items():
+            # tuning.backward_dkdv_tiles: which of the two goes with what
+            small = bool(features.mask_block_size or features.softcap)
             for table in tables.keys() - {"portable"}:
+                if (table == "hopper, small") > small:
+                    continue
                 for block_d in tables[table].keys() & {64, 128}:
+                    if small and table == "hopper" and block_d in tables.get("hopper, small", {}):
+                        continue
                     yield Case(kernel, table, 90, block_d, features=features, variant=variant)
         yield Case(kernel, "portable", 80, 64, features=VARIANTS["mask"], variant="mask")
         table = "hopper, small" if kernel == "dkdv" else "hopper"

@@ -52,14 +52,12 @@ def shared_memory(table, capability, **_):
     return 1024 * (99 if table == "portable" and capability == 80 else 227)
 
 
-def spilled(kernel, table, block_d, variant, **_):
+def spilled(kernel, block_d, variant, **_):
     """Bytes of stack that a thread may have: the fastest tiles measured on an H100 spill some.
 
     Registers are scarce where there are two accumulators, of dk and dv, or a wide one, and where
     dropout hashes.
     """
-    if kernel == "dkdv" and table == "hopper" and variant == "padding, cap and sinks":
-        return 384  # nobody launches it: a cap has tiles of its own
     if kernel == "dkdv" or (kernel == "fwd" and (block_d >= 128 or variant == "dropout")):
         return 256
     return 48
