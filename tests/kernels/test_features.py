@@ -53,6 +53,7 @@ DOCUMENTS = {
     "one": packed(70),
     "cut inside of tiles": packed(5, 1, 27, 37),
     "one token each": packed(*[1] * 70),
+    "from the last key of a tile": torch.cat((packed(31, 39), packed(63, 7))),
     "other ones in each sample": torch.cat((packed(30, 40), packed(1, 68, 1))),
     "int64": packed(5, 28, 37).long(),
     "expanded": packed(64, 6).expand(2, 70),
