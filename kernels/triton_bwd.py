@@ -28,6 +28,7 @@ from kernels.tuning import (
     backward_dkdv_tiles,
     backward_dq_tiles,
     launch_options,
+    mask_head_stride,
     tiles_per_head,
 )
 
@@ -74,7 +75,7 @@ def attn_bwd(
     }
     tiles = backward_dq_tiles(q, options)
     n_tiles = padded_q // tiles.block_m
-    attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
+    attn_bwd_dq_kernel[(n_tiles * batch, n_head)](
         operand(q, tiles.block_m, tiles.block_d),
         operand(k, tiles.block_n, tiles.block_d),
         operand(v, tiles.block_n, tiles.block_d),
@@ -92,13 +93,14 @@ def attn_bwd(
         options.mask_row_blocks,
         n_tiles=n_tiles,
         n_head=n_head,
+        mask_head_stride=mask_head_stride(options.mask_rows),
         HAS_DLSE=dlse is not None,
         **shared,
         **tiles.launch,
     )
     tiles = backward_dkdv_tiles(q, k, options)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
-    attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
+    attn_bwd_dkdv_kernel[(n_tiles * batch, n_kv_head)](
         operand(q, tiles.block_m, tiles.block_d),
         # k and v are read once: a program that keeps them needs no copy engine.
         (k, *k.stride()[:3]),
@@ -116,6 +118,7 @@ def attn_bwd(
         options.mask_col_blocks,
         n_tiles=n_tiles,
         n_kv_head=n_kv_head,
+        mask_head_stride=mask_head_stride(options.mask_cols),
         **shared,
         **tiles.launch,
     )

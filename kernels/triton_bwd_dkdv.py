@@ -86,7 +86,7 @@ def _accumulate_dkdv(
 
 
 @triton.jit(
-    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "n_mask_head", "threshold"]
+    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 )
 def attn_bwd_dkdv_kernel(
     q,
@@ -106,7 +106,7 @@ def attn_bwd_dkdv_kernel(
     n_tiles,
     n_kv_head,
     padded_q,
-    n_mask_head,
+    mask_head_stride,
     seq_q,
     seq_k,
     window_size,
@@ -129,9 +129,9 @@ def attn_bwd_dkdv_kernel(
     # Tiles of a head side by side, as in the forward kernel, and first keys first: under a causal
     # mask most queries see them.
     tile = tl.program_id(0) % n_tiles
-    batch = tl.program_id(0) // n_tiles // n_kv_head
-    kv_head = tl.program_id(0) // n_tiles % n_kv_head
-    start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, n_mask_head, seq_k, BLOCK_N, features)
+    batch = tl.program_id(0) // n_tiles
+    kv_head = tl.program_id(1)
+    start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, mask_head_stride, BLOCK_N, features)
     key = start_n + tl.arange(0, BLOCK_N)
     n_keys = seq_k
     if features.lengths:
@@ -155,7 +155,7 @@ def attn_bwd_dkdv_kernel(
             n_keys,
             cols_ptr,
             col_blocks_ptr,
-            n_mask_head,
+            mask_head_stride,
             seq_q,
             seq_k,
             window_size,

@@ -73,7 +73,7 @@ def _accumulate_dq(
 
 
 @triton.jit(
-    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "n_mask_head", "threshold"]
+    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 )
 def attn_bwd_dq_kernel(
     q,
@@ -94,7 +94,7 @@ def attn_bwd_dq_kernel(
     n_tiles,
     n_head,
     padded_q,
-    n_mask_head,
+    mask_head_stride,
     seq_q,
     seq_k,
     window_size,
@@ -116,11 +116,12 @@ def attn_bwd_dq_kernel(
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # Tiles of a head side by side, as in the forward kernel.
-    batch_head = tl.program_id(0) // n_tiles
-    batch = batch_head // n_head
-    head = batch_head % n_head
+    tile = tl.program_id(0) % n_tiles
+    batch = tl.program_id(0) // n_tiles
+    head = tl.program_id(1)
+    batch_head = batch * n_head + head
     start_m, offs_m, lower, upper, walk = key_walk(
-        tl.program_id(0) % n_tiles,
+        tile,
         batch,
         head,
         doc_ptr,
@@ -128,7 +129,7 @@ def attn_bwd_dq_kernel(
         rows_ptr,
         row_blocks_ptr,
         n_tiles,
-        n_mask_head,
+        mask_head_stride,
         seq_q,
         seq_k,
         window_size,

@@ -24,7 +24,7 @@ from kernels.primitives import (
     load_tile,
     store_tile,
 )
-from kernels.tuning import forward_tiles, launch_options, tiles_per_head
+from kernels.tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_head
 from kernels.walks import key_walk, walk_loop, walk_tile
 
 
@@ -87,7 +87,7 @@ def _attend(
 
 
 @triton.jit(
-    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "n_mask_head", "threshold"]
+    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 )
 def attn_fwd_kernel(
     q,
@@ -105,7 +105,7 @@ def attn_fwd_kernel(
     row_blocks_ptr,
     n_tiles,
     n_head,
-    n_mask_head,
+    mask_head_stride,
     seq_q,
     seq_k,
     window_size,
@@ -126,11 +126,12 @@ def attn_fwd_kernel(
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # All tiles of a head run side by side, so that its keys and values stay in the L2 cache.
-    batch_head = tl.program_id(0) // n_tiles
-    batch = batch_head // n_head
-    head = batch_head % n_head
+    tile = tl.program_id(0) % n_tiles
+    batch = tl.program_id(0) // n_tiles
+    head = tl.program_id(1)
+    batch_head = batch * n_head + head
     start_m, offs_m, lower, upper, walk = key_walk(
-        tl.program_id(0) % n_tiles,
+        tile,
         batch,
         head,
         doc_ptr,
@@ -138,7 +139,7 @@ def attn_fwd_kernel(
         rows_ptr,
         row_blocks_ptr,
         n_tiles,
-        n_mask_head,
+        mask_head_stride,
         seq_q,
         seq_k,
         window_size,
@@ -207,7 +208,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     # where the second loop has tiles of its own
     cut = tiles.block_n_masked != tiles.block_n
     n_tiles = tiles_per_head(seq_q, tiles.block_m, options)
-    attn_fwd_kernel[(n_tiles * batch * n_head,)](
+    attn_fwd_kernel[(n_tiles * batch, n_head)](
         operand(q, tiles.block_m, tiles.block_d),
         operand(k, tiles.block_n, tiles.block_d),
         operand(v, tiles.block_n, tiles.block_d),
@@ -223,6 +224,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
         options.mask_row_blocks,
         n_tiles=n_tiles,
         n_head=n_head,
+        mask_head_stride=mask_head_stride(options.mask_rows),
         BLOCK_N_MASKED=tiles.block_n_masked,
         **launch_options(q, k, options),
         **tiles.launch,

@@ -127,11 +127,15 @@ def tiles_per_head(seq_len: int, block: int, options: AttentionOptions) -> int:
     return triton.cdiv(seq_len, rows) * (rows // block)
 
 
+def mask_head_stride(entries: Tensor | None) -> int:
+    """From one head to the next in `MaskLists.rows` or `.cols`: 0 where all heads share them."""
+    return 0 if entries is None or entries.shape[0] == 1 else entries.stride(0)
+
+
 def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str, Any]:
     """The arguments that the forward kernel and both of the backward share."""
     softmax_scale, softcap = options.softmax_scale, options.softcap
     return {
-        "n_mask_head": 1 if options.mask_rows is None else options.mask_rows.shape[0],
         "seq_q": q.shape[1],
         "seq_k": k.shape[1],
         "window_size": options.window_size,

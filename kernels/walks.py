@@ -61,7 +61,7 @@ def key_walk(
     rows_ptr,
     row_blocks_ptr,
     n_tiles,
-    n_mask_head,
+    mask_head_stride,
     seq_q,
     seq_k,
     window_size,
@@ -84,7 +84,7 @@ def key_walk(
     if features.lengths:
         n_keys = tl.minimum(seq_k, tl.load(lengths_ptr + batch))
     if features.mask_block_size > 0:
-        start_m, entry = _mask_entry(rows_ptr, head % n_mask_head, tile, seq_q, BLOCK_M, features)
+        start_m, entry = _mask_entry(rows_ptr + head * mask_head_stride, tile, BLOCK_M, features)
     else:
         start_m = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -108,11 +108,11 @@ def key_walk(
 
 @triton.jit
 def key_tile_start(
-    tile, head, cols_ptr, n_mask_head, seq_k, BLOCK_N: tl.constexpr, features: tl.constexpr
+    tile, head, cols_ptr, mask_head_stride, BLOCK_N: tl.constexpr, features: tl.constexpr
 ):
     """The first key of program number `tile` of a head, longest work first."""
     if features.mask_block_size > 0:
-        start_n, _ = _mask_entry(cols_ptr, head % n_mask_head, tile, seq_k, BLOCK_N, features)
+        start_n, _ = _mask_entry(cols_ptr + head * mask_head_stride, tile, BLOCK_N, features)
         return start_n
     else:
         return tile * BLOCK_N
@@ -128,7 +128,7 @@ def query_walk(
     n_keys,
     cols_ptr,
     col_blocks_ptr,
-    n_mask_head,
+    mask_head_stride,
     seq_q,
     seq_k,
     window_size,
@@ -146,7 +146,7 @@ def query_walk(
     last_n = start_n + BLOCK_N - 1
     all_from, some_to = visible_queries(last_n, seq_q, diagonal, window_size, features)
     if features.mask_block_size > 0:
-        _, entry = _mask_entry(cols_ptr, head % n_mask_head, tile, seq_k, BLOCK_N, features)
+        _, entry = _mask_entry(cols_ptr + head * mask_head_stride, tile, BLOCK_N, features)
         return _list_walk(col_blocks_ptr, entry, some_from, some_to, BLOCK_M, features)
     else:
         if features.documents:
@@ -239,13 +239,12 @@ def _list_walk(blocks_ptr, entry, some_from, some_to, BLOCK: tl.constexpr, featu
 
 
 @triton.jit
-def _mask_entry(table_ptr, mask_head, tile, seq_len, BLOCK: tl.constexpr, features: tl.constexpr):
-    """The entry of `MaskLists.rows` (or `.cols`) for program number `tile`.
+def _mask_entry(table_ptr, tile, BLOCK: tl.constexpr, features: tl.constexpr):
+    """The entry of a head's `MaskLists.rows` (or `.cols`) for program number `tile`.
 
     Returns:
         (start of the tile in the sequence, pointer to the entry).
     """
     TILES: tl.constexpr = features.mask_block_size // BLOCK
-    n_blocks = tl.cdiv(seq_len, features.mask_block_size)
-    entry = table_ptr + (mask_head * n_blocks + tile // TILES) * 6
+    entry = table_ptr + tile // TILES * 6
     return tl.load(entry) * features.mask_block_size + tile % TILES * BLOCK, entry
