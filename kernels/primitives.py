@@ -65,17 +65,20 @@ def store_tile(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Write the part of a (ROWS, BLOCK_D) tile that lies inside x, pointer and strides."""
-    ptr, stride_b, stride_t, stride_h = x
-    tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
-    tile += tl.cast(row, tl.int64) * stride_t
-    rows = tl.arange(0, ROWS)
-    cols = tl.arange(0, BLOCK_D)
-    inside = (row + rows)[:, None] < n_rows
-    if HEAD_DIM != BLOCK_D:
-        inside = inside & (cols[None, :] < HEAD_DIM)
-    ptrs = tile + rows[:, None] * stride_t + cols[None, :]
-    tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=inside)
+    """Write the part of a (ROWS, BLOCK_D) tile that lies inside x, which is as for `load_tile`."""
+    if isinstance(x, tl.tensor_descriptor):
+        x.store([batch, head, row, 0], values.to(x.dtype).reshape([1, 1, ROWS, BLOCK_D]))
+    else:
+        ptr, stride_b, stride_t, stride_h = x
+        tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+        tile += tl.cast(row, tl.int64) * stride_t
+        rows = tl.arange(0, ROWS)
+        cols = tl.arange(0, BLOCK_D)
+        inside = (row + rows)[:, None] < n_rows
+        if HEAD_DIM != BLOCK_D:
+            inside = inside & (cols[None, :] < HEAD_DIM)
+        ptrs = tile + rows[:, None] * stride_t + cols[None, :]
+        tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -76,12 +76,13 @@ def attn_bwd(
     tiles = backward_dq_tiles(q, options)
     n_tiles = padded_q // tiles.block_m
     attn_bwd_dq_kernel[(n_tiles * batch, n_head)](
-        operand(q, tiles.block_m, tiles.block_d),
+        # q, dout and out are read once: see there why not through TMA.
+        (q, *q.stride()[:3]),
         operand(k, tiles.block_n, tiles.block_d),
         operand(v, tiles.block_n, tiles.block_d),
         (out, *out.stride()[:3]),
-        operand(dout, tiles.block_m, tiles.block_d),
-        (dq, *dq.stride()[:3]),
+        (dout, *dout.stride()[:3]),
+        operand(dq, tiles.block_m, tiles.block_d),
         lse,
         None if dlse is None else dlse.contiguous(),
         lse_log2,
@@ -106,8 +107,8 @@ def attn_bwd(
         (k, *k.stride()[:3]),
         (v, *v.stride()[:3]),
         operand(dout, tiles.block_m, tiles.block_d),
-        (dk, *dk.stride()[:3]),
-        (dv, *dv.stride()[:3]),
+        operand(dk, tiles.block_n, tiles.block_d),
+        operand(dv, tiles.block_n, tiles.block_d),
         lse_log2,
         delta,
         options.dropout_seed,

@@ -139,9 +139,10 @@ def attn_bwd_dq_kernel(
         features,
     )
 
-    q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
-    dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+    # Not through TMA, whose loads a program waits for one by one: these are under way together.
     out_tile = load_tile(out, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+    dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+    q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     row = tl.cast(batch_head, tl.int64)
     inside = offs_m < seq_q

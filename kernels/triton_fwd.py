@@ -214,7 +214,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
         operand(v, tiles.block_n, tiles.block_d),
         operand(k, tiles.block_n_masked, tiles.block_d) if cut else None,
         operand(v, tiles.block_n_masked, tiles.block_d) if cut else None,
-        (out, *out.stride()[:3]),
+        operand(out, tiles.block_m, tiles.block_d),
         lse,
         options.dropout_seed,
         options.doc_start,

@@ -37,13 +37,14 @@ BLACKWELL = 100
 TILED = {
     "fwd": {
         "q": "BLOCK_M",
+        "out": "BLOCK_M",
         "k": "BLOCK_N",
         "v": "BLOCK_N",
         "k_masked": "BLOCK_N_MASKED",
         "v_masked": "BLOCK_N_MASKED",
     },
-    "dkdv": {"q": "BLOCK_M", "dout": "BLOCK_M"},
-    "dq": {"q": "BLOCK_M", "dout": "BLOCK_M", "k": "BLOCK_N", "v": "BLOCK_N"},
+    "dkdv": {"q": "BLOCK_M", "dout": "BLOCK_M", "dk": "BLOCK_N", "dv": "BLOCK_N"},
+    "dq": {"k": "BLOCK_N", "v": "BLOCK_N", "dq": "BLOCK_M"},
 }
 OPERANDS = {"q", "k", "v", "k_masked", "v_masked", "out", "dout", "dq", "dk", "dv"}
 # Pointers that are None where the call does not use the feature.
