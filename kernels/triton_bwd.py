@@ -75,7 +75,7 @@ def attn_bwd(
     }
     tiles = backward_dq_tiles(q, options)
     n_tiles = padded_q // tiles.block_m
-    attn_bwd_dq_kernel[(n_tiles * batch, n_head)](
+    attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
         # q, dout and out are read once: see there why not through TMA.
         (q, *q.stride()[:3]),
         operand(k, tiles.block_n, tiles.block_d),
@@ -101,7 +101,7 @@ def attn_bwd(
     )
     tiles = backward_dkdv_tiles(q, k, options)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
-    attn_bwd_dkdv_kernel[(n_tiles * batch, n_kv_head)](
+    attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
         operand(q, tiles.block_m, tiles.block_d),
         # k and v are read once: a program that keeps them needs no copy engine.
         (k, *k.stride()[:3]),

@@ -129,8 +129,8 @@ def attn_bwd_dkdv_kernel(
     # Tiles of a head side by side, as in the forward kernel, and first keys first: under a causal
     # mask most queries see them.
     tile = tl.program_id(0) % n_tiles
-    batch = tl.program_id(0) // n_tiles
-    kv_head = tl.program_id(1)
+    batch = tl.program_id(0) // n_tiles // n_kv_head
+    kv_head = tl.program_id(0) // n_tiles % n_kv_head
     start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, mask_head_stride, BLOCK_N, features)
     key = start_n + tl.arange(0, BLOCK_N)
     n_keys = seq_k

@@ -117,9 +117,9 @@ def attn_bwd_dq_kernel(
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # Tiles of a head side by side, as in the forward kernel.
     tile = tl.program_id(0) % n_tiles
-    batch = tl.program_id(0) // n_tiles
-    head = tl.program_id(1)
-    batch_head = batch * n_head + head
+    batch_head = tl.program_id(0) // n_tiles
+    batch = batch_head // n_head
+    head = batch_head % n_head
     start_m, offs_m, lower, upper, walk = key_walk(
         tile,
         batch,

@@ -127,9 +127,9 @@ def attn_fwd_kernel(
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # All tiles of a head run side by side, so that its keys and values stay in the L2 cache.
     tile = tl.program_id(0) % n_tiles
-    batch = tl.program_id(0) // n_tiles
-    head = tl.program_id(1)
-    batch_head = batch * n_head + head
+    batch_head = tl.program_id(0) // n_tiles
+    batch = batch_head // n_head
+    head = batch_head % n_head
     start_m, offs_m, lower, upper, walk = key_walk(
         tile,
         batch,
@@ -208,7 +208,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     # where the second loop has tiles of its own
     cut = tiles.block_n_masked != tiles.block_n
     n_tiles = tiles_per_head(seq_q, tiles.block_m, options)
-    attn_fwd_kernel[(n_tiles * batch, n_head)](
+    attn_fwd_kernel[(n_tiles * batch * n_head,)](
         operand(q, tiles.block_m, tiles.block_d),
         operand(k, tiles.block_n, tiles.block_d),
         operand(v, tiles.block_n, tiles.block_d),
