@@ -36,7 +36,9 @@ from torch.utils._pytree import tree_leaves
 
 from kernels.options import AttentionOptions
 from kernels.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
-from scripts.attention_peers import CONTENDERS, Case, Sparsity, Tensors, make_tensors
+from scripts.attention_cases import Case, Sparsity, Tensors, make_tensors
+from scripts.attention_peers import CONTENDERS
+from scripts.attention_plots import save
 
 PARTS = ("forward", "backward")
 METRICS = {"dram__bytes_read.sum": "read_bytes", "dram__bytes_write.sum": "written_bytes"}
@@ -257,5 +259,4 @@ def draw(rows: Sequence[dict[str, Any]], out: Path) -> None:
     axes.set_ylabel("HBM traffic, GB")
     axes.set_xticks(range(len(bars)), [f"{name}\n{part}" for name, part, _ in bars])
     axes.legend(fontsize=8)
-    figure.savefig(out, dpi=120)
-    print(f"drew {out}")
+    save(figure, out)

@@ -5,45 +5,33 @@ python -m scripts.benchmark_attention --preset paper     the paper's Figure 3 an
 python -m scripts.benchmark_attention --preset sparsity  time against density: Figure 2, right
 python -m scripts.benchmark_attention --preset io        bytes to and from HBM: Figure 2, left
 
-All contenders of a case run in this process on the same tensors, and a wrong result gets no speed:
-scripts/attention_peers.py holds the rule. Times are medians; the backward is timed by itself, on a
-saved forward. `as graph` is both replayed as a CUDA graph, without the CPU's share, of short
-sequences. FLOPs are 4 B H T^2 D forward, half of it if causal, times the density of a mask, and
-2.5 times that backward. Memory is the peak of a forward and backward, beside the inputs.
+All contenders of a case run in this process on the same tensors (Triton's tutorial, with
+`--tutorial`, on their values in fp16), and a wrong result gets no speed: scripts/attention_check.py
+holds the rule. Times are medians; the backward is timed by itself, on a saved forward. `as graph`
+is both replayed as a CUDA graph, without the CPU's share, of short sequences. FLOPs are
+4 B H T^2 D forward, half of it if causal, times the density of a mask, and 2.5 times that backward.
+Memory is the peak of a forward and backward, beside the inputs.
 """
 
 import argparse
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from scripts import attention_io
-from scripts.attention_peers import (
-    CONTENDERS,
-    Answer,
-    Attention,
-    Case,
-    Sparsity,
-    Tensors,
-    UnsupportedError,
-    answer,
-    checked_case,
-    errors,
-    graph_ms,
-    make_tensors,
-    peak_mib,
-    time_ms,
-    verdict,
-)
+from scripts.attention_cases import Case, Sparsity
+from scripts.attention_measure import measure_case
+from scripts.attention_peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
+from scripts.attention_plots import draw_paper, draw_peers, draw_sparsity
+from scripts.attention_tables import Row, show_rows
 from scripts.results import write_result
 
-PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4"]
+PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (4096, 16_384, 32_768, 65_536)
 
@@ -60,123 +48,11 @@ VARIANT_LENGTHS = (1024, 4096, 16_384)  # of all variants but "plain", unless --
 PAPER_DENSE_MS = [0.31, 0.31, 0.73, 2.29, 7.64, 30.09, 118.50, 470.51, 1876.08, 7492.85]
 PAPER_SPARSE_MS = [0.74, 0.77, 0.82, 0.88, 1.71, 3.21, 6.56, 12.60, 24.93, 50.39]
 
-# Heading and format of a number in a table, by its key in a row
-COLUMNS = {
-    "density": ("density", ".3f"),
-    "forward_tflops": ("fwd TF/s", ".0f"),
-    "backward_tflops": ("bwd TF/s", ".0f"),
-    "forward_ms": ("fwd ms", ".3f"),
-    "backward_ms": ("bwd ms", ".3f"),
-    "both_ms": ("both ms", ".3f"),
-    "both_graph_ms": ("as graph", ".3f"),
-    "peak_mib": ("MiB", ",.0f"),
-    "forward_over_best_peer": ("fwd x best", ".2f"),
-    "backward_over_best_peer": ("bwd x best", ".2f"),
-    "forward_over_proportional": ("fwd / density", ".2f"),
-    "backward_over_proportional": ("bwd / density", ".2f"),
-    "speedup": ("x dense", ".1f"),
-    "paper_speedup": ("paper's", ".1f"),
-}
 TIMES = ["forward_ms", "backward_ms"]
 SPEEDS = ["forward_tflops", "backward_tflops"]
 BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
 PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
 PROPORTION_CAPTION = "/ density: the time over (density x our dense time); 1 is proportional"
-
-Row = dict[str, Any]
-
-
-# ---- measuring
-
-
-def speeds(
-    attention: Attention, tensors: Tensors, case: Case, *, graphs: bool = False
-) -> dict[str, float]:
-    """Times of the forward, of the backward alone and of both, TFLOP/s, and peak memory of both.
-
-    `graphs`: both as a CUDA graph too.
-    """
-    q, k, v, dout = tensors
-
-    def both() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(attention(q, k, v), (q, k, v), dout)
-
-    both()  # what compiles may take memory of its own
-    result = {"peak_mib": peak_mib(both)}
-    times = {"both": time_ms(both), "forward": time_ms(lambda: attention(q, k, v))}
-    if graphs:
-        result["both_graph_ms"] = graph_ms(both)
-    out = attention(q, k, v)
-    times["backward"] = time_ms(
-        lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
-    )
-    for part, flops in (("forward", 1.0), ("backward", 2.5), ("both", 3.5)):
-        result |= {f"{part}_{key}": x for key, x in times[part].items()}
-        result[f"{part}_tflops"] = flops * case.forward_flops / times[part]["ms"] / 1e9
-    return result
-
-
-def measure(
-    name: str, case: Case, tensors: Tensors, expected: Answer, *, graphs: bool = False
-) -> Row:
-    """One row: the case, `status`, the errors, and if the contender is right its speeds.
-
-    `expected` is the answer to `checked_case(name, case)`.
-    """
-    row: Row = {"name": name, **case.describe()}
-    checked = checked_case(name, case)
-    try:
-        attention = CONTENDERS[name](case, tensors.q.device)
-        same = attention if checked == case else CONTENDERS[name](checked, tensors.q.device)
-        row["errors"] = errors(same, tensors, expected)
-        row["error_budgets"] = expected.budgets
-        row["status"] = verdict(row["errors"], expected.budgets)
-        if row["status"] == "ok":
-            row |= speeds(attention, tensors, case, graphs=graphs)
-    except torch.cuda.OutOfMemoryError:
-        row["status"] = "out of memory"
-    except UnsupportedError as reason:
-        row["status"] = f"not supported: {reason}"
-    return row
-
-
-def measure_case(
-    case: Case, names: Sequence[str], device: str = "cuda", *, graphs: bool = False
-) -> list[Row]:
-    """A row for each contender, all on the same tensors; prints each as it comes."""
-    tensors = make_tensors(case, device)
-    answers: dict[Case, Answer] = {}
-    rows = []
-    for name in names:
-        gc.collect()  # also what a contender left that ran out of memory
-        torch.cuda.empty_cache()
-        checked = checked_case(name, case)
-        if checked not in answers:
-            answers[checked] = answer(checked, tensors)
-        rows.append(measure(name, case, tensors, answers[checked], graphs=graphs))
-        print(progress(rows[-1]), flush=True)
-    return rows
-
-
-def progress(row: Row) -> str:
-    """A row in one line."""
-    line = f"{heading(row):34} {label(row):24}"
-    if row["status"] != "ok":
-        return f"{line} {row['status']}"
-    forward, backward = row["forward_ms"], row["backward_ms"]
-    return f"{line} forward {forward:9.3f} ms, backward {backward:9.3f} ms"
-
-
-def heading(row: Row) -> str:
-    """The problem of a row, its block-sparse mask aside."""
-    options = {"causal": row["causal"], "dropout": row["dropout_p"], "padded": row["padded"]}
-    size = f"T {row['seq_len']:,}, D {row['head_dim']}"
-    return ", ".join([size, *(name for name, on in options.items() if on)])
-
-
-def label(row: Row) -> str:
-    """The contender of a row, with its block-sparse mask."""
-    return row["name"] if row["mask"] == "dense" else f"{row['name']}, {row['mask']}"
 
 
 # ---- peers
@@ -184,13 +60,14 @@ def label(row: Row) -> str:
 
 def peers(full: bool) -> list[Row]:
     """Dense attention against all contenders, then a full butterfly against FlexAttention."""
+    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
     rows = []
     for head_dim in (64, 128):
         for causal in (True, False):
             for seq_len in sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS}):
                 batch = max(1, 16_384 // seq_len)
                 case = Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
-                rows += measure_case(case, PEERS if seq_len in PEER_LENGTHS else PEERS[:1])
+                rows += measure_case(case, names if seq_len in PEER_LENGTHS else names[:1])
                 if seq_len in BUTTERFLY_LENGTHS:
                     case = replace(case, sparsity=Sparsity("butterfly"))
                     rows += measure_case(case, ["ours", "FlexAttention"])
@@ -253,39 +130,6 @@ def show_peers(rows: list[Row]) -> None:
     show_rows(title, sparse, [*TIMES, *BEST_PEER, *PROPORTION], PROPORTION_CAPTION)
 
 
-def draw_peers(rows: list[Row], out: Path) -> None:
-    """Draw TFLOP/s of dense attention as bars: a panel for each head dimension, mask and part."""
-    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
-    from matplotlib.figure import Figure
-
-    rows = [row for row in rows if row["mask"] == "dense" and row["seq_len"] in PEER_LENGTHS]
-    panels = list(dict.fromkeys((row["head_dim"], row["causal"]) for row in rows))
-    figure = Figure(figsize=(3.4 * len(panels), 6), layout="constrained")
-    grid = figure.subplots(2, len(panels), sharey="row", squeeze=False)
-    width = 0.8 / len(PEERS)
-    for column, (head_dim, causal) in enumerate(panels):
-        for line, part in enumerate(("forward", "backward")):
-            axes = grid[line, column]
-            for number, name in enumerate(PEERS):
-                tflops = {
-                    row["seq_len"]: row.get(f"{part}_tflops", 0.0)
-                    for row in rows
-                    if (row["name"], row["head_dim"], row["causal"]) == (name, head_dim, causal)
-                }
-                places = [group + (number + 0.5) * width - 0.4 for group in range(len(tflops))]
-                axes.bar(places, list(tflops.values()), 0.92 * width, label=name)
-            lengths = sorted({row["seq_len"] for row in rows})
-            axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
-            axes.set_title(f"{part}, head_dim {head_dim}, {'causal' if causal else 'full'}", size=9)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("TFLOP/s")
-    for axes in grid[1]:
-        axes.set_xlabel("tokens")
-    handles, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=len(PEERS), fontsize=8)
-    save(figure, out)
-
-
 # ---- paper
 
 
@@ -342,33 +186,6 @@ def show_paper(rows: list[Row]) -> None:
         show_rows(f"{variant}: batch 16, 8 heads of 64, fp16, not causal", here, columns, caption)
 
 
-def draw_paper(rows: list[Row], out: Path) -> None:
-    """Draw time and memory against length, as Figure 3 does, for the plain variant.
-
-    Times are of CUDA graphs where they were taken.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    time, memory = figure.subplots(1, 2)
-    rows = [row for row in rows if row["variant"] == "plain" and row["status"] == "ok"]
-    for name, sparse in dict.fromkeys((row["name"], row["mask"] != "dense") for row in rows):
-        line = [row for row in rows if (row["name"], row["mask"] != "dense") == (name, sparse)]
-        lengths = [row["seq_len"] for row in line]
-        label = f"{name}, block-sparse" if sparse else name
-        ms = [row.get("both_graph_ms", row["both_ms"]) for row in line]
-        time.plot(lengths, ms, "o-", ms=3, label=label)
-        memory.plot(lengths, [row["peak_mib"] for row in line], "o-", ms=3, label=label)
-    time.set_ylabel("forward and backward, ms")
-    memory.set_ylabel("peak memory, MiB")
-    for axes in (time, memory):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("tokens")
-    time.legend(fontsize=8)
-    save(figure, out)
-
-
 # ---- sparsity
 
 
@@ -390,28 +207,6 @@ def show_sparsity(rows: list[Row]) -> None:
     show_rows(title, rows, ["density", *TIMES, *PROPORTION], PROPORTION_CAPTION)
 
 
-def draw_sparsity(rows: list[Row], out: Path) -> None:
-    """Draw time against density, with the line of proportionality."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    rows = [row for row in rows if row["status"] == "ok"]
-    for axes, part in zip(figure.subplots(1, 2), ("forward", "backward"), strict=True):
-        for pattern in ("butterfly", "window", "dense"):
-            points = [row for row in rows if row["mask"].startswith(pattern)]
-            times = [row[f"{part}_ms"] for row in points]
-            axes.plot([row["density"] for row in points], times, "o", ms=4, label=pattern)
-        for row in rows:
-            if row["mask"] == "dense":
-                line = [0, row[f"{part}_ms"]]
-                axes.plot([0, 1], line, "k:", lw=1, label="density x dense time")
-        axes.set_xlabel("density, share of the blocks")
-        axes.set_ylabel(f"{part}, ms")
-        axes.set_ylim(bottom=0)
-    figure.axes[0].legend(fontsize=8)
-    save(figure, out)
-
-
 # ---- all presets
 
 
@@ -423,34 +218,6 @@ def io(full: bool) -> list[Row]:
     gc.collect()  # the profiled runs are processes of their own, on the same GPU
     torch.cuda.empty_cache()
     return attention_io.with_bytes(rows)
-
-
-def show_rows(title: str, rows: list[Row], columns: Sequence[str], caption: str) -> None:
-    """Print rows, with those of COLUMNS. What is not "ok" says so, and has no numbers."""
-    table = Table(title=title, caption=caption)
-    table.add_column("", no_wrap=True)
-    for key in columns:
-        table.add_column(COLUMNS[key][0], justify="right")
-    table.add_column("error")
-    last = None
-    for row in rows:
-        if (here := heading(row)) != last:
-            table.add_section()
-            table.add_row(f"[bold]{here}")
-            last = here
-        right = row["status"] == "ok"
-        table.add_row(
-            f"  {label(row)}",
-            *(format(row[key], COLUMNS[key][1]) if right and key in row else "" for key in columns),
-            f"{max(row['errors'].values()):.1e}" if right else row["status"],
-        )
-    Console(width=110).print(table)
-
-
-def save(figure: Any, out: Path) -> None:
-    """Write a figure."""
-    figure.savefig(out, dpi=120)
-    print(f"drew {out}")
 
 
 class Preset(NamedTuple):
@@ -478,6 +245,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--preset", choices=PRESETS, required=True)
     parser.add_argument("--full", action="store_true", help="paper: all lengths of all variants")
+    parser.add_argument(
+        "--tutorial",
+        type=Path,
+        metavar="FILE",
+        help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
+        "as one more peer",
+    )
     parser.add_argument("--out", type=Path, help="default: docs/results/attention_PRESET.json")
     parser.add_argument("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
     args = parser.parse_args(argv)
@@ -485,6 +259,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("benchmark_attention measures a GPU, and PyTorch sees none")
     if args.one_run:
         return attention_io.one_run(args.one_run)
+    if args.tutorial:
+        CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
     rows = preset.measure(args.full)
     preset.show(rows)
