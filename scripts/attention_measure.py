@@ -1,6 +1,8 @@
 """The measurements of scripts/benchmark_attention.py: time and memory, and a row of them."""
 
 import gc
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,48 +13,59 @@ from scripts.attention_check import Answer, answer, checked_case, errors, verdic
 from scripts.attention_peers import CONTENDERS, TENSORS, UnsupportedError
 from scripts.attention_tables import Row, heading, label
 
-LONG_MS = 20.0  # a run this long is timed three times; shorter ones for a tenth of a second
+LONG_MS = 20.0  # a run this long is timed three times
+TIMED_MS = 100.0  # how long a shorter one is timed in all, at most MAX_RUNS times
+MAX_RUNS = 200
+L2_BYTES = 2**28  # more than any GPU's L2 cache holds
+GPU_HZ = 2e9  # at least the clock of any GPU: at a lower one it sleeps longer
 
 
 def time_ms(run: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of a run on the GPU: the median, and its 20% and 80% quantiles."""
-    from triton.testing import do_bench
+    """Milliseconds that the GPU takes for a run: the median, and its 20% and 80% quantiles.
 
-    quantiles = [0.5, 0.2, 0.8]
+    The CPU's share is left out, which on short sequences is the larger: the GPU sleeps while the
+    CPU queues the run, as in training it would be busy with what was queued before. L2 is emptied
+    before each run.
+    """
+    run()  # compiles
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    queue_s = time.perf_counter() - start
+    torch.cuda.synchronize()
+    l2 = torch.empty(L2_BYTES, dtype=torch.int8, device="cuda")
 
-    def once() -> float:
+    def record() -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        l2.zero_()
+        torch.cuda._sleep(int((2 * queue_s + 1e-4) * GPU_HZ))
         start.record()
         run()
         end.record()
+        return start, end
+
+    def times(runs: int) -> list[float]:
+        recorded = [record() for _ in range(runs)]
         torch.cuda.synchronize()
-        return start.elapsed_time(end)
+        return [start.elapsed_time(end) for start, end in recorded]
 
-    run()  # compiles
-    if (first := once()) < LONG_MS:
-        ms: Any = do_bench(run, quantiles=quantiles)
+    (first,) = times(1)
+    if first < LONG_MS:
+        found = times(min(math.ceil(TIMED_MS / first), MAX_RUNS))
     else:
-        times = torch.tensor([first, once(), once()])
-        ms = times.quantile(torch.tensor(quantiles)).tolist()
-    return dict(zip(("ms", "ms_20", "ms_80"), ms, strict=True))
+        found = [first, *times(2)]
+    ms, ms_20, ms_80 = torch.tensor(found).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
+    return {"ms": ms, "ms_20": ms_20, "ms_80": ms_80}
 
 
-def graph_ms(run: Callable[[], Any]) -> float:
-    """Milliseconds of a run that is replayed as a CUDA graph: without the CPU's share, the median.
+def eager_ms(run: Callable[[], Any]) -> float:
+    """Milliseconds from call to call, where nothing else keeps CPU or GPU busy: the median.
 
-    On short sequences the CPU takes longer to launch kernels than the GPU to run them.
+    On short sequences that is the time in which the CPU launches the kernels.
     """
     from triton.testing import do_bench
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    ms: Any = do_bench(graph.replay, return_mode="median")
+    ms: Any = do_bench(run, return_mode="median")
     return ms
 
 
@@ -65,13 +78,8 @@ def peak_mib(run: Callable[[], Any]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def speeds(
-    attention: Attention, tensors: Tensors, case: Case, *, graphs: bool = False
-) -> dict[str, float]:
-    """Times of the forward, of the backward alone and of both, TFLOP/s, and peak memory of both.
-
-    `graphs`: both as a CUDA graph too.
-    """
+def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
+    """Times of the forward, of the backward alone and of both, TFLOP/s, and peak memory of both."""
     q, k, v, dout = tensors
 
     def both() -> tuple[torch.Tensor, ...]:
@@ -80,8 +88,8 @@ def speeds(
     both()  # what compiles may take memory of its own
     result = {"peak_mib": peak_mib(both)}
     times = {"both": time_ms(both), "forward": time_ms(lambda: attention(q, k, v))}
-    if graphs:
-        result["both_graph_ms"] = graph_ms(both)
+    if times["both"]["ms"] < LONG_MS:
+        result["both_eager_ms"] = eager_ms(both)
     out = attention(q, k, v)
     times["backward"] = time_ms(
         lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
@@ -92,9 +100,7 @@ def speeds(
     return result
 
 
-def measure(
-    name: str, case: Case, tensors: Tensors, expected: Answer, *, graphs: bool = False
-) -> Row:
+def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
     """One row: the case, `status`, the errors, and if the contender is right its speeds.
 
     `expected` is the answer to `checked_case(name, case)`.
@@ -110,7 +116,7 @@ def measure(
         row["error_budgets"] = expected.budgets
         row["status"] = verdict(row["errors"], expected.budgets)
         if row["status"] == "ok":
-            row |= speeds(attention, tensors, case, graphs=graphs)
+            row |= speeds(attention, tensors, case)
     except torch.cuda.OutOfMemoryError:
         row["status"] = "out of memory"
     except UnsupportedError as reason:
@@ -118,9 +124,7 @@ def measure(
     return row
 
 
-def measure_case(
-    case: Case, names: Sequence[str], device: str = "cuda", *, graphs: bool = False
-) -> list[Row]:
+def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list[Row]:
     """A row for each contender, all on the same values; prints each as it comes."""
     tensors = make_tensors(case, device)
     answers: dict[Case, Answer] = {}
@@ -131,7 +135,7 @@ def measure_case(
         checked = checked_case(name, case)
         if checked not in answers:
             answers[checked] = answer(checked, tensors)
-        rows.append(measure(name, case, tensors, answers[checked], graphs=graphs))
+        rows.append(measure(name, case, tensors, answers[checked]))
         print(progress(rows[-1]), flush=True)
     return rows
 

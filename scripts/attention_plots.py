@@ -44,10 +44,7 @@ def draw_peers(rows: list[Row], out: Path) -> None:
 
 
 def draw_paper(rows: list[Row], out: Path) -> None:
-    """Draw time and memory against length, as Figure 3 does, for the plain variant.
-
-    Times are of CUDA graphs where they were taken.
-    """
+    """Draw time and memory against length, as Figure 3 does, for the plain variant."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -57,8 +54,7 @@ def draw_paper(rows: list[Row], out: Path) -> None:
         line = [row for row in rows if (row["name"], row["mask"] != "dense") == (name, sparse)]
         lengths = [row["seq_len"] for row in line]
         label = f"{name}, block-sparse" if sparse else name
-        ms = [row.get("both_graph_ms", row["both_ms"]) for row in line]
-        time.plot(lengths, ms, "o-", ms=3, label=label)
+        time.plot(lengths, [row["both_ms"] for row in line], "o-", ms=3, label=label)
         memory.plot(lengths, [row["peak_mib"] for row in line], "o-", ms=3, label=label)
     time.set_ylabel("forward and backward, ms")
     memory.set_ylabel("peak memory, MiB")

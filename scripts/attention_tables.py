@@ -14,7 +14,7 @@ COLUMNS = {
     "forward_ms": ("fwd ms", ".3f"),
     "backward_ms": ("bwd ms", ".3f"),
     "both_ms": ("both ms", ".3f"),
-    "both_graph_ms": ("as graph", ".3f"),
+    "both_eager_ms": ("eager ms", ".3f"),
     "peak_mib": ("MiB", ",.0f"),
     "forward_over_best_peer": ("fwd x best", ".2f"),
     "backward_over_best_peer": ("bwd x best", ".2f"),

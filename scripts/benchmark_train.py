@@ -13,7 +13,7 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -133,8 +133,10 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     }
 
 
-def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list[dict[str, Any]]:
-    """One row for each context length and contender."""
+def benchmark(
+    contexts: Sequence[int], nanogpt: Path | None, steps: int
+) -> Iterator[list[dict[str, Any]]]:
+    """All rows so far, after each contender: one row for each context length and contender."""
     device_name = torch.cuda.get_device_name()
     rows = []
     for context_length in contexts:
@@ -185,7 +187,7 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
                 }
             )
             print(f"{context_length:6} {name:32} {tokens_per_s:10,.0f} tokens/s", flush=True)
-    return rows
+            yield rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -256,9 +258,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
-    rows = benchmark(args.contexts, args.nanogpt, args.steps)
+    rows = []
+    for rows in benchmark(args.contexts, args.nanogpt, args.steps):
+        # Compiling takes most of the minutes that this takes: what is measured is kept.
+        write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
     show(rows)
-    write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
     draw(rows, args.out.with_suffix(".png"))
 
 

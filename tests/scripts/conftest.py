@@ -9,7 +9,7 @@ from scripts import attention_io, benchmark_attention
 from scripts.attention_check import RESULTS
 
 
-def made_up_rows(case, names, *, graphs=False):
+def made_up_rows(case, names):
     """Rows as measure_case makes them: a peer is wrong at 4,096 tokens, another out of memory."""
     rows = []
     for number, name in enumerate(names, start=2):
@@ -24,8 +24,7 @@ def made_up_rows(case, names, *, graphs=False):
                 ms = number * flops * case.forward_flops / 1e12
                 row |= {f"{part}_ms": ms, f"{part}_tflops": 1000 / number}
             row["peak_mib"] = 100.0
-            if graphs:
-                row["both_graph_ms"] = row["both_ms"] / 2
+            row["both_eager_ms"] = row["both_ms"] + 1.0
         rows.append(row)
     return rows
 

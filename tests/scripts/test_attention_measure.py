@@ -1,5 +1,6 @@
 import math
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from scripts import attention_measure, attention_peers
 from scripts.attention_cases import Case, Tensors
-from scripts.attention_measure import measure_case, time_ms
+from scripts.attention_measure import eager_ms, measure_case, time_ms
 from scripts.attention_peers import sdpa
 
 CPU = torch.device("cpu")
@@ -23,6 +24,7 @@ def measured(monkeypatch):
         "time_ms",
         lambda run: run() is not None and {"ms": 2.0, "ms_20": 1.5, "ms_80": 3.0},
     )
+    monkeypatch.setattr(attention_measure, "eager_ms", lambda run: run() is not None and 5.0)
     monkeypatch.setattr(attention_measure, "peak_mib", lambda run: run() is not None and 7.0)
     return lambda names, case=SMALL: measure_case(case, names, device="cpu")
 
@@ -88,32 +90,30 @@ def test_other_errors_are_not_caught(measured, monkeypatch):
         measured(["SDPA math"])
 
 
-def test_long_runs_are_timed_three_times(monkeypatch):
-    import triton.testing
+@pytest.mark.gpu
+def test_a_time_leaves_out_the_cpu():
+    x = torch.ones(1000, 1000, device="cuda")
 
-    times = iter([900.0, 1000.0, 500.0])  # ms, of one run after another
+    def slow_to_launch():
+        time.sleep(0.003)
+        x.add_(1)
+        time.sleep(0.003)
 
-    class Event:
-        def __init__(self, enable_timing):
-            pass
+    ms = time_ms(slow_to_launch)
+    assert 0 < ms["ms_20"] <= ms["ms"] <= ms["ms_80"] < 1
+    assert eager_ms(slow_to_launch) > 5
 
-        def record(self):
-            pass
 
-        def elapsed_time(self, end):
-            return next(times)
-
+@pytest.mark.gpu
+def test_long_runs_are_timed_three_times():
     runs = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    ms = time_ms(lambda: runs.append(1))
-    assert ms == pytest.approx({"ms": 900.0, "ms_20": 660.0, "ms_80": 960.0})
-    assert len(runs) == 4  # the first compiles
 
-    times = iter([1.0])
-    monkeypatch.setattr(triton.testing, "do_bench", lambda run, quantiles: quantiles)
-    ms = time_ms(lambda: runs.append(1))
-    assert ms == {"ms": 0.5, "ms_20": 0.2, "ms_80": 0.8}
+    def half_a_second():
+        runs.append(1)
+        torch.cuda._sleep(1_000_000_000)
+
+    assert time_ms(half_a_second)["ms"] > attention_measure.LONG_MS
+    assert len(runs) == 5  # the first compiles, and the second says how long the CPU takes
 
 
 def test_speeds_follow_the_flop_convention(measured):
@@ -121,6 +121,7 @@ def test_speeds_follow_the_flop_convention(measured):
     flops = 4 * 2 * 2 * 48**2 * 16 / 2
     assert row["forward_tflops"] == pytest.approx(flops / 2e-3 / 1e12)
     assert row["backward_tflops"] == pytest.approx(2.5 * flops / 2e-3 / 1e12)
+    assert row["both_eager_ms"] == 5.0
     assert (row["backward_ms_20"], row["backward_ms_80"], row["peak_mib"]) == (1.5, 3.0, 7.0)
 
 
