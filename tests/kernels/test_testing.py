@@ -113,6 +113,35 @@ def test_budget_holds_the_gradient_of_sinks(fault: str) -> None:
         check_attention(attention, q, k, v, sinks=sinks, with_dlse=True)
 
 
+class _FromRoundedOut(torch.autograd.Function):
+    """out in bfloat16; dsinks from the rounded one, as a kernel has it, from all else exactly."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+        rounded = out.bfloat16()
+        ctx.save_for_backward(rounded.double() - out, (sinks[:, None] - lse).exp())
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
+        off, p = ctx.saved_tensors
+        delta = (off * grads[0]).sum(-1).transpose(1, 2)
+        return grads[0].double(), None, -(p * delta).sum((0, 2))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_budget_lets_dsinks_come_from_a_rounded_out(seed: int) -> None:
+    # of one head, so that plain PyTorch's error is one number, and may be small by chance
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        exact_sinks = sinks.double()
+        out, lse = standard_attention(q.double(), k.double(), v.double(), sinks=exact_sinks)
+        out = _FromRoundedOut.apply(out, lse.detach(), exact_sinks)
+        return out, lse.float()  # type: ignore[return-value]
+
+    q, k, v = make_qkv(1, 20, 20, 1, 1, 16, dtype=torch.bfloat16, seed=seed)
+    check_attention(attention, q, k, v, sinks=torch.tensor([0.5]), seed=seed)
+
+
 def test_budget_message_and_infinities() -> None:
     exact = torch.tensor([1.0, -math.inf], dtype=torch.float64)
     half = torch.tensor([1.01, -math.inf], dtype=torch.float16)
