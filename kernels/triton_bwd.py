@@ -9,7 +9,7 @@ saved log-sum-exp, tile by tile. Two launches, none with atomics, so a run repea
     dk, dv   a program owns BLOCK_N keys and walks over the queries that see them
 
 One kernel for all three gradients would save two of seven matrix products, but it has to add dq up
-with atomics, and on an H100 that took longer than it saved at every length tried.
+across programs: with atomics, in an order that changes from run to run, or waiting for one another.
 
 The gradient of lse enters through delta: d lse_i / d s_ij = p_ij, so that
 ds = p * (dp - (delta - dlse)).

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from configs.command_line import errors_as_sentences
 from scripts import attention_io
 from scripts.attention_cases import Case, Sparsity
 from scripts.attention_measure import measure_case
@@ -250,6 +251,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: docs/results/attention_PRESET.json")
     parser.add_argument("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
     args = parser.parse_args(argv)
+    for option, preset in (("full", "paper"), ("tutorial", "peers"), ("one_run", "io")):
+        if getattr(args, option) and args.preset != preset:
+            name = option.replace("_", "-")
+            parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
     if not torch.cuda.is_available():
         raise SystemExit("benchmark_attention measures a GPU, and PyTorch sees none")
     if args.one_run:
@@ -267,4 +272,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_sentences():
+        main()

@@ -13,7 +13,7 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from configs.command_line import errors_as_sentences
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from scripts.results import write_result
@@ -133,10 +134,8 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     }
 
 
-def benchmark(
-    contexts: Sequence[int], nanogpt: Path | None, steps: int
-) -> Iterator[list[dict[str, Any]]]:
-    """All rows so far, after each contender: one row for each context length and contender."""
+def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list[dict[str, Any]]:
+    """One row for each context length and contender."""
     device_name = torch.cuda.get_device_name()
     rows = []
     for context_length in contexts:
@@ -187,7 +186,7 @@ def benchmark(
                 }
             )
             print(f"{context_length:6} {name:32} {tokens_per_s:10,.0f} tokens/s", flush=True)
-            yield rows
+    return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -258,13 +257,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
-    rows = []
-    for rows in benchmark(args.contexts, args.nanogpt, args.steps):
-        # Compiling takes most of the minutes that this takes: what is measured is kept.
-        write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
+    rows = benchmark(args.contexts, args.nanogpt, args.steps)
     show(rows)
+    write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
     draw(rows, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_sentences():
+        main()

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from data.files import write_atomically
+
 
 def environment() -> dict[str, str | None]:
     """What a measurement depends on, to be kept beside its numbers."""
@@ -33,7 +35,8 @@ def environment() -> dict[str, str | None]:
 def write_result(path: Path, values: dict[str, Any]) -> None:
     """Write a result as JSON, with the environment that it was measured in."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": environment(), **values}, indent=1) + "\n")
+    text = json.dumps({"environment": environment(), **values}, indent=1) + "\n"
+    write_atomically(path, text.encode())
     print(f"wrote {path}")
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from kernels import flash_attention
 from kernels.testing import relative_error
@@ -123,4 +124,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_sentences():
+        main()

@@ -11,26 +11,18 @@ import torch
 from kernels import flash_attention
 from kernels.reference import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import check_attention, make_qkv
+from tests.kernels.grids import (
+    causal_or_full,
+    each_dtype,
+    each_dtype_and_dropout,
+    each_dtype_and_fp16,
+    on_gpu,
+)
 
 triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 pytestmark = pytest.mark.usefixtures("copy_engines")
-on_gpu = pytest.mark.gpu
-in_bf16 = pytest.param(torch.bfloat16, marks=on_gpu)
-# one option changes no step that depends on the dtype; several of them are tried in fp16 as well
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, in_bf16])
-each_dtype_and_fp16 = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, in_bf16])
-each_dtype_and_dropout = pytest.mark.parametrize(
-    ("dtype", "dropout_p"),
-    [
-        (torch.float32, 0.0),
-        (torch.float16, 0.3),
-        pytest.param(torch.bfloat16, 0.0, marks=on_gpu),
-        pytest.param(torch.bfloat16, 0.3, marks=on_gpu),
-    ],
-)
-causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 # one token, an odd length, and more queries or keys, so that some rows or columns see nothing
 each_shape = pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 65), (70, 70), (33, 100), (100, 33)])
 

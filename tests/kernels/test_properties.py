@@ -50,6 +50,7 @@ def check(
     dtype, device, batch, lengths, n_head, grouped, head_dim, causal, window_size, documents,
     padding, sinks, softcap, dropout_p, block_size, density, mask_per_head, copy_engines, seed,
 ):  # fmt: skip
+    """Assert that one call keeps to the error budget of `check_attention`, in every result."""
     (seq_q, seq_k), n_kv_head = lengths, 1 if grouped else n_head
     generator = torch.Generator().manual_seed(seed)
 

@@ -10,24 +10,17 @@ from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly, random, sliding_window, strided
 from kernels.reference import dropout_keep_mask, visible_keys
 from kernels.testing import check_attention, make_qkv
+from tests.kernels.grids import (
+    causal_or_full,
+    each_dtype,
+    each_dtype_and_dropout,
+    each_dtype_and_fp16,
+    on_gpu,
+)
 
 triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 
 pytestmark = pytest.mark.usefixtures("copy_engines")
-on_gpu = pytest.mark.gpu
-in_bf16 = pytest.param(torch.bfloat16, marks=on_gpu)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, in_bf16])
-each_dtype_and_fp16 = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, in_bf16])
-each_dtype_and_dropout = pytest.mark.parametrize(
-    ("dtype", "dropout_p"),
-    [
-        (torch.float32, 0.0),
-        (torch.float16, 0.3),
-        pytest.param(torch.bfloat16, 0.0, marks=on_gpu),
-        pytest.param(torch.bfloat16, 0.3, marks=on_gpu),
-    ],
-)
-causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 
 
 def blocks(n_q, n_k, *, n_head=1, density=0.5, seed=0):

@@ -15,7 +15,7 @@ SMALL = Case(batch=2, seq_len=48, n_head=2, head_dim=16, dtype=torch.float16)
 BUTTERFLY = Sparsity("butterfly", 1, 16)
 
 
-def whole_answer(tensors, factor=None, **options):
+def whole_answer(tensors, **options):
     """Attention of one head (T, D) and its gradients, by the specification in kernels/."""
     leaves = [x[None, :, None].clone().requires_grad_() for x in tensors[:3]]
     out, _ = standard_attention(*leaves, **options)

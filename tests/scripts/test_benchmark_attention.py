@@ -92,6 +92,23 @@ def test_sparsity_preset(made_up, tmp_path, capsys):
     assert out.with_suffix(".png").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("paper", "--tutorial", "x.py"),
+            "--tutorial is an option of --preset peers, not of paper",
+        ),
+        (("peers", "--full"), "--full is an option of --preset paper, not of peers"),
+        (("paper", "--one-run", "ours/forward"), "--one-run is an option of --preset io"),
+    ],
+)
+def test_options_of_another_preset_are_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        benchmark_attention.main(["--preset", *arguments])
+    assert said in capsys.readouterr().err
+
+
 def test_a_gpu_is_needed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="measures a GPU, and PyTorch sees none"):
