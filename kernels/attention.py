@@ -198,14 +198,15 @@ def flash_attention(
             dropout_p=dropout_p,
         )
         if mask is not None:
-            options = _with_mask(options, mask, q, k)
+            options = with_mask(options, mask, q, k)
         out, lse = attention(q, k, v, impl, options)
     return (out, lse) if return_lse else out
 
 
-def _with_mask(
+def with_mask(
     options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor
 ) -> AttentionOptions:
+    """`options` with the lists of `mask` for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
     lists = mask.lists(
         q.shape[1],
         k.shape[1],

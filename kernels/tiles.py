@@ -1,7 +1,13 @@
 """Tile sizes by kernel, GPU and padded head dimension: the tables, and how to read them.
 
 `hopper` was measured on an H100; `portable` fits the 99 KiB of shared memory that the smallest
-Ampere and Ada GPUs have. A name with a comma holds exceptions. kernels/tuning.py chooses.
+Ampere and Ada GPUs have. A name with a comma holds exceptions, which kernels/tuning.py chooses:
+
+    short   where a query sees at most SHORT keys, on average: there starting and ending a program
+            takes a good part of its time, and more programs side by side hide it
+    causal  where small tiles leave out more of what a causal mask hides
+    small   where the walk is short (a mask) or registers are scarce (a cap, a group of heads)
+    whole   where a mask leaves whole blocks only: one loop, with registers to spare
 """
 
 import functools
@@ -46,6 +52,8 @@ class Tiles:
         }
 
 
+SHORT = 640  # keys
+
 FORWARD = {
     "hopper": {
         16: Tiles(128, 64, 4, 3),
@@ -54,8 +62,8 @@ FORWARD = {
         128: Tiles(128, 64, 4, 2),
         256: Tiles(128, 64, 8, 2),
     },
-    "hopper, short": {128: Tiles(64, 64, 4, 3)},  # T_k below SHORT
-    "hopper, long": {128: Tiles(128, 128, 8, 3)},  # T_k from LONG on, without a mask
+    "hopper, short": {64: Tiles(64, 64, 4, 2, max_registers=96)},
+    "hopper, causal": {128: Tiles(64, 64, 4, 3)},
     "portable": {
         16: Tiles(128, 64, 4, 3),
         32: Tiles(128, 64, 4, 3),
@@ -64,7 +72,6 @@ FORWARD = {
         256: Tiles(64, 32, 4, 2),
     },
 }
-SHORT, LONG = 2048, 8192  # tokens
 BACKWARD_DKDV = {
     "hopper": {
         16: Tiles(32, 64, 4, 3),
@@ -73,8 +80,8 @@ BACKWARD_DKDV = {
         128: Tiles(64, 64, 4, 2),
         256: Tiles(32, 64, 8, 2),
     },
-    # where the walk is short (a mask) or registers are scarce (a cap, several heads in a group)
     "hopper, small": {64: Tiles(64, 64, 4, 2, max_registers=168)},
+    "hopper, whole": {64: Tiles(64, 64, 4, 3, max_registers=168)},
     "portable": {
         16: Tiles(32, 64, 4, 2),
         32: Tiles(32, 64, 4, 2),
@@ -91,6 +98,7 @@ BACKWARD_DQ = {
         128: Tiles(128, 64, 8, 3),
         256: Tiles(64, 32, 4, 2),
     },
+    "hopper, short": {128: Tiles(128, 32, 8, 3, max_registers=128)},
     "portable": {
         16: Tiles(64, 64, 4, 2),
         32: Tiles(64, 64, 4, 2),

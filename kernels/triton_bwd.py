@@ -73,7 +73,7 @@ def attn_bwd(
         "padded_q": padded_q,
         "softmax_scale": options.softmax_scale,
     }
-    tiles = backward_dq_tiles(q, options)
+    tiles = backward_dq_tiles(q, k, options)
     n_tiles = padded_q // tiles.block_m
     attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
         # q, dout and out are read once: see there why not through TMA.

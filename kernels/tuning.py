@@ -11,41 +11,61 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.options import AttentionOptions
+from kernels.options import UNMASKED_LOOP, AttentionOptions
 from kernels.primitives import LOG2E
-from kernels.tiles import FP32, LONG, MAX_BLOCK, SHORT, TABLES, Tiles
+from kernels.tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
 
 
 def forward_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
     """Tiles of the forward kernel for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
-    exception = ""
-    if k.shape[1] < SHORT:
-        exception = "hopper, short"
-    elif k.shape[1] >= LONG and options.mask_block_size == 0:
-        exception = "hopper, long"
-    return _tiles("forward", exception, q, options)
+    exceptions = _short(q, k, options) + (("hopper, causal",) if options.causal else ())
+    return _tiles("forward", exceptions, q, options)
+
+
+def backward_dq_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
+    """Tiles of the kernel that owns block_m queries and walks over the keys."""
+    return _tiles("backward_dq", _short(q, k, options), q, options)
 
 
 def backward_dkdv_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
     """Tiles of the kernel that owns block_n keys and walks over the queries."""
-    small = options.mask_block_size > 0 or options.softcap > 0.0 or q.shape[2] > k.shape[2]
-    return _tiles("backward_dkdv", "hopper, small" if small else "", q, options)
+    exceptions = ()
+    if options.softcap > 0.0 or q.shape[2] > k.shape[2]:
+        exceptions = ("hopper, small",)
+    elif options.mask_block_size > 0:
+        whole = options.mask_loops == UNMASKED_LOOP and options.dropout_p == 0.0
+        exceptions = ("hopper, whole" if whole else "hopper, small",)
+    return _tiles("backward_dkdv", exceptions, q, options)
 
 
-def backward_dq_tiles(q: Tensor, options: AttentionOptions) -> Tiles:
-    """Tiles of the kernel that owns block_m queries and walks over the keys."""
-    return _tiles("backward_dq", "", q, options)
+def _short(q: Tensor, k: Tensor, options: AttentionOptions) -> tuple[str, ...]:
+    return ("hopper, short",) if keys_per_query(q, k, options) <= SHORT else ()
 
 
-def _tiles(kernel: str, exception: str, q: Tensor, options: AttentionOptions) -> Tiles:
+def keys_per_query(q: Tensor, k: Tensor, options: AttentionOptions) -> float:
+    """How many keys a query sees, on average: what is known of it without reading a tensor.
+
+    Documents and padding are not; the blocks of a mask count whole.
+    """
+    if options.mask_rows is not None and options.mask_row_blocks is not None:
+        n_head, n_rows, _ = options.mask_rows.shape
+        return options.mask_row_blocks.numel() * options.mask_block_size / (n_head * n_rows)
+    seq_q, seq_k = q.shape[1], k.shape[1]
+    keys = max(seq_k - seq_q / 2, seq_k / 2) if options.causal else seq_k
+    if options.window_size > 0:
+        keys = min(keys, options.window_size * (1 if options.causal else 2))
+    return keys
+
+
+def _tiles(kernel: str, exceptions: tuple[str, ...], q: Tensor, options: AttentionOptions) -> Tiles:
     is_fp32 = q.dtype == torch.float32
-    return _choose(kernel, exception, q.shape[-1], is_fp32, q.device, options.mask_block_size)
+    return _choose(kernel, exceptions, q.shape[-1], is_fp32, q.device, options.mask_block_size)
 
 
 @functools.cache  # a call costs the CPU some microseconds, and a step of training makes dozens
 def _choose(
     kernel: str,
-    exception: str,
+    exceptions: tuple[str, ...],
     head_dim: int,
     is_fp32: bool,
     device: torch.device,
@@ -62,7 +82,8 @@ def _choose(
     elif measured := measured_tiles(torch.cuda.get_device_name(device))[kernel].get(block_d):
         tiles = measured
     elif torch.cuda.get_device_capability(device)[0] == 9:
-        tiles = tables.get(exception, {}).get(block_d) or tables["hopper"][block_d]
+        names = (*exceptions, "hopper")
+        tiles = next(tables[name][block_d] for name in names if block_d in tables.get(name, {}))
     else:
         tiles = tables["portable"][block_d]
     # Under a mask, a tile lies within one of its blocks.

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernels.attention import with_mask
 from kernels.options import AttentionOptions
 from kernels.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
 from scripts.attention_cases import Case, Sparsity, Tensors, make_tensors
@@ -116,11 +117,12 @@ def our_tiles(case: Case, device: torch.device | str) -> dict[str, int]:
     """The tile sizes with which `case` runs on a device, as `flash_bytes` takes them."""
     shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
     q = torch.empty((), dtype=case.dtype, device=device).expand(shape)
-    block_size = 0 if case.sparsity is None else case.sparsity.block_size
-    options = AttentionOptions(mask_block_size=block_size, causal=case.causal)
+    options = AttentionOptions(causal=case.causal)
+    if case.sparsity is not None:
+        options = with_mask(options, case.sparsity.mask(case.seq_len), q, q)
     return {
         "block_m_fwd": forward_tiles(q, q, options).block_m,
-        "block_m_dq": backward_dq_tiles(q, options).block_m,
+        "block_m_dq": backward_dq_tiles(q, q, options).block_m,
         "block_n_dkdv": backward_dkdv_tiles(q, q, options).block_n,
     }
 

@@ -66,6 +66,13 @@ VARIANTS = {
     "window and documents": Features(causal=True, window=True, documents=True),
     "padding, cap and sinks": Features(lengths=True, softcap=True, sinks=True),
     "mask": Features(causal=True, mask_block_size=128),
+    "whole blocks": Features(mask_block_size=128, masked_loop=False),
+}
+# The table of a variant, where it has one of its own: tuning.backward_dkdv_tiles
+DKDV_TABLE = {
+    "mask": "hopper, small",
+    "padding, cap and sinks": "hopper, small",
+    "whole blocks": "hopper, whole",
 }
 
 
@@ -97,13 +104,10 @@ def cases() -> Iterator[Case]:
                 yield Case(kernel, name, CAPABILITY[name.split(",")[0]], block_d)
         yield Case(kernel, "portable", BLACKWELL, 128)
         for variant, features in VARIANTS.items():
-            # tuning.backward_dkdv_tiles: which of the two goes with what
-            small = bool(features.mask_block_size or features.softcap)
+            own = DKDV_TABLE.get(variant, "hopper") if kernel == "dkdv" else "hopper"
             for table in tables.keys() - {"portable"}:
-                if (table == "hopper, small") > small:
-                    continue
                 for block_d in tables[table].keys() & {64, 128}:
-                    if small and table == "hopper" and block_d in tables.get("hopper, small", {}):
+                    if kernel == "dkdv" and table != (own if block_d in tables[own] else "hopper"):
                         continue
                     yield Case(kernel, table, 90, block_d, features=features, variant=variant)
         yield Case(kernel, "portable", 80, 64, features=VARIANTS["mask"], variant="mask")

@@ -77,8 +77,11 @@ def compiled_kernels():
     return [len(kernel.device_caches[device][0]) for kernel in kernels]
 
 
-# Those that are read through pointers, and those that are described to the copy engine.
-@pytest.mark.parametrize("lengths", [(600, 601, 640, 1000, 1023), (1024, 1025, 1100, 4097, 8000)])
+# Those that are read through pointers, those that are described to the copy engine, and of these
+# those that are not short (kernels/tiles.py).
+@pytest.mark.parametrize(
+    "lengths", [(600, 601, 640, 1000, 1023), (1024, 1025, 1100, 1279), (1281, 4097, 8000)]
+)
 @pytest.mark.parametrize("option", ["causal", "documents", "butterfly"])
 def test_another_length_does_not_compile_again(option, lengths):
     def call(seq):

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from kernels.block_mask import BlockSparseMask
 from kernels.options import AttentionOptions
 from kernels.strides import MAX_ROW_STRIDE
 from kernels.tiles import FP32, MAX_BLOCK, TABLES, Tiles
@@ -26,12 +27,90 @@ def test_a_tile_lies_within_a_block_of_the_mask(block_size):
     options = AttentionOptions(mask_block_size=block_size)
     for tiles in (
         tuning.forward_tiles(q, q, options),
-        tuning.backward_dq_tiles(q, options),
+        tuning.backward_dq_tiles(q, q, options),
         tuning.backward_dkdv_tiles(q, q, options),
     ):
         assert tiles.block_d == 64
         for block in (tiles.block_m, tiles.block_n, tiles.block_n_masked):
             assert 16 <= block <= block_size and block_size % block == 0
+
+
+@pytest.mark.parametrize(
+    ("seq_q", "seq_k", "options", "keys"),
+    [
+        (1000, 1000, {}, 1000),
+        (1000, 1000, {"causal": True}, 500),
+        (100, 1000, {"causal": True}, 950),  # the last queries of a long context
+        (1000, 100, {"causal": True}, 50),
+        (1000, 1000, {"causal": True, "window_size": 100}, 100),
+        (1000, 1000, {"window_size": 100}, 200),
+        (1000, 1000, {"causal": True, "window_size": 900}, 500),
+    ],
+)
+def test_how_many_keys_a_query_sees(seq_q, seq_k, options, keys):
+    q, k = torch.empty(1, seq_q, 1, 64), torch.empty(1, seq_k, 1, 64)
+    assert tuning.keys_per_query(q, k, AttentionOptions(**options)) == keys
+
+
+def test_how_many_keys_a_query_sees_under_a_mask():
+    layout = torch.zeros(2, 4, 4, dtype=torch.bool)
+    layout[0, :, 0] = layout[1, 0] = True  # one block a row, and four in a single row
+    lists = BlockSparseMask(layout, 32).lists(128, 128)
+    options = AttentionOptions(
+        mask_rows=lists.rows, mask_row_blocks=lists.row_blocks, mask_block_size=32
+    )
+    q = torch.empty(1, 128, 2, 64)
+    assert tuning.keys_per_query(q, q, options) == 32
+
+
+@pytest.fixture
+def hopper(cache, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    tuning._choose.cache_clear()
+    yield
+    tuning._choose.cache_clear()
+
+
+def chosen(kernel, head_dim, *exceptions, mask_block_size=0):
+    device = torch.device("cuda")
+    return tuning._choose(kernel, exceptions, head_dim, False, device, mask_block_size)
+
+
+def test_the_first_exception_for_a_head_dim_is_chosen(hopper):
+    both = ("hopper, short", "hopper, causal")
+    for head_dim, table in ((64, "hopper, short"), (128, "hopper, causal"), (32, "hopper")):
+        tiles = chosen("forward", head_dim, *both)
+        table_tiles = TABLES["forward"][table][head_dim]
+        assert (tiles.block_m, tiles.block_n) == (table_tiles.block_m, table_tiles.block_n)
+        assert tiles.max_registers == table_tiles.max_registers
+    assert chosen("forward", 64).block_n != chosen("forward", 64, *both).block_n
+
+
+def test_measured_tiles_take_the_place_of_exceptions(hopper):
+    tuning.use_measured_tiles("forward", "GPU", 64, Tiles(32, 32, 4, 2))
+    assert chosen("forward", 64, "hopper, short").block_m == 32
+
+
+def test_every_exception_is_in_a_table():
+    names = {name for tables in TABLES.values() for name in tables}
+    short = torch.empty(1, 128, 2, 64)
+    one_head = torch.empty(1, 128, 1, 64)
+    calls = []
+    for name in ("forward_tiles", "backward_dq_tiles", "backward_dkdv_tiles"):
+        for k, options in (
+            (short, AttentionOptions(causal=True)),
+            (one_head, AttentionOptions()),
+            (short, AttentionOptions(mask_block_size=64, mask_loops=1)),
+            (short, AttentionOptions(mask_block_size=64, mask_loops=3)),
+        ):
+            calls.append((name, k, options))
+    asked = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "_tiles", lambda kernel, exceptions, *_: asked.update(exceptions))
+        for name, k, options in calls:
+            getattr(tuning, name)(short, k, options)
+    assert asked == {name for name in names if "," in name}
 
 
 @pytest.fixture
