@@ -11,7 +11,8 @@ import torch
 from scripts.attention_cases import Attention, Case, Tensors, make_tensors
 from scripts.attention_check import Answer, answer, checked_case, errors, verdict
 from scripts.attention_peers import CONTENDERS, TENSORS, UnsupportedError
-from scripts.attention_tables import Row, heading, label
+from scripts.attention_tables import heading, label
+from scripts.results import Row
 
 LONG_MS = 20.0  # a run this long is timed three times
 TIMED_MS = 100.0  # how long a shorter one is timed in all, at most MAX_RUNS times

@@ -6,7 +6,7 @@ matplotlib takes a second to load, which --help should not wait for: each functi
 from pathlib import Path
 from typing import Any
 
-from scripts.attention_tables import Row
+from scripts.results import Row
 
 
 def draw_peers(rows: list[Row], out: Path) -> None:

@@ -1,10 +1,11 @@
 """The tables of scripts/benchmark_attention.py."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from scripts.results import Row
 
 # Heading and format of a number in a table, by its key in a row
 COLUMNS = {
@@ -23,8 +24,6 @@ COLUMNS = {
     "speedup": ("x dense", ".1f"),
     "paper_speedup": ("paper's", ".1f"),
 }
-
-Row = dict[str, Any]  # a case, a contender and what was measured: scripts/attention_measure.py
 
 
 def heading(row: Row) -> str:

@@ -11,12 +11,12 @@ holds the rule. Times are medians of the GPU's time; the backward is timed by it
 forward. `eager` is both from call to call, with the time that the CPU takes to launch kernels,
 which bounds short sequences. FLOPs are 4 B H T^2 D forward, half of it if causal, times the density
 of a mask, and 2.5 times that backward. Memory is the peak of a forward and backward, beside the
-inputs.
+inputs. A run that is stopped leaves what it measured in NAME.unfinished.json.
 """
 
 import argparse
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,8 @@ from scripts.attention_cases import Case, Sparsity
 from scripts.attention_measure import measure_case
 from scripts.attention_peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
 from scripts.attention_plots import draw_paper, draw_peers, draw_sparsity
-from scripts.attention_tables import Row, show_rows
-from scripts.results import write_result
+from scripts.attention_tables import show_rows
+from scripts.results import Row, collect_rows
 
 PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
 PEER_LENGTHS = (1024, 4096, 16_384)
@@ -59,22 +59,24 @@ PROPORTION_CAPTION = "/ density: the time over (density x our dense time); 1 is 
 # ---- peers
 
 
-def peers(full: bool) -> list[Row]:
+def peers(full: bool) -> Iterator[list[Row]]:
     """Dense attention against all contenders, then a full butterfly against FlexAttention."""
     names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
-    rows = []
     for head_dim in (64, 128):
         for causal in (True, False):
             for seq_len in sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS}):
                 batch = max(1, 16_384 // seq_len)
                 case = Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
-                rows += measure_case(case, names if seq_len in PEER_LENGTHS else names[:1])
+                yield measure_case(case, names if seq_len in PEER_LENGTHS else names[:1])
                 if seq_len in BUTTERFLY_LENGTHS:
                     case = replace(case, sparsity=Sparsity("butterfly"))
-                    rows += measure_case(case, ["ours", "FlexAttention"])
+                    yield measure_case(case, ["ours", "FlexAttention"])
+
+
+def relate_peers(rows: list[Row]) -> None:
+    """Add what compares rows with others."""
     add_best_peer(rows)
     add_proportion(rows)
-    return rows
 
 
 def problem(row: Row) -> tuple[Any, ...]:
@@ -144,9 +146,8 @@ def paper_sparsity(seq_len: int) -> Sparsity:
     return Sparsity("butterfly", 0, max(16, seq_len // 8))
 
 
-def paper(full: bool) -> list[Row]:
+def paper(full: bool) -> Iterator[list[Row]]:
     """Standard attention, SDPA, ours dense and ours block-sparse, as in Appendix E."""
-    rows = []
     for variant, options in PAPER_VARIANTS.items():
         lengths = PAPER_LENGTHS if full or variant == "plain" else VARIANT_LENGTHS
         for seq_len in lengths:
@@ -154,9 +155,7 @@ def paper(full: bool) -> list[Row]:
             sparse = replace(case, sparsity=paper_sparsity(seq_len))
             here = measure_case(case, ["standard", "SDPA flash", "ours"])
             here += measure_case(sparse, ["ours"])
-            rows += [{"variant": variant, **row} for row in here]
-    add_speedup(rows)
-    return rows
+            yield [{"variant": variant, **row} for row in here]
 
 
 def add_speedup(rows: list[Row]) -> None:
@@ -185,15 +184,14 @@ def show_paper(rows: list[Row]) -> None:
 # ---- sparsity
 
 
-def sparsity(full: bool) -> list[Row]:
+def sparsity(full: bool) -> Iterator[list[Row]]:
     """Ours at 4,096 tokens in blocks of 128: butterflies and windows from sparse to dense."""
     case = Case(4, 4096, 32, 64)
     masks: list[Sparsity | None] = [None]
     masks += [Sparsity("butterfly", n_factors) for n_factors in range(6)]
     masks += [Sparsity("window", width) for width in (2, 3, 5, 9, 17)]
-    rows = [row for mask in masks for row in measure_case(replace(case, sparsity=mask), ["ours"])]
-    add_proportion(rows)
-    return rows
+    for mask in masks:
+        yield measure_case(replace(case, sparsity=mask), ["ours"])
 
 
 def show_sparsity(rows: list[Row]) -> None:
@@ -206,29 +204,30 @@ def show_sparsity(rows: list[Row]) -> None:
 # ---- all presets
 
 
-def io(full: bool) -> list[Row]:
+def io(full: bool) -> Iterator[list[Row]]:
     """Bytes to and from HBM, with times beside them: scripts/attention_io.py."""
     rows = {}
     for name, case in attention_io.CASES.items():
         (rows[name],) = measure_case(case, [attention_io.contender(name)])
     gc.collect()  # the profiled runs are processes of their own, on the same GPU
     torch.cuda.empty_cache()
-    return attention_io.with_bytes(rows)
+    yield attention_io.with_bytes(rows)
 
 
 class Preset(NamedTuple):
-    """What a preset does: measure (with --full or without), print, draw."""
+    """Measure a case at a time, with --full or without; compare the rows; print; draw."""
 
-    measure: Callable[[bool], list[Row]]
+    measure: Callable[[bool], Iterator[list[Row]]]
+    relate: Callable[[list[Row]], None]
     show: Callable[[list[Row]], None]
     draw: Callable[[list[Row], Path], None]
 
 
 PRESETS = {
-    "peers": Preset(peers, show_peers, draw_peers),
-    "paper": Preset(paper, show_paper, draw_paper),
-    "sparsity": Preset(sparsity, show_sparsity, draw_sparsity),
-    "io": Preset(io, attention_io.show, attention_io.draw),
+    "peers": Preset(peers, relate_peers, show_peers, draw_peers),
+    "paper": Preset(paper, add_speedup, show_paper, draw_paper),
+    "sparsity": Preset(sparsity, add_proportion, show_sparsity, draw_sparsity),
+    "io": Preset(io, lambda rows: None, attention_io.show, attention_io.draw),
 }
 
 
@@ -262,10 +261,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.tutorial:
         CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
-    rows = preset.measure(args.full)
-    preset.show(rows)
     out = args.out or Path(f"docs/results/attention_{args.preset}.json")
-    write_result(out, {"preset": args.preset, "rows": rows})
+    rows = collect_rows(out, preset.measure(args.full), preset.relate, preset=args.preset)
+    preset.show(rows)
+    print(f"wrote {out}")
     preset.draw(rows, out.with_suffix(".png"))
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong, and have no speed")

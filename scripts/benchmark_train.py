@@ -5,6 +5,7 @@ python -m scripts.benchmark_train [--contexts 1024 4096 16384] [--nanogpt FOLDER
 Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16, under torch.compile. All
 contenders run in this process on the same tokens; with --nanogpt, karpathy/nanoGPT's model too,
 from a checkout of it. Nothing is printed for a contender whose loss differs from the others'.
+A run that is stopped leaves what it measured in NAME.unfinished.json.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from configs.command_line import errors_as_sentences
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
-from scripts.results import write_result
+from scripts.results import Row, collect_rows
 from training.determinism import deterministic_algorithms
 from training.optim import OptimConfig, make_optimizer
 
@@ -134,10 +135,10 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     }
 
 
-def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list[dict[str, Any]]:
+def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
     """One row for each context length and contender."""
     device_name = torch.cuda.get_device_name()
-    rows = []
+    first: tuple[str, float] | None = None  # whose loss all others must have
     for context_length in contexts:
         batch = TOKENS_A_STEP // context_length
         generator = torch.Generator(device="cuda").manual_seed(0)
@@ -166,14 +167,16 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
                 )
         for name, make in contenders.items():
             measured = measure(make, steps)
-            if abs(measured["first_loss"] - rows[0]["first_loss"] if rows else 0) > LOSS_TOLERANCE:
+            first = first or (name, measured["first_loss"])
+            if abs(measured["first_loss"] - first[1]) > LOSS_TOLERANCE:
                 raise SystemExit(
                     f"{name} at {context_length}: the first loss is {measured['first_loss']:.4f}, "
-                    f"and {rows[0]['name']}'s {rows[0]['first_loss']:.4f}: no speed is reported"
+                    f"and {first[0]}'s {first[1]:.4f}: no speed is reported"
                 )
             tokens_per_s = TOKENS_A_STEP / measured["step_s"]
             utilisation = mfu(tokens_per_s, ModelConfig(**config), device_name)
-            rows.append(
+            print(f"{context_length:6} {name:32} {tokens_per_s:10,.0f} tokens/s", flush=True)
+            yield [
                 {
                     "context_length": context_length,
                     "name": name,
@@ -184,12 +187,10 @@ def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> list
                     "mfu": asdict(utilisation) if utilisation else None,
                     **measured,
                 }
-            )
-            print(f"{context_length:6} {name:32} {tokens_per_s:10,.0f} tokens/s", flush=True)
-    return rows
+            ]
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[Row]) -> None:
     """Print the rows as a table, speeds also relative to nanoGPT's where it ran."""
     table = Table(title=f"GPT-2 small, {TOKENS_A_STEP:,} tokens a step, bfloat16, torch.compile")
     for column in (
@@ -217,7 +218,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     Console(width=100).print(table)
 
 
-def draw(rows: list[dict[str, Any]], out: Path) -> None:
+def draw(rows: list[Row], out: Path) -> None:
     """Draw tokens/s as bars, grouped by context length."""
     # Not at the top: matplotlib takes a second to load, which --help should not wait for.
     from matplotlib.figure import Figure
@@ -257,9 +258,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
-    rows = benchmark(args.contexts, args.nanogpt, args.steps)
+    measured = benchmark(args.contexts, args.nanogpt, args.steps)
+    rows = collect_rows(args.out, measured, tokens_a_step=TOKENS_A_STEP)
     show(rows)
-    write_result(args.out, {"tokens_a_step": TOKENS_A_STEP, "rows": rows})
+    print(f"wrote {args.out}")
     draw(rows, args.out.with_suffix(".png"))
 
 

@@ -181,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "runs": runs,
         },
     )
+    print(f"wrote {path}")
     draw(runs, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")
     for kind, gap in distances(runs).items():
         print(

@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 from data.files import write_atomically
+
+Row = dict[str, Any]  # a case, a contender and what was measured of it
 
 
 def environment() -> dict[str, str | None]:
@@ -37,7 +40,30 @@ def write_result(path: Path, values: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"environment": environment(), **values}, indent=1) + "\n"
     write_atomically(path, text.encode())
-    print(f"wrote {path}")
+
+
+def collect_rows(
+    path: Path,
+    measured: Iterable[list[Row]],
+    relate: Callable[[list[Row]], None] = lambda rows: None,
+    **values: Any,
+) -> list[Row]:
+    """Write rows as they are measured: a run that is stopped leaves them beside `path`.
+
+    Args:
+        path: NAME.json; until all is measured, the result is in NAME.unfinished.json.
+        measured: rows, some at a time.
+        relate: adds to all rows so far what compares them with each other.
+        values: what the result holds beside `rows`.
+    """
+    unfinished = path.with_suffix(".unfinished.json")
+    rows: list[Row] = []
+    for some in measured:
+        rows += some
+        relate(rows)
+        write_result(unfinished, {**values, "rows": rows})
+    unfinished.replace(path)
+    return rows
 
 
 def _module() -> str:
