@@ -205,8 +205,9 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     out = torch.empty((batch, seq_q, n_head, head_dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, n_head, seq_q), dtype=torch.float32, device=q.device)
     tiles = forward_tiles(q, k, options)
-    # where the second loop has tiles of its own
-    cut = tiles.block_n_masked != tiles.block_n
+    shared = launch_options(q, k, options)
+    # where there is a second loop, with tiles of its own
+    cut = shared["features"].masked_loop and tiles.block_n_masked != tiles.block_n
     n_tiles = tiles_per_head(seq_q, tiles.block_m, options)
     attn_fwd_kernel[(n_tiles * batch * n_head,)](
         operand(q, tiles.block_m, tiles.block_d),
@@ -226,7 +227,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
         n_head=n_head,
         mask_head_stride=mask_head_stride(options.mask_rows),
         BLOCK_N_MASKED=tiles.block_n_masked,
-        **launch_options(q, k, options),
+        **shared,
         **tiles.launch,
     )
     return out, lse

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.options import UNMASKED_LOOP, AttentionOptions
+from kernels.options import UNMASKED_LOOP, AttentionOptions, Features
 from kernels.primitives import LOG2E
 from kernels.tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
 
@@ -167,9 +167,27 @@ def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str,
         "threshold": int(options.dropout_p * 2**32),
         "GROUP": q.shape[2] // k.shape[2],
         "HEAD_DIM": q.shape[3],
-        "features": options.features,
+        "features": compiled_features(q, k, options),
         "PRECISION": _dot_precision(q.dtype),
     }
+
+
+def compiled_features(q: Tensor, k: Tensor, options: AttentionOptions) -> Features:
+    """What the kernels are compiled for: the options, and whether there is a tile to mask.
+
+    There is none where every query sees every key and all tiles are whole. The loop that is left
+    out then leaves its registers to the other.
+    """
+    hides = (options.mask_rows, options.doc_start, options.kv_lengths)
+    if (
+        options.causal
+        or options.window_size > 0
+        or any(x is not None for x in hides)
+        or q.shape[1] % MAX_BLOCK != 0
+        or k.shape[1] % MAX_BLOCK != 0
+    ):
+        return options.features
+    return options._replace(mask_loops=UNMASKED_LOOP).features
 
 
 def _dot_precision(dtype: torch.dtype) -> str:

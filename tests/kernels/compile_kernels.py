@@ -67,6 +67,7 @@ VARIANTS = {
     "padding, cap and sinks": Features(lengths=True, softcap=True, sinks=True),
     "mask": Features(causal=True, mask_block_size=128),
     "whole blocks": Features(mask_block_size=128, masked_loop=False),
+    "whole tiles": Features(masked_loop=False),
 }
 # The table of a variant, where it has one of its own: tuning.backward_dkdv_tiles
 DKDV_TABLE = {

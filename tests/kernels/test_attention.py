@@ -27,9 +27,16 @@ causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal",
 
 @each_dtype
 @causal_or_full
-@pytest.mark.parametrize("seq", [1, 63, 65, 127])
+@pytest.mark.parametrize("seq", [1, 63, 65, 127, 128])
 def test_any_length(check, seq, causal, dtype):
     check(1, seq, seq, 2, 2, 32, dtype, causal=causal)
+
+
+@each_dtype
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(128, 256), (256, 128), (128, 255), (255, 128)])
+def test_lengths_of_whole_tiles(check, seq_q, seq_k, dtype):
+    # in full attention, a kernel for whole tiles has no loop with masks
+    check(1, seq_q, seq_k, 2, 1, 16, dtype, softcap=5.0)
 
 
 @each_dtype

@@ -63,6 +63,25 @@ def test_how_many_keys_a_query_sees_under_a_mask():
     assert tuning.keys_per_query(q, q, options) == 32
 
 
+@pytest.mark.parametrize(
+    ("seq_q", "seq_k", "options", "masked"),
+    [
+        (256, 1024, {}, False),
+        (256, 1024, {"softcap": 20.0, "sinks": torch.zeros(1)}, False),
+        (256, 1000, {}, True),
+        (200, 1024, {}, True),
+        (256, 256, {"causal": True}, True),
+        (256, 256, {"window_size": 8}, True),
+        (256, 256, {"kv_lengths": torch.tensor([200])}, True),
+        (256, 256, {"doc_start": torch.zeros(1, 256)}, True),
+    ],
+)
+def test_without_a_tile_to_mask_there_is_no_loop_for_it(seq_q, seq_k, options, masked):
+    q, k = torch.empty(1, seq_q, 1, 64), torch.empty(1, seq_k, 1, 64)
+    features = tuning.launch_options(q, k, AttentionOptions(**options))["features"]
+    assert features.unmasked_loop and features.masked_loop is masked
+
+
 @pytest.fixture
 def hopper(cache, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
