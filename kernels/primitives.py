@@ -28,25 +28,18 @@ def load_tile(
 ):
     """Rows [row, row + ROWS) of one head of x, zero beyond its edges: (ROWS, BLOCK_D).
 
-    x is what `kernels.operands.operand` made: a TMA descriptor, or pointer and strides. Pointers
-    advance to the tile in int64, because a row number times a stride passes 2^31 on long contexts;
-    offsets within a tile stay int32, which spares registers and holds for the row strides that
-    `kernels.strides` allows. MASK_ROWS: the tile may reach past the last row.
+    x is what `kernels.operands.operand` made: a TMA descriptor, or pointer and strides.
+    MASK_ROWS: the tile may reach past the last row.
     """
     if isinstance(x, tl.tensor_descriptor):
         return x.load([batch, head, row, 0]).reshape([ROWS, BLOCK_D])
     else:
-        ptr, stride_b, stride_t, stride_h = x
-        tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
-        tile += tl.cast(row, tl.int64) * stride_t
-        rows = tl.arange(0, ROWS)
-        cols = tl.arange(0, BLOCK_D)
-        ptrs = tile + rows[:, None] * stride_t + cols[None, :]
+        ptrs, rows, cols = _tile_pointers(x, batch, head, row, ROWS, BLOCK_D)
         if MASK_ROWS and HEAD_DIM != BLOCK_D:
-            inside = ((row + rows)[:, None] < n_rows) & (cols[None, :] < HEAD_DIM)
+            inside = (rows[:, None] < n_rows) & (cols[None, :] < HEAD_DIM)
             return tl.load(ptrs, mask=inside, other=0.0)
         elif MASK_ROWS:
-            return tl.load(ptrs, mask=(row + rows)[:, None] < n_rows, other=0.0)
+            return tl.load(ptrs, mask=rows[:, None] < n_rows, other=0.0)
         elif HEAD_DIM != BLOCK_D:
             return tl.load(ptrs, mask=cols[None, :] < HEAD_DIM, other=0.0)
         else:
@@ -69,16 +62,27 @@ def store_tile(
     if isinstance(x, tl.tensor_descriptor):
         x.store([batch, head, row, 0], values.to(x.dtype).reshape([1, 1, ROWS, BLOCK_D]))
     else:
-        ptr, stride_b, stride_t, stride_h = x
-        tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
-        tile += tl.cast(row, tl.int64) * stride_t
-        rows = tl.arange(0, ROWS)
-        cols = tl.arange(0, BLOCK_D)
-        inside = (row + rows)[:, None] < n_rows
+        ptrs, rows, cols = _tile_pointers(x, batch, head, row, ROWS, BLOCK_D)
+        inside = rows[:, None] < n_rows
         if HEAD_DIM != BLOCK_D:
             inside = inside & (cols[None, :] < HEAD_DIM)
-        ptrs = tile + rows[:, None] * stride_t + cols[None, :]
-        tl.store(ptrs, values.to(ptr.dtype.element_ty), mask=inside)
+        tl.store(ptrs, values.to(ptrs.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Of a tile of x, pointer and strides: pointers (ROWS, BLOCK_D), row and column numbers.
+
+    Pointers advance to the tile in int64, because a row number times a stride passes 2^31 on long
+    contexts; offsets within a tile stay int32, which spares registers and holds for the row strides
+    that `kernels.strides` allows.
+    """
+    ptr, stride_b, stride_t, stride_h = x
+    tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+    tile += tl.cast(row, tl.int64) * stride_t
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK_D)
+    return tile + rows[:, None] * stride_t + cols[None, :], row + rows, cols
 
 
 @triton.jit

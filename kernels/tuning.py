@@ -178,14 +178,15 @@ def compiled_features(q: Tensor, k: Tensor, options: AttentionOptions) -> Featur
     There is none where every query sees every key and all tiles are whole. The loop that is left
     out then leaves its registers to the other.
     """
-    hides = (options.mask_rows, options.doc_start, options.kv_lengths)
-    if (
+    some_hidden = (
         options.causal
         or options.window_size > 0
-        or any(x is not None for x in hides)
-        or q.shape[1] % MAX_BLOCK != 0
-        or k.shape[1] % MAX_BLOCK != 0
-    ):
+        or options.mask_block_size > 0
+        or options.doc_start is not None
+        or options.kv_lengths is not None
+    )
+    whole_tiles = q.shape[1] % MAX_BLOCK == 0 and k.shape[1] % MAX_BLOCK == 0
+    if some_hidden or not whole_tiles:
         return options.features
     return options._replace(mask_loops=UNMASKED_LOOP).features
 
