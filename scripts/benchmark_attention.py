@@ -11,12 +11,12 @@ holds the rule. Times are medians of the GPU's time; the backward is timed by it
 forward. `eager` is both from call to call, with the time that the CPU takes to launch kernels,
 which bounds short sequences. FLOPs are 4 B H T^2 D forward, half of it if causal, times the density
 of a mask, and 2.5 times that backward. Memory is the peak of a forward and backward, beside the
-inputs. A run that is stopped leaves what it measured in NAME.unfinished.json.
+inputs. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
 import argparse
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from scripts.attention_measure import measure_case
 from scripts.attention_peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
 from scripts.attention_plots import draw_paper, draw_peers, draw_sparsity
 from scripts.attention_tables import show_rows
-from scripts.results import Row, collect_rows
+from scripts.results import Row, Step, collect_rows
 
 PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
 PEER_LENGTHS = (1024, 4096, 16_384)
@@ -59,18 +59,23 @@ PROPORTION_CAPTION = "/ density: the time over (density x our dense time); 1 is 
 # ---- peers
 
 
-def peers(full: bool) -> Iterator[list[Row]]:
-    """Dense attention against all contenders, then a full butterfly against FlexAttention."""
-    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
+def peers(full: bool) -> Iterator[Step]:
+    """All head dimensions, masks and lengths of `measure_peers`."""
     for head_dim in (64, 128):
         for causal in (True, False):
             for seq_len in sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS}):
                 batch = max(1, 16_384 // seq_len)
                 case = Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
-                yield measure_case(case, names if seq_len in PEER_LENGTHS else names[:1])
-                if seq_len in BUTTERFLY_LENGTHS:
-                    case = replace(case, sparsity=Sparsity("butterfly"))
-                    yield measure_case(case, ["ours", "FlexAttention"])
+                yield partial(measure_peers, case)
+
+
+def measure_peers(case: Case) -> Iterator[list[Row]]:
+    """Dense attention against all contenders, then a full butterfly against FlexAttention."""
+    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
+    yield measure_case(case, names if case.seq_len in PEER_LENGTHS else names[:1])
+    if case.seq_len in BUTTERFLY_LENGTHS:
+        sparse = replace(case, sparsity=Sparsity("butterfly"))
+        yield measure_case(sparse, ["ours", "FlexAttention"])
 
 
 def relate_peers(rows: list[Row]) -> None:
@@ -146,16 +151,19 @@ def paper_sparsity(seq_len: int) -> Sparsity:
     return Sparsity("butterfly", 0, max(16, seq_len // 8))
 
 
-def paper(full: bool) -> Iterator[list[Row]]:
-    """Standard attention, SDPA, ours dense and ours block-sparse, as in Appendix E."""
-    for variant, options in PAPER_VARIANTS.items():
-        lengths = PAPER_LENGTHS if full or variant == "plain" else VARIANT_LENGTHS
-        for seq_len in lengths:
-            case = Case(16, seq_len, 8, 64, torch.float16, **options)
-            sparse = replace(case, sparsity=paper_sparsity(seq_len))
-            here = measure_case(case, ["standard", "SDPA flash", "ours"])
-            here += measure_case(sparse, ["ours"])
-            yield [{"variant": variant, **row} for row in here]
+def paper(full: bool) -> Iterator[Step]:
+    """All variants and lengths of `measure_paper`, as in Appendix E."""
+    for variant in PAPER_VARIANTS:
+        for seq_len in PAPER_LENGTHS if full or variant == "plain" else VARIANT_LENGTHS:
+            yield partial(measure_paper, variant, seq_len)
+
+
+def measure_paper(variant: str, seq_len: int) -> Iterator[list[Row]]:
+    """Standard attention, SDPA, ours dense and ours block-sparse."""
+    case = Case(16, seq_len, 8, 64, torch.float16, **PAPER_VARIANTS[variant])
+    rows = measure_case(case, ["standard", "SDPA flash", "ours"])
+    rows += measure_case(replace(case, sparsity=paper_sparsity(seq_len)), ["ours"])
+    yield [{"variant": variant, **row} for row in rows]
 
 
 def add_speedup(rows: list[Row]) -> None:
@@ -184,7 +192,7 @@ def show_paper(rows: list[Row]) -> None:
 # ---- sparsity
 
 
-def sparsity(full: bool) -> Iterator[list[Row]]:
+def sparsity() -> Iterator[list[Row]]:
     """Ours at 4,096 tokens in blocks of 128: butterflies and windows from sparse to dense."""
     case = Case(4, 4096, 32, 64)
     masks: list[Sparsity | None] = [None]
@@ -204,7 +212,7 @@ def show_sparsity(rows: list[Row]) -> None:
 # ---- all presets
 
 
-def io(full: bool) -> Iterator[list[Row]]:
+def io() -> Iterator[list[Row]]:
     """Bytes to and from HBM, with times beside them: scripts/attention_io.py."""
     rows = {}
     for name, case in attention_io.CASES.items():
@@ -215,9 +223,9 @@ def io(full: bool) -> Iterator[list[Row]]:
 
 
 class Preset(NamedTuple):
-    """Measure a case at a time, with --full or without; compare the rows; print; draw."""
+    """What is measured, with --full or without; compare the rows; print; draw."""
 
-    measure: Callable[[bool], Iterator[list[Row]]]
+    steps: Callable[[bool], Iterable[Step]]
     relate: Callable[[list[Row]], None]
     show: Callable[[list[Row]], None]
     draw: Callable[[list[Row], Path], None]
@@ -226,8 +234,8 @@ class Preset(NamedTuple):
 PRESETS = {
     "peers": Preset(peers, relate_peers, show_peers, draw_peers),
     "paper": Preset(paper, add_speedup, show_paper, draw_paper),
-    "sparsity": Preset(sparsity, add_proportion, show_sparsity, draw_sparsity),
-    "io": Preset(io, lambda rows: None, attention_io.show, attention_io.draw),
+    "sparsity": Preset(lambda full: [sparsity], add_proportion, show_sparsity, draw_sparsity),
+    "io": Preset(lambda full: [io], lambda rows: None, attention_io.show, attention_io.draw),
 }
 
 
@@ -247,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
         "as one more peer",
     )
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     parser.add_argument("--out", type=Path, help="default: docs/results/attention_PRESET.json")
     parser.add_argument("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
     args = parser.parse_args(argv)
@@ -262,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
     out = args.out or Path(f"docs/results/attention_{args.preset}.json")
-    rows = collect_rows(out, preset.measure(args.full), preset.relate, preset=args.preset)
+    steps = preset.steps(args.full)
+    rows = collect_rows(out, steps, preset.relate, resume=args.resume, preset=args.preset)
     preset.show(rows)
     print(f"wrote {out}")
     preset.draw(rows, out.with_suffix(".png"))

@@ -5,7 +5,7 @@ python -m scripts.benchmark_train [--contexts 1024 4096 16384] [--nanogpt FOLDER
 Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16, under torch.compile. All
 contenders run in this process on the same tokens; with --nanogpt, karpathy/nanoGPT's model too,
 from a checkout of it. Nothing is printed for a contender whose loss differs from the others'.
-A run that is stopped leaves what it measured in NAME.unfinished.json.
+A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
 import argparse
@@ -135,59 +135,57 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     }
 
 
-def benchmark(contexts: Sequence[int], nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
-    """One row for each context length and contender."""
-    device_name = torch.cuda.get_device_name()
-    first: tuple[str, float] | None = None  # whose loss all others must have
-    for context_length in contexts:
-        batch = TOKENS_A_STEP // context_length
-        generator = torch.Generator(device="cuda").manual_seed(0)
-        text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
-        tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        config = {"context_length": context_length, **GPT2_SIZES["small"]}
-        contenders: dict[str, Callable[[], Step]] = {
-            "ours, triton": partial(
-                our_step,
-                ModelConfig(**config, attention="triton"),
-                tokens,
-                targets,
-                deterministic=True,  # the default of train.py
-            ),
-            "ours, triton, not deterministic": partial(
-                our_step, ModelConfig(**config, attention="triton"), tokens, targets
-            ),
-            "ours, sdpa": partial(
-                our_step, ModelConfig(**config, attention="sdpa"), tokens, targets
-            ),
-        }
-        if nanogpt is not None:
-            for name, backends in NANOGPT_BACKENDS.items():
-                contenders[name] = partial(
-                    nanogpt_step, nanogpt, context_length, tokens, targets, backends
-                )
-        for name, make in contenders.items():
-            measured = measure(make, steps)
-            first = first or (name, measured["first_loss"])
-            if abs(measured["first_loss"] - first[1]) > LOSS_TOLERANCE:
-                raise SystemExit(
-                    f"{name} at {context_length}: the first loss is {measured['first_loss']:.4f}, "
-                    f"and {first[0]}'s {first[1]:.4f}: no speed is reported"
-                )
-            tokens_per_s = TOKENS_A_STEP / measured["step_s"]
-            utilisation = mfu(tokens_per_s, ModelConfig(**config), device_name)
-            print(f"{context_length:6} {name:32} {tokens_per_s:10,.0f} tokens/s", flush=True)
-            yield [
-                {
-                    "context_length": context_length,
-                    "name": name,
-                    "tokens_per_s": tokens_per_s,
-                    "tflops_causal": tokens_per_s
-                    * train_flops_per_token(ModelConfig(**config), causal=True)
-                    / 1e12,
-                    "mfu": asdict(utilisation) if utilisation else None,
-                    **measured,
-                }
-            ]
+def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
+    """One row for each contender."""
+    batch = TOKENS_A_STEP // context_length
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
+    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    configs = {
+        attention: ModelConfig(
+            context_length=context_length, attention=attention, **GPT2_SIZES["small"]
+        )
+        for attention in ("triton", "sdpa")
+    }
+    contenders: dict[str, Callable[[], Step]] = {
+        # The first is deterministic, which is the default of train.py.
+        "ours, triton": partial(our_step, configs["triton"], tokens, targets, deterministic=True),
+        "ours, triton, not deterministic": partial(our_step, configs["triton"], tokens, targets),
+        "ours, sdpa": partial(our_step, configs["sdpa"], tokens, targets),
+    }
+    if nanogpt is not None:
+        for name, backends in NANOGPT_BACKENDS.items():
+            contenders[name] = partial(
+                nanogpt_step, nanogpt, context_length, tokens, targets, backends
+            )
+    flops = train_flops_per_token(configs["triton"], causal=True)
+    for name, make in contenders.items():
+        measured = measure(make, steps)
+        tokens_per_s = TOKENS_A_STEP / measured["step_s"]
+        utilisation = mfu(tokens_per_s, configs["triton"], torch.cuda.get_device_name())
+        yield [
+            {
+                "context_length": context_length,
+                "name": name,
+                "tokens_per_s": tokens_per_s,
+                "tflops_causal": tokens_per_s * flops / 1e12,
+                "mfu": asdict(utilisation) if utilisation else None,
+                **measured,
+            }
+        ]
+
+
+def check_loss(rows: list[Row]) -> None:
+    """Print the speed of the last row, if its first loss is that of the first row."""
+    first, last = rows[0], rows[-1]
+    if not abs(last["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
+        raise SystemExit(
+            f"{last['name']} at {last['context_length']}: the first loss is "
+            f"{last['first_loss']:.4f}, and that of {first['name']} at {first['context_length']} "
+            f"{first['first_loss']:.4f}: no speed is reported"
+        )
+    speed = f"{last['tokens_per_s']:10,.0f} tokens/s"
+    print(f"{last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
 
 def show(rows: list[Row]) -> None:
@@ -253,13 +251,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
     parser.add_argument("--steps", type=int, default=20, help="steps of one of five timings")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     parser.add_argument("--out", type=Path, default=Path("docs/results/train_speed.json"))
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
-    measured = benchmark(args.contexts, args.nanogpt, args.steps)
-    rows = collect_rows(args.out, measured, tokens_a_step=TOKENS_A_STEP)
+    steps = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
+    rows = collect_rows(
+        args.out, steps, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
+    )
     show(rows)
     print(f"wrote {args.out}")
     draw(rows, args.out.with_suffix(".png"))

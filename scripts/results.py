@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from data.files import write_atomically
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
+Step = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
 
 
 def environment() -> dict[str, str | None]:
@@ -44,26 +46,64 @@ def write_result(path: Path, values: dict[str, Any]) -> None:
 
 def collect_rows(
     path: Path,
-    measured: Iterable[list[Row]],
+    steps: Iterable[Step],
     relate: Callable[[list[Row]], None] = lambda rows: None,
+    *,
+    resume: bool = False,
     **values: Any,
 ) -> list[Row]:
     """Write rows as they are measured: a run that is stopped leaves them beside `path`.
 
     Args:
         path: NAME.json; until all is measured, the result is in NAME.unfinished.json.
-        measured: rows, some at a time.
-        relate: adds to all rows so far what compares them with each other.
+        steps: what is measured. A step that was stopped is measured anew as a whole, so that what
+            is compared within it was measured by one process.
+        relate: adds to all rows so far what compares them with each other, or refuses the last.
+        resume: keep the finished steps of NAME.unfinished.json, and go on after them.
         values: what the result holds beside `rows`.
+
+    Raises:
+        FileNotFoundError: resume, and there is no NAME.unfinished.json.
+        ValueError: resume, and it was measured on another device, by another command or commit, or
+            with other versions.
     """
     unfinished = path.with_suffix(".unfinished.json")
-    rows: list[Row] = []
-    for some in measured:
-        rows += some
-        relate(rows)
-        write_result(unfinished, {**values, "rows": rows})
-    unfinished.replace(path)
+    rows, finished_steps = _finished(unfinished) if resume else ([], 0)
+
+    def write(finished_steps: int, finished_rows: int) -> None:
+        finished = {"steps": finished_steps, "rows": finished_rows}
+        write_result(unfinished, {**values, "finished": finished, "rows": rows})
+
+    for number, step in islice(enumerate(steps), finished_steps, None):
+        before = len(rows)
+        for some in step():
+            rows += some
+            relate(rows)
+            write(number, before)
+        write(number + 1, len(rows))
+    write_result(path, {**values, "rows": rows})
+    unfinished.unlink(missing_ok=True)
     return rows
+
+
+def _finished(unfinished: Path) -> tuple[list[Row], int]:
+    """The rows of the finished steps of a stopped run, and how many steps those are."""
+    if not unfinished.exists():
+        raise FileNotFoundError(f"--resume: there is no {unfinished} to go on from; leave it out")
+    result = json.loads(unfinished.read_text(encoding="utf-8"))
+    now = environment()
+    for key, value in result["environment"].items():
+        same = _without_resume(now[key]) == _without_resume(value)
+        if key != "date" and not same:
+            raise ValueError(
+                f"--resume: {unfinished} was measured with {key} {value}, and this run has "
+                f"{now[key]}: leave --resume out to measure everything anew"
+            )
+    return result["rows"][: result["finished"]["rows"]], result["finished"]["steps"]
+
+
+def _without_resume(value: str | None) -> str | None:
+    return value and value.replace(" --resume", "")
 
 
 def _module() -> str:

@@ -6,6 +6,7 @@ import torch
 from scripts import benchmark_attention
 from scripts.attention_cases import Case
 from scripts.attention_peers import CONTENDERS
+from tests.scripts.conftest import made_up_rows
 
 
 @pytest.mark.parametrize("seq_len", benchmark_attention.PAPER_LENGTHS)
@@ -22,7 +23,7 @@ def test_sparse_masks_of_the_sparsity_preset_exist(monkeypatch):
         return []
 
     monkeypatch.setattr(benchmark_attention, "measure_case", look)
-    assert len(list(benchmark_attention.sparsity(full=False))) == len(seen)
+    assert len(list(benchmark_attention.sparsity())) == len(seen)
     densities = [case.density for case in seen]
     assert densities[0] == 1.0
     assert min(densities) == 1 / 32
@@ -90,6 +91,25 @@ def test_sparsity_preset(made_up, tmp_path, capsys):
     rows = json.loads(out.read_text())["rows"]
     assert {round(r["forward_over_proportional"], 6) for r in rows if r["mask"] != "dense"} == {1.0}
     assert out.with_suffix(".png").exists()
+
+
+def test_a_stopped_preset_goes_on(made_up, tmp_path, capsys, monkeypatch):
+    whole, *_ = run_preset("peers", tmp_path, capsys)
+    cases = []
+
+    def measure_and_stop(case, names):
+        cases.append(case)
+        if len(cases) == 10:
+            raise KeyboardInterrupt
+        return made_up_rows(case, names)
+
+    monkeypatch.setattr(benchmark_attention, "measure_case", measure_and_stop)
+    out = tmp_path / "peers.json"
+    with pytest.raises(KeyboardInterrupt):
+        benchmark_attention.main(["--preset", "peers", "--out", str(out)])
+    rows, *_ = run_preset("peers", tmp_path, capsys, "--resume")
+    assert rows == whole
+    assert len(cases) == len(set(cases)) + 1 == 4 * (5 + 4) + 1
 
 
 @pytest.mark.parametrize(
