@@ -178,17 +178,12 @@ def compiled_features(q: Tensor, k: Tensor, options: AttentionOptions) -> Featur
     There is none where every query sees every key and all tiles are whole. The loop that is left
     out then leaves its registers to the other.
     """
-    some_hidden = (
-        options.causal
-        or options.window_size > 0
-        or options.mask_block_size > 0
-        or options.doc_start is not None
-        or options.kv_lengths is not None
-    )
+    features = options.features
+    some_hidden = features.causal or features.window or features.documents or features.lengths
     whole_tiles = q.shape[1] % MAX_BLOCK == 0 and k.shape[1] % MAX_BLOCK == 0
-    if some_hidden or not whole_tiles:
-        return options.features
-    return options._replace(mask_loops=UNMASKED_LOOP).features
+    if some_hidden or features.mask_block_size > 0 or not whole_tiles:
+        return features
+    return replace(features, masked_loop=False)
 
 
 def _dot_precision(dtype: torch.dtype) -> str:

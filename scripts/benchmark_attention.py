@@ -31,7 +31,7 @@ from scripts.attention_measure import measure_case
 from scripts.attention_peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
 from scripts.attention_plots import draw_paper, draw_peers, draw_sparsity
 from scripts.attention_tables import show_rows
-from scripts.results import Row, Step, collect_rows
+from scripts.results import Row, Stage, collect_rows
 
 PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
 PEER_LENGTHS = (1024, 4096, 16_384)
@@ -59,7 +59,7 @@ PROPORTION_CAPTION = "/ density: the time over (density x our dense time); 1 is 
 # ---- peers
 
 
-def peers(full: bool) -> Iterator[Step]:
+def peers(full: bool) -> Iterator[Stage]:
     """All head dimensions, masks and lengths of `measure_peers`."""
     for head_dim in (64, 128):
         for causal in (True, False):
@@ -151,7 +151,7 @@ def paper_sparsity(seq_len: int) -> Sparsity:
     return Sparsity("butterfly", 0, max(16, seq_len // 8))
 
 
-def paper(full: bool) -> Iterator[Step]:
+def paper(full: bool) -> Iterator[Stage]:
     """All variants and lengths of `measure_paper`, as in Appendix E."""
     for variant in PAPER_VARIANTS:
         for seq_len in PAPER_LENGTHS if full or variant == "plain" else VARIANT_LENGTHS:
@@ -225,7 +225,7 @@ def io() -> Iterator[list[Row]]:
 class Preset(NamedTuple):
     """What is measured, with --full or without; compare the rows; print; draw."""
 
-    steps: Callable[[bool], Iterable[Step]]
+    stages: Callable[[bool], Iterable[Stage]]
     relate: Callable[[list[Row]], None]
     show: Callable[[list[Row]], None]
     draw: Callable[[list[Row], Path], None]
@@ -271,8 +271,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
     out = args.out or Path(f"docs/results/attention_{args.preset}.json")
-    steps = preset.steps(args.full)
-    rows = collect_rows(out, steps, preset.relate, resume=args.resume, preset=args.preset)
+    stages = preset.stages(args.full)
+    rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
     preset.show(rows)
     print(f"wrote {out}")
     preset.draw(rows, out.with_suffix(".png"))

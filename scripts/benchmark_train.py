@@ -257,9 +257,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
-    steps = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
+    stages = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
     rows = collect_rows(
-        args.out, steps, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
+        args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
     )
     show(rows)
     print(f"wrote {args.out}")

@@ -17,7 +17,7 @@ import torch
 from data.files import write_atomically
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
-Step = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
+Stage = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
 
 
 def environment() -> dict[str, str | None]:
@@ -46,7 +46,7 @@ def write_result(path: Path, values: dict[str, Any]) -> None:
 
 def collect_rows(
     path: Path,
-    steps: Iterable[Step],
+    stages: Iterable[Stage],
     relate: Callable[[list[Row]], None] = lambda rows: None,
     *,
     resume: bool = False,
@@ -56,10 +56,10 @@ def collect_rows(
 
     Args:
         path: NAME.json; until all is measured, the result is in NAME.unfinished.json.
-        steps: what is measured. A step that was stopped is measured anew as a whole, so that what
-            is compared within it was measured by one process.
+        stages: what is measured. A stage that was stopped is measured anew as a whole, so that
+            what is compared within it was measured by one process.
         relate: adds to all rows so far what compares them with each other, or refuses the last.
-        resume: keep the finished steps of NAME.unfinished.json, and go on after them.
+        resume: keep the finished stages of NAME.unfinished.json, and go on after them.
         values: what the result holds beside `rows`.
 
     Raises:
@@ -68,15 +68,15 @@ def collect_rows(
             with other versions.
     """
     unfinished = path.with_suffix(".unfinished.json")
-    rows, finished_steps = _finished(unfinished) if resume else ([], 0)
+    rows, finished_stages = _finished(unfinished) if resume else ([], 0)
 
-    def write(finished_steps: int, finished_rows: int) -> None:
-        finished = {"steps": finished_steps, "rows": finished_rows}
+    def write(finished_stages: int, finished_rows: int) -> None:
+        finished = {"stages": finished_stages, "rows": finished_rows}
         write_result(unfinished, {**values, "finished": finished, "rows": rows})
 
-    for number, step in islice(enumerate(steps), finished_steps, None):
+    for number, stage in islice(enumerate(stages), finished_stages, None):
         before = len(rows)
-        for some in step():
+        for some in stage():
             rows += some
             relate(rows)
             write(number, before)
@@ -87,7 +87,7 @@ def collect_rows(
 
 
 def _finished(unfinished: Path) -> tuple[list[Row], int]:
-    """The rows of the finished steps of a stopped run, and how many steps those are."""
+    """The rows of the finished stages of a stopped run, and how many stages those are."""
     if not unfinished.exists():
         raise FileNotFoundError(f"--resume: there is no {unfinished} to go on from; leave it out")
     result = json.loads(unfinished.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def _finished(unfinished: Path) -> tuple[list[Row], int]:
                 f"--resume: {unfinished} was measured with {key} {value}, and this run has "
                 f"{now[key]}: leave --resume out to measure everything anew"
             )
-    return result["rows"][: result["finished"]["rows"]], result["finished"]["steps"]
+    return result["rows"][: result["finished"]["rows"]], result["finished"]["stages"]
 
 
 def _without_resume(value: str | None) -> str | None:

@@ -13,45 +13,48 @@ from kernels import flash_attention
 from kernels.operands import operand
 from kernels.reference import standard_attention
 from kernels.testing import check_attention, make_qkv
+from tests.kernels.grids import (
+    causal_or_full,
+    each_dtype,
+    each_dtype_and_fp16,
+    in_bf16,
+    on_gpu,
+)
 
 triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 pytestmark = pytest.mark.usefixtures("copy_engines")
-on_gpu = pytest.mark.gpu
-DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=on_gpu)]
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-each_16_bit = pytest.mark.parametrize("dtype", DTYPES[1:])
-causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+each_16_bit = pytest.mark.parametrize("dtype", [torch.float16, in_bf16])
 
 
-@each_dtype
+@each_dtype_and_fp16
 @causal_or_full
 @pytest.mark.parametrize("seq", [1, 63, 65, 127, 128])
 def test_any_length(check, seq, causal, dtype):
     check(1, seq, seq, 2, 2, 32, dtype, causal=causal)
 
 
-@each_dtype
+@each_dtype_and_fp16
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(128, 256), (256, 128), (128, 255), (255, 128)])
 def test_lengths_of_whole_tiles(check, seq_q, seq_k, dtype):
     # in full attention, a kernel for whole tiles has no loop with masks
     check(1, seq_q, seq_k, 2, 1, 16, dtype, softcap=5.0)
 
 
-@each_dtype
+@each_dtype_and_fp16
 @pytest.mark.parametrize("head_dim", [1, 3, 16, 40, 64, 80, 96, 128, 160, 256])
 def test_any_head_dim(check, head_dim, dtype):
     check(1, 67, 67, 1, 1, head_dim, dtype, causal=True)
 
 
-@each_dtype
+@each_dtype_and_fp16
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 70), (33, 100), (100, 33), (65, 64), (64, 65)])
 def test_causal_aligns_at_the_bottom_right(check, seq_q, seq_k, dtype):
     check(1, seq_q, seq_k, 2, 2, 16, dtype, causal=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=on_gpu)])
+@each_dtype
 @pytest.mark.parametrize("n_kv_head", [1, 2])
 def test_grouped_queries(check, n_kv_head, dtype):
     check(2, 40, 50, 4, n_kv_head, 16, dtype, causal=True)
@@ -66,7 +69,7 @@ def test_softmax_scale(check):
     check(1, 33, 33, 1, 1, 32, torch.float32, causal=True, softmax_scale=0.5)
 
 
-@each_dtype
+@each_dtype_and_fp16
 @pytest.mark.parametrize(
     ("score", "tied"), [(40.0, 2), (40.0, 70), (-40.0, 70)], ids=["two", "all", "all, negative"]
 )
@@ -81,7 +84,7 @@ def test_rows_that_tie_at_the_maximum(device_for, score, tied, dtype):
     check_attention(triton_attention, q, k, v, with_dlse=True, causal=True)
 
 
-@each_dtype
+@each_dtype_and_fp16
 def test_rows_without_keys_are_zero(device_for, dtype):
     q, k, v = make_qkv(
         1, 70, 40, 1, 1, 16, dtype=dtype, device=device_for(dtype), requires_grad=True
@@ -125,7 +128,7 @@ FOR_COPY_ENGINES = {
 }
 
 
-@each_dtype
+@each_dtype_and_fp16
 @pytest.mark.parametrize("name", FOR_COPY_ENGINES)
 def test_strides(device_for, name, dtype):
     q, k, v = strided_qkv(name, dtype, device_for(dtype))
