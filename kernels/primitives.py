@@ -113,12 +113,16 @@ def cap_scores(qk, softcap_scale, features: tl.constexpr):
 
 
 @triton.jit
-def mix32(x):
+def _stir(x):
+    """The first step of `_mix`: a bijection that carries low bits into the high ones."""
+    return (x ^ (x >> 16)) * tl.full([], 0x7FEB352D, tl.uint32)
+
+
+@triton.jit
+def _mix(x):
     """A 32-bit integer hash (lowbias32, Chris Wellons): two multiplications, three xor-shifts."""
-    x = x ^ (x >> 16)
-    x = x * tl.full([], 0x7FEB352D, tl.uint32)
-    x = x ^ (x >> 15)
-    x = x * tl.full([], 0x846CA68B, tl.uint32)
+    x = _stir(x)
+    x = (x ^ (x >> 15)) * tl.full([], 0x846CA68B, tl.uint32)
     return x ^ (x >> 16)
 
 
@@ -126,20 +130,33 @@ def mix32(x):
 def dropout_head_key(seed_ptr, batch_head):
     """The key of one (batch, head) pair, from the int64 seed at `seed_ptr`."""
     seed = tl.load(seed_ptr).to(tl.uint64)
-    low = mix32(seed.to(tl.uint32))
-    high = mix32((seed >> 32).to(tl.uint32) ^ tl.full([], 0x85EBCA6B, tl.uint32))
+    low = _mix(seed.to(tl.uint32))
+    high = _mix((seed >> 32).to(tl.uint32) ^ tl.full([], 0x85EBCA6B, tl.uint32))
     golden = tl.full([], 0x9E3779B9, tl.uint32)
-    return mix32((low ^ high) + golden * batch_head.to(tl.uint32))
+    return _mix((low ^ high) + golden * batch_head.to(tl.uint32))
 
 
 @triton.jit
-def dropout_keep(head_key, query, key, threshold):
-    """Which probabilities stay: a pure function of (seed, batch, head, query, key).
+def dropout_factor(head_key, start_m, m, start_n, n, threshold, keep_scale):
+    """What probabilities are multiplied by: 0 where dropped, elsewhere `keep_scale`, fp32.
 
-    `query` and `key` broadcast against each other. Queries and keys are hashed apart, so that an
-    element costs one mix of its own. `kernels.reference.dropout_keep_mask` is the same function.
+    A pure function of (seed, batch, head, query, key), for the query start_m + m and the key
+    start_n + n, where m and n are ranges that broadcast against each other and start_m and start_n
+    multiples of 16. `kernels.reference.dropout_keep_mask` is the same function.
+
+    Queries, and keys, that differ in bit 3 only share a hash up to its last multiplication. On
+    matrix units from Ampere to Hopper, a thread holds all four elements of such a group, be the
+    tile transposed or not; m and n stand apart from where the tile starts so that the compiler sees
+    it, and hashes once a group.
     """
     golden = tl.full([], 0x9E3779B9, tl.uint32)
-    row_key = mix32(head_key + golden * query.to(tl.uint32))
-    col_key = mix32(tl.full([], 0x85EBCA6B, tl.uint32) + golden * key.to(tl.uint32))
-    return mix32(row_key ^ col_key) >= threshold.to(tl.uint32)
+    row_key = _stir(head_key + golden * (start_m + (m & ~8)).to(tl.uint32))
+    x = _stir(row_key ^ (golden * (start_n + (n & ~8)).to(tl.uint32)))
+    first_key = (n & 8) == 0
+    multiplier = tl.where(
+        (m & 8) == 0,
+        tl.where(first_key, tl.full([], 0x846CA68B, tl.uint32), tl.full([], 0x915F77F5, tl.uint32)),
+        tl.where(first_key, tl.full([], 0x93D765DD, tl.uint32), tl.full([], 0xADB4A92D, tl.uint32)),
+    )
+    keep = (x ^ (x >> 15)) * multiplier >= threshold.to(tl.uint32)
+    return tl.where(keep, keep_scale, 0.0)

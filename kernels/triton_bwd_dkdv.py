@@ -6,7 +6,13 @@ The mathematics is in kernels/triton_bwd.py.
 import triton
 import triton.language as tl
 
-from kernels.primitives import cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
+from kernels.primitives import (
+    cap_scores,
+    dropout_factor,
+    dropout_head_key,
+    load_tile,
+    store_tile,
+)
 from kernels.walks import (
     key_tile_start,
     load_doc_start,
@@ -31,7 +37,7 @@ def _accumulate_dkdv(
     batch,
     head,
     walk,
-    key,
+    start_n,
     n_keys,
     seq_q,
     seq_k,
@@ -52,10 +58,13 @@ def _accumulate_dkdv(
 
     Scores lie transposed, (N, M). Queries that do not exist have p = 0 by their lse.
     """
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, k_tile.shape[0])
+    key = start_n + n
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_M):
         start_m, block = walk_tile(offset, end, block, walk, BLOCK_M, features, MASKED)
-        offs_m = start_m + tl.arange(0, BLOCK_M)
+        offs_m = start_m + m
         q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
         lse_log2 = tl.load(lse_log2_ptr + offs_m)
         qk_t = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
@@ -73,9 +82,11 @@ def _accumulate_dkdv(
         dp_t = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
         p_kept_t = p_t
         if features.dropout:
-            keep = dropout_keep(head_key, offs_m[None, :], key[:, None], threshold)
-            p_kept_t = tl.where(keep, p_t, 0.0)
-            dp_t = tl.where(keep, dp_t * keep_scale, 0.0)
+            factor_t = dropout_factor(
+                head_key, start_m, m[None, :], start_n, n[:, None], threshold, keep_scale
+            )
+            p_kept_t = p_t * factor_t
+            dp_t *= factor_t
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m)
         ds_t = p_t * (dp_t - delta[None, :])
@@ -132,7 +143,6 @@ def attn_bwd_dkdv_kernel(
     batch = tl.program_id(0) // n_tiles // n_kv_head
     kv_head = tl.program_id(0) // n_tiles % n_kv_head
     start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, mask_head_stride, BLOCK_N, features)
-    key = start_n + tl.arange(0, BLOCK_N)
     n_keys = seq_k
     if features.lengths:
         n_keys = tl.minimum(seq_k, tl.load(lengths_ptr + batch))
@@ -177,7 +187,7 @@ def attn_bwd_dkdv_kernel(
                 batch,
                 head,
                 walk,
-                key,
+                start_n,
                 n_keys,
                 seq_q,
                 seq_k,
@@ -195,6 +205,5 @@ def attn_bwd_dkdv_kernel(
                 MASKED=masked == 1,
             )
     dk_acc *= softmax_scale
-    dv_acc *= keep_scale
     store_tile(dk, batch, kv_head, start_n, seq_k, dk_acc, HEAD_DIM, BLOCK_N, BLOCK_D)
     store_tile(dv, batch, kv_head, start_n, seq_k, dv_acc, HEAD_DIM, BLOCK_N, BLOCK_D)

@@ -10,8 +10,8 @@ import triton.language as tl
 from kernels.primitives import (
     LOG2E,
     cap_scores,
+    dropout_factor,
     dropout_head_key,
-    dropout_keep,
     load_tile,
     store_tile,
 )
@@ -30,7 +30,7 @@ def _accumulate_dq(
     batch,
     kv_head,
     walk,
-    offs_m,
+    start_m,
     lower,
     upper,
     seq_k,
@@ -47,10 +47,12 @@ def _accumulate_dq(
     MASKED: tl.constexpr,
 ):
     """Add what the keys of one loop of the walk give to the gradient of a tile of queries."""
+    m = tl.arange(0, q_tile.shape[0])
+    n = tl.arange(0, BLOCK_N)
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
         start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
-        key = start_n + tl.arange(0, BLOCK_N)
+        key = start_n + n
         k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
@@ -63,8 +65,9 @@ def _accumulate_dq(
             p = tl.where(visible, p, 0.0)
         dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if features.dropout:
-            keep = dropout_keep(head_key, offs_m[:, None], key[None, :], threshold)
-            dp = tl.where(keep, dp * keep_scale, 0.0)
+            dp *= dropout_factor(
+                head_key, start_m, m[:, None], start_n, n[None, :], threshold, keep_scale
+            )
         ds = p * (dp - delta[:, None])
         if features.softcap:
             ds *= 1.0 - qk * qk
@@ -168,7 +171,7 @@ def attn_bwd_dq_kernel(
             batch,
             head // GROUP,
             walk,
-            offs_m,
+            start_m,
             lower,
             upper,
             seq_k,

@@ -19,8 +19,8 @@ from kernels.primitives import (
     LN2,
     LOG2E,
     cap_scores,
+    dropout_factor,
     dropout_head_key,
-    dropout_keep,
     load_tile,
     store_tile,
 )
@@ -39,12 +39,13 @@ def _attend(
     batch,
     kv_head,
     walk,
-    offs_m,
+    start_m,
     lower,
     upper,
     seq_k,
     scale_log2,
     softcap_scale,
+    keep_scale,
     head_key,
     threshold,
     HEAD_DIM: tl.constexpr,
@@ -59,10 +60,12 @@ def _attend(
     MASKED serves the tiles that hold a key hidden from some query; all others take the same steps
     with no mask.
     """
+    m = tl.arange(0, q_tile.shape[0])
+    n = tl.arange(0, BLOCK_N)
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
         start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
-        key = start_n + tl.arange(0, BLOCK_N)
+        key = start_n + n
         k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, softcap_scale, features)
@@ -78,8 +81,9 @@ def _attend(
         alpha = tl.exp2(m_i - pivot)
         l_i = l_i * alpha + tl.sum(p, 1)
         if features.dropout:
-            keep = dropout_keep(head_key, offs_m[:, None], key[None, :], threshold)
-            p = tl.where(keep, p, 0.0)
+            p *= dropout_factor(
+                head_key, start_m, m[:, None], start_n, n[None, :], threshold, keep_scale
+            )
         v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
@@ -168,12 +172,13 @@ def attn_fwd_kernel(
             batch,
             head // GROUP,
             walk,
-            offs_m,
+            start_m,
             lower,
             upper,
             seq_k,
             scale_log2,
             softcap_scale,
+            keep_scale,
             head_key,
             threshold,
             HEAD_DIM,
@@ -186,7 +191,7 @@ def attn_fwd_kernel(
 
     empty = l_i == 0.0
     lse = tl.where(empty, -float("inf"), m_i * LN2 + tl.log(tl.where(empty, 1.0, l_i)))
-    acc *= (keep_scale / tl.where(empty, 1.0, l_i))[:, None]
+    acc *= (1.0 / tl.where(empty, 1.0, l_i))[:, None]
     lse_ptr += tl.cast(batch_head, tl.int64) * seq_q
     tl.store(lse_ptr + offs_m, lse, mask=offs_m < seq_q)
     store_tile(out, batch, head, start_m, seq_q, acc, HEAD_DIM, BLOCK_M, BLOCK_D)

@@ -71,6 +71,7 @@ VARIANTS = {
 }
 # The table of a variant, where it has one of its own: tuning.backward_dkdv_tiles
 DKDV_TABLE = {
+    "dropout": "hopper, dropout",
     "mask": "hopper, small",
     "padding, cap and sinks": "hopper, small",
     "whole blocks": "hopper, whole",
@@ -217,6 +218,8 @@ def measure(case: Case) -> dict[str, object]:
         "shared": compiled.metadata.shared,
         "instruction": matrix_instruction(compiled.asm["ptx"]),
         "tma": "cp.async.bulk.tensor" in compiled.asm["ptx"],
+        # multiplications by the constant of kernels.primitives._stir
+        "stirs": compiled.asm["ptx"].count(str(0x7FEB352D)),
     }
 
 

@@ -47,6 +47,18 @@ def test_every_tile_choice_fits_its_gpu(results):
     assert {x["dtype"] for x in results} == {"bf16", "fp32"}
 
 
+@pytest.mark.slow
+def test_four_elements_share_the_hash_of_dropout(results):
+    """A hash is two stirs, one of the query and one of the element, if nothing is shared."""
+    found = [x for x in results if x["variant"] == "dropout"]
+    assert {x["kernel"] for x in found} == set(TABLES)
+    for result in found:
+        tiles = result["tiles"]
+        keys = tiles["block_n"] + (tiles["block_n_masked"] or tiles["block_n"])  # of both loops
+        elements_of_a_thread = tiles["block_m"] * keys / (32 * tiles["num_warps"])
+        assert 0 < result["stirs"] < elements_of_a_thread, result
+
+
 def shared_memory(table, capability, **_):
     """Bytes of one program: the smallest Ampere and Ada GPUs have 99 KiB, from the H100 on 227."""
     return 1024 * (99 if table == "portable" and capability == 80 else 227)

@@ -1,5 +1,6 @@
 """The specification of attention against PyTorch's, and that of dropout against chance."""
 
+import itertools
 import math
 from functools import partial
 from typing import Any
@@ -240,22 +241,25 @@ def assert_independent(a: Tensor, b: Tensor, what: str) -> None:
 
 
 def test_dropout_mask_is_the_documented_function() -> None:
+    def stir(x: int) -> int:
+        return (x ^ x >> 16) * 0x7FEB352D % 2**32
+
     def mix(x: int) -> int:
-        x ^= x >> 16
-        x = x * 0x7FEB352D % 2**32
-        x ^= x >> 15
-        x = x * 0x846CA68B % 2**32
+        x = stir(x)
+        x = (x ^ x >> 15) * 0x846CA68B % 2**32
         return x ^ x >> 16
 
     def keeps(seed: int, head_index: int, query: int, key: int, dropout_p: float) -> bool:
         seed_key = mix(seed % 2**32) ^ mix((seed >> 32) ^ 0x85EBCA6B)
         head_key = mix((seed_key + 0x9E3779B9 * head_index) % 2**32)
-        row_key = mix((head_key + 0x9E3779B9 * query) % 2**32)
-        col_key = mix((0x85EBCA6B + 0x9E3779B9 * key) % 2**32)
-        return mix(row_key ^ col_key) >= int(dropout_p * 2**32)
+        multipliers = ((0x846CA68B, 0x915F77F5), (0x93D765DD, 0xADB4A92D))
+        multiplier = multipliers[query // 8 % 2][key // 8 % 2]
+        row_key = stir((head_key + 0x9E3779B9 * (query & ~8)) % 2**32)
+        x = stir(row_key ^ 0x9E3779B9 * (key & ~8) % 2**32)
+        return (x ^ x >> 15) * multiplier % 2**32 >= int(dropout_p * 2**32)
 
     for seed in (0, 1, 2**32 - 1, 2**32, 0xDEADBEEF12345678 >> 1, 2**63 - 1):
-        keep = keep_mask(seed, seq_q=5, seq_k=7, dropout_p=0.4)
+        keep = keep_mask(seed, seq_q=13, seq_k=26, dropout_p=0.4)
         for b, h, i, j in torch.cartesian_prod(*map(torch.arange, keep.shape)).tolist():
             assert keep[b, h, i, j] == keeps(seed, b * 3 + h, i, j, 0.4), (seed, b, h, i, j)
 
@@ -282,7 +286,7 @@ def test_dropout_is_independent(seed: int) -> None:
     rows = keep.flatten(0, 2)  # (B * H * T_q, T_k)
     columns = keep.mT.flatten(0, 2)
     heads = keep.flatten(0, 1).flatten(1)  # (B * H, T_q * T_k)
-    for step in (1, 2, 64):
+    for step in (1, 2, 8, 16, 64):
         assert_independent(rows[step:], rows[:-step], f"rows {step} apart")
         assert_independent(columns[step:], columns[:-step], f"columns {step} apart")
     for step in (1, 3):  # the next head; the same head of the next sample
@@ -292,6 +296,22 @@ def test_dropout_is_independent(seed: int) -> None:
         assert_independent(heads, other_heads, f"seeds {seed} and {other}")
         # nor does one seed's head 0 turn up as another head of a neighbouring seed
         assert_independent(heads[1:], other_heads[:-1], f"seeds {seed} and {other}, next head")
+
+
+@pytest.mark.parametrize("dropout_p", [0.02, 0.1, 0.5])
+def test_elements_that_share_a_hash_are_independent(dropout_p: float) -> None:
+    """Of the four whose query and key differ in bit 3 only, any some are dropped as by chance."""
+    dropped = ~keep_mask(9, batch=4, n_head=8, seq_q=256, seq_k=512, dropout_p=dropout_p)
+    # (query bit 3, key bit 3, group)
+    groups = dropped.view(32, 16, 2, 8, 32, 2, 8).permute(2, 5, 0, 1, 3, 4, 6).flatten(2)
+    four = groups.flatten(0, 1)
+    n = four.shape[1]
+    for size in (1, 2, 3, 4):
+        for some in itertools.combinations(four, size):
+            count = int(torch.stack(some).all(0).sum())
+            expected = n * dropout_p**size
+            # a Poisson tail of small counts is longer than the normal one
+            assert abs(count - expected) < 5 * math.sqrt(expected) + 5, size
 
 
 def test_dropout_mask_does_not_depend_on_the_lengths() -> None:

@@ -120,6 +120,7 @@ def test_every_exception_is_in_a_table():
         for k, options in (
             (short, AttentionOptions(causal=True)),
             (one_head, AttentionOptions()),
+            (short, AttentionOptions(dropout_p=0.1)),
             (short, AttentionOptions(mask_block_size=64, mask_loops=1)),
             (short, AttentionOptions(mask_block_size=64, mask_loops=3)),
         ):
