@@ -186,9 +186,9 @@ def dropout_keep_mask(
         keep     = (x ^ x >> 15) * M[query >> 3 & 1][key >> 3 & 1] >= int(dropout_p * 2^32)
 
     where stir(x) = (x ^ x >> 16) * 0x7FEB352D is the first step of `mix`. The four elements whose
-    query and key differ in bit 3 only share x, and so cost a kernel one hash. They get four numbers
-    out of it by multiplying it by four odd numbers, M: over all 2^32 of x, any one, two or three of
-    them fall below the thresholds of 1% to 50% as often as independent ones do, to 0.2%.
+    query and key differ in bit 3 only share x, and so cost a kernel one hash. Multiplied by the
+    four odd numbers M it gives four others, each uniform, and independent of one another as far as
+    tests/kernels/test_reference.py can tell.
 
     Args:
         seed: an integer in [0, 2^63), or an int64 tensor that holds one.
