@@ -38,6 +38,7 @@ def _accumulate_dkdv(
     head,
     walk,
     start_n,
+    key,
     n_keys,
     seq_q,
     seq_k,
@@ -58,13 +59,10 @@ def _accumulate_dkdv(
 
     Scores lie transposed, (N, M). Queries that do not exist have p = 0 by their lse.
     """
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, k_tile.shape[0])
-    key = start_n + n
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_M):
         start_m, block = walk_tile(offset, end, block, walk, BLOCK_M, features, MASKED)
-        offs_m = start_m + m
+        offs_m = start_m + tl.arange(0, BLOCK_M)
         q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
         lse_log2 = tl.load(lse_log2_ptr + offs_m)
         qk_t = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
@@ -82,6 +80,7 @@ def _accumulate_dkdv(
         dp_t = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
         p_kept_t = p_t
         if features.dropout:
+            m, n = tl.arange(0, BLOCK_M), tl.arange(0, k_tile.shape[0])
             factor_t = dropout_factor(
                 head_key, start_m, m[None, :], start_n, n[:, None], threshold, keep_scale
             )
@@ -143,6 +142,7 @@ def attn_bwd_dkdv_kernel(
     batch = tl.program_id(0) // n_tiles // n_kv_head
     kv_head = tl.program_id(0) // n_tiles % n_kv_head
     start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, mask_head_stride, BLOCK_N, features)
+    key = start_n + tl.arange(0, BLOCK_N)
     n_keys = seq_k
     if features.lengths:
         n_keys = tl.minimum(seq_k, tl.load(lengths_ptr + batch))
@@ -188,6 +188,7 @@ def attn_bwd_dkdv_kernel(
                 head,
                 walk,
                 start_n,
+                key,
                 n_keys,
                 seq_q,
                 seq_k,

@@ -47,12 +47,10 @@ def _accumulate_dq(
     MASKED: tl.constexpr,
 ):
     """Add what the keys of one loop of the walk give to the gradient of a tile of queries."""
-    m = tl.arange(0, q_tile.shape[0])
-    n = tl.arange(0, BLOCK_N)
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
         start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
-        key = start_n + n
+        key = start_n + tl.arange(0, BLOCK_N)
         k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
@@ -65,6 +63,7 @@ def _accumulate_dq(
             p = tl.where(visible, p, 0.0)
         dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if features.dropout:
+            m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
             dp *= dropout_factor(
                 head_key, start_m, m[:, None], start_n, n[None, :], threshold, keep_scale
             )

@@ -60,12 +60,10 @@ def _attend(
     MASKED serves the tiles that hold a key hidden from some query; all others take the same steps
     with no mask.
     """
-    m = tl.arange(0, q_tile.shape[0])
-    n = tl.arange(0, BLOCK_N)
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
         start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
-        key = start_n + n
+        key = start_n + tl.arange(0, BLOCK_N)
         k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, softcap_scale, features)
@@ -81,6 +79,7 @@ def _attend(
         alpha = tl.exp2(m_i - pivot)
         l_i = l_i * alpha + tl.sum(p, 1)
         if features.dropout:
+            m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
             p *= dropout_factor(
                 head_key, start_m, m[:, None], start_n, n[None, :], threshold, keep_scale
             )
