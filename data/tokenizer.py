@@ -146,8 +146,9 @@ def bpe_name(vocab_size: int) -> str:
 
 def _from_file(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+        # Not from_file, which raises a bare Exception whatever is wrong.
+        return Tokenizer.from_buffer(path.read_bytes())
+    except ValueError as error:
         raise ValueError(
             f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
             "vocab.json or merges.txt alone is not enough."

@@ -12,6 +12,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
+# Of the hash of dropout. Like all its constants they turn into uint32 beside one.
+STIR = tl.constexpr(0x7FEB352D)
+GOLDEN = tl.constexpr(0x9E3779B9)
 
 
 @triton.jit
@@ -115,14 +118,14 @@ def cap_scores(qk, softcap_scale, features: tl.constexpr):
 @triton.jit
 def _stir(x):
     """The first step of `_mix`: a bijection that carries low bits into the high ones."""
-    return (x ^ (x >> 16)) * tl.full([], 0x7FEB352D, tl.uint32)
+    return (x ^ (x >> 16)) * STIR
 
 
 @triton.jit
 def _mix(x):
     """A 32-bit integer hash (lowbias32, Chris Wellons): two multiplications, three xor-shifts."""
     x = _stir(x)
-    x = (x ^ (x >> 15)) * tl.full([], 0x846CA68B, tl.uint32)
+    x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
@@ -131,9 +134,8 @@ def dropout_head_key(seed_ptr, batch_head):
     """The key of one (batch, head) pair, from the int64 seed at `seed_ptr`."""
     seed = tl.load(seed_ptr).to(tl.uint64)
     low = _mix(seed.to(tl.uint32))
-    high = _mix((seed >> 32).to(tl.uint32) ^ tl.full([], 0x85EBCA6B, tl.uint32))
-    golden = tl.full([], 0x9E3779B9, tl.uint32)
-    return _mix((low ^ high) + golden * batch_head.to(tl.uint32))
+    high = _mix((seed >> 32).to(tl.uint32) ^ 0x85EBCA6B)
+    return _mix((low ^ high) + GOLDEN * batch_head.to(tl.uint32))
 
 
 @triton.jit
@@ -149,14 +151,13 @@ def dropout_factor(head_key, start_m, m, start_n, n, threshold, keep_scale):
     tile transposed or not; m and n stand apart from where the tile starts so that the compiler sees
     it, and hashes once a group.
     """
-    golden = tl.full([], 0x9E3779B9, tl.uint32)
-    row_key = _stir(head_key + golden * (start_m + (m & ~8)).to(tl.uint32))
-    x = _stir(row_key ^ (golden * (start_n + (n & ~8)).to(tl.uint32)))
+    row_key = _stir(head_key + GOLDEN * (start_m + (m & ~8)).to(tl.uint32))
+    x = _stir(row_key ^ (GOLDEN * (start_n + (n & ~8)).to(tl.uint32)))
     first_key = (n & 8) == 0
     multiplier = tl.where(
         (m & 8) == 0,
-        tl.where(first_key, tl.full([], 0x846CA68B, tl.uint32), tl.full([], 0x915F77F5, tl.uint32)),
-        tl.where(first_key, tl.full([], 0x93D765DD, tl.uint32), tl.full([], 0xADB4A92D, tl.uint32)),
+        tl.where(first_key, 0x846CA68B, 0x915F77F5),
+        tl.where(first_key, 0x93D765DD, 0xADB4A92D),
     )
     keep = (x ^ (x >> 15)) * multiplier >= threshold.to(tl.uint32)
     return tl.where(keep, keep_scale, 0.0)

@@ -8,7 +8,7 @@ Ampere and Ada GPUs have. A name with a comma holds exceptions, which kernels/tu
     causal  where small tiles leave out more of what a causal mask hides
     small   where the walk is short (a mask) or registers are scarce (a cap, a group of heads)
     whole   where a mask leaves whole blocks only: one loop, with registers to spare
-    dropout where hashing takes registers
+    dropout where hashing takes registers: what compiles without spilling, not yet measured
 """
 
 import functools

@@ -32,7 +32,7 @@ def environment() -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "commit": _commit(),
-        "command": f"python -m {_module()} {shlex.join(sys.argv[1:])}".strip(),
+        "command": f"python -m {_module()} {shlex.join(_arguments())}".strip(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
@@ -109,6 +109,11 @@ def _without_resume(value: str | None) -> str | None:
 def _module() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name if spec else Path(sys.argv[0]).name
+
+
+def _arguments() -> list[str]:
+    """The command line without the folders of this machine, which mean nothing on another."""
+    return [Path(arg).name if Path(arg).is_absolute() else arg for arg in sys.argv[1:]]
 
 
 def _commit() -> str | None:

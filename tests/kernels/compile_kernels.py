@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 from kernels import tiles
 from kernels.options import Features
+from kernels.primitives import STIR
 from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
 from kernels.triton_bwd_dq import attn_bwd_dq_kernel
 from kernels.triton_fwd import attn_fwd_kernel
@@ -218,8 +219,7 @@ def measure(case: Case) -> dict[str, object]:
         "shared": compiled.metadata.shared,
         "instruction": matrix_instruction(compiled.asm["ptx"]),
         "tma": "cp.async.bulk.tensor" in compiled.asm["ptx"],
-        # multiplications by the constant of kernels.primitives._stir
-        "stirs": compiled.asm["ptx"].count(str(0x7FEB352D)),
+        "stirs": compiled.asm["ptx"].count(str(STIR.value)),
     }
 
 

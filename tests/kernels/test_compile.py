@@ -49,14 +49,15 @@ def test_every_tile_choice_fits_its_gpu(results):
 
 @pytest.mark.slow
 def test_four_elements_share_the_hash_of_dropout(results):
-    """A hash is two stirs, one of the query and one of the element, if nothing is shared."""
+    """Where nothing is shared, each element takes a stir, and dk, dv half of one for the query."""
     found = [x for x in results if x["variant"] == "dropout"]
     assert {x["kernel"] for x in found} == set(TABLES)
     for result in found:
         tiles = result["tiles"]
         keys = tiles["block_n"] + (tiles["block_n_masked"] or tiles["block_n"])  # of both loops
         elements_of_a_thread = tiles["block_m"] * keys / (32 * tiles["num_warps"])
-        assert 0 < result["stirs"] < elements_of_a_thread, result
+        most = 1.25 if result["kernel"] == "dkdv" else 0.5
+        assert 0 < result["stirs"] < most * elements_of_a_thread, result
 
 
 def shared_memory(table, capability, **_):

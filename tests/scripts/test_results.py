@@ -1,6 +1,7 @@
 """Rows are written as they are measured, and the result only when all of them are."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -89,3 +90,10 @@ def test_the_command_may_differ_by_resume_alone(stopped, monkeypatch):
     monkeypatch.setattr(results, "environment", lambda: resumed)
     assert len(collect_rows(stopped, STAGES, resume=True)) == 3
     assert json.loads(stopped.read_text())["environment"] == resumed
+
+
+def test_a_result_names_no_folder_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x", "--data", "out/books", "--nanogpt", "/home/me/nanoGPT"])
+    results.write_result(tmp_path / "x.json", {})
+    command = json.loads((tmp_path / "x.json").read_text())["environment"]["command"]
+    assert command.endswith(" --data out/books --nanogpt nanoGPT")
