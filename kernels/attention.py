@@ -165,7 +165,8 @@ def flash_attention(
             "int64 tensor with one element on the device of q"
         )
     elif not isinstance(dropout_seed, Tensor):
-        dropout_seed = torch.tensor([dropout_seed], dtype=torch.int64, device=q.device)
+        # Filled on the device: a copy from the host would make the CPU wait for the GPU.
+        dropout_seed = torch.full((1,), dropout_seed, dtype=torch.int64, device=q.device)
 
     if impl == "reference":
         out, lse = standard_attention(

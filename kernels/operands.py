@@ -12,17 +12,24 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.primitives import INTERPRETED
 
-# Making a descriptor costs the CPU some microseconds, more than it saves on short sequences.
-SHORTEST_DESCRIBED = 1024
+# Elements of q, times keys. The dozen descriptors of a forward and backward pass cost the CPU some
+# tenths of a millisecond, and save the GPU a third of its time: less than that on smaller calls.
+LEAST_WORK = 2**32
 
 
-def operand(x: Tensor, rows: int, block_d: int) -> Any:
+def worth_describing(q: Tensor, k: Tensor) -> bool:
+    """Whether a call on q (B, T_q, H, D) and k (B, T_k, H_kv, D) has LEAST_WORK for the GPU."""
+    return q.numel() * k.shape[1] >= LEAST_WORK
+
+
+def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:
     """What `kernels.primitives.load_tile` and `store_tile` take for x.
 
     Args:
         x: (B, T, H, D), last dimension contiguous.
         rows: of a tile.
         block_d: columns of a tile, D rounded up to a power of two.
+        described: `worth_describing`, of the call.
 
     Returns:
         A descriptor of x as (B, H, T, D) with tiles (1, 1, rows, block_d), or the tuple
@@ -30,7 +37,7 @@ def operand(x: Tensor, rows: int, block_d: int) -> Any:
     """
     batch, seq_len, n_head, head_dim = x.shape
     stride_b, stride_t, stride_h, _ = x.stride()
-    if seq_len < SHORTEST_DESCRIBED or not _describable(x):
+    if not (described and _describable(x)):
         return x, stride_b, stride_t, stride_h
     return TensorDescriptor(
         x,

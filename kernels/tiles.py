@@ -6,9 +6,8 @@ Ampere and Ada GPUs have. A name with a comma holds exceptions, which kernels/tu
     short   where a query sees at most SHORT keys, on average: there starting and ending a program
             takes a good part of its time, and more programs side by side hide it
     causal  where small tiles leave out more of what a causal mask hides
-    small   where the walk is short (a mask) or registers are scarce (a cap, a group of heads)
+    small   where the walk is short (a mask) or registers scarce (a cap, dropout, grouped heads)
     whole   where a mask leaves whole blocks only: one loop, with registers to spare
-    dropout where hashing takes registers: what compiles without spilling, not yet measured
 """
 
 import functools
@@ -83,7 +82,6 @@ BACKWARD_DKDV = {
     },
     "hopper, small": {64: Tiles(64, 64, 4, 2, max_registers=168)},
     "hopper, whole": {64: Tiles(64, 64, 4, 3, max_registers=168)},
-    "hopper, dropout": {64: Tiles(64, 64, 4, 2)},
     "portable": {
         16: Tiles(32, 64, 4, 2),
         32: Tiles(32, 64, 4, 2),

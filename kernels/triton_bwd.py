@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.operands import operand
+from kernels.operands import operand, worth_describing
 from kernels.options import AttentionOptions
 from kernels.strides import rows_in_reach
 from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
@@ -73,16 +73,17 @@ def attn_bwd(
         "padded_q": padded_q,
         "softmax_scale": options.softmax_scale,
     }
+    described = worth_describing(q, k)
     tiles = backward_dq_tiles(q, k, options)
     n_tiles = padded_q // tiles.block_m
     attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
         # q, dout and out are read once: see there why not through TMA.
         (q, *q.stride()[:3]),
-        operand(k, tiles.block_n, tiles.block_d),
-        operand(v, tiles.block_n, tiles.block_d),
+        operand(k, tiles.block_n, tiles.block_d, described),
+        operand(v, tiles.block_n, tiles.block_d, described),
         (out, *out.stride()[:3]),
         (dout, *dout.stride()[:3]),
-        operand(dq, tiles.block_m, tiles.block_d),
+        operand(dq, tiles.block_m, tiles.block_d, described),
         lse,
         None if dlse is None else dlse.contiguous(),
         lse_log2,
@@ -102,13 +103,13 @@ def attn_bwd(
     tiles = backward_dkdv_tiles(q, k, options)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
     attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
-        operand(q, tiles.block_m, tiles.block_d),
+        operand(q, tiles.block_m, tiles.block_d, described),
         # k and v are read once: a program that keeps them needs no copy engine.
         (k, *k.stride()[:3]),
         (v, *v.stride()[:3]),
-        operand(dout, tiles.block_m, tiles.block_d),
-        operand(dk, tiles.block_n, tiles.block_d),
-        operand(dv, tiles.block_n, tiles.block_d),
+        operand(dout, tiles.block_m, tiles.block_d, described),
+        operand(dk, tiles.block_n, tiles.block_d, described),
+        operand(dv, tiles.block_n, tiles.block_d, described),
         lse_log2,
         delta,
         options.dropout_seed,

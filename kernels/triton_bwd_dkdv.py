@@ -84,11 +84,13 @@ def _accumulate_dkdv(
             factor_t = dropout_factor(
                 head_key, start_m, m[None, :], start_n, n[:, None], threshold, keep_scale
             )
-            p_kept_t = p_t * factor_t
-            dp_t *= factor_t
+            # A dropped probability lives on below zero: its sign needs no further register.
+            p_t = tl.where(factor_t != 0.0, p_t, -p_t)
+            p_kept_t = tl.maximum(p_t, 0.0)
+            dp_t *= tl.where(p_t >= 0.0, keep_scale, 0.0)
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m)
-        ds_t = p_t * (dp_t - delta[None, :])
+        ds_t = (tl.abs(p_t) if features.dropout else p_t) * (dp_t - delta[None, :])
         if features.softcap:
             ds_t *= 1.0 - qk_t * qk_t
         dk = tl.dot(ds_t.to(q_tile.dtype), q_tile, dk, input_precision=PRECISION)
@@ -206,5 +208,7 @@ def attn_bwd_dkdv_kernel(
                 MASKED=masked == 1,
             )
     dk_acc *= softmax_scale
+    if features.dropout:
+        dv_acc *= keep_scale
     store_tile(dk, batch, kv_head, start_n, seq_k, dk_acc, HEAD_DIM, BLOCK_N, BLOCK_D)
     store_tile(dv, batch, kv_head, start_n, seq_k, dv_acc, HEAD_DIM, BLOCK_N, BLOCK_D)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operands import operand
+from kernels.operands import operand, worth_describing
 from kernels.options import AttentionOptions
 from kernels.primitives import (
     LN2,
@@ -210,16 +210,17 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     lse = torch.empty((batch, n_head, seq_q), dtype=torch.float32, device=q.device)
     tiles = forward_tiles(q, k, options)
     shared = launch_options(q, k, options)
+    described = worth_describing(q, k)
     # where there is a second loop, with tiles of its own
     cut = shared["features"].masked_loop and tiles.block_n_masked != tiles.block_n
     n_tiles = tiles_per_head(seq_q, tiles.block_m, options)
     attn_fwd_kernel[(n_tiles * batch * n_head,)](
-        operand(q, tiles.block_m, tiles.block_d),
-        operand(k, tiles.block_n, tiles.block_d),
-        operand(v, tiles.block_n, tiles.block_d),
-        operand(k, tiles.block_n_masked, tiles.block_d) if cut else None,
-        operand(v, tiles.block_n_masked, tiles.block_d) if cut else None,
-        operand(out, tiles.block_m, tiles.block_d),
+        operand(q, tiles.block_m, tiles.block_d, described),
+        operand(k, tiles.block_n, tiles.block_d, described),
+        operand(v, tiles.block_n, tiles.block_d, described),
+        operand(k, tiles.block_n_masked, tiles.block_d, described) if cut else None,
+        operand(v, tiles.block_n_masked, tiles.block_d, described) if cut else None,
+        operand(out, tiles.block_m, tiles.block_d, described),
         lse,
         options.dropout_seed,
         options.doc_start,

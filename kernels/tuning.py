@@ -30,13 +30,13 @@ def backward_dq_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
 def backward_dkdv_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
     """Tiles of the kernel that owns block_n keys and walks over the queries."""
     exceptions = ()
-    if options.dropout_p > 0.0:
-        exceptions = ("hopper, dropout",)
-    elif options.softcap > 0.0 or q.shape[2] > k.shape[2]:
+    if options.softcap > 0.0 or q.shape[2] > k.shape[2]:
         exceptions = ("hopper, small",)
     elif options.mask_block_size > 0:
         whole = options.mask_loops == UNMASKED_LOOP
         exceptions = ("hopper, whole" if whole else "hopper, small",)
+    elif options.dropout_p > 0.0:
+        exceptions = ("hopper, small",)
     return _tiles("backward_dkdv", exceptions, q, options)
 
 

@@ -72,7 +72,7 @@ VARIANTS = {
 }
 # The table of a variant, where it has one of its own: tuning.backward_dkdv_tiles
 DKDV_TABLE = {
-    "dropout": "hopper, dropout",
+    "dropout": "hopper, small",
     "mask": "hopper, small",
     "padding, cap and sinks": "hopper, small",
     "whole blocks": "hopper, whole",

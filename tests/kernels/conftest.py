@@ -48,5 +48,5 @@ def check(device_for):
 
 @pytest.fixture
 def copy_engines(monkeypatch):
-    """Short sequences are read by TMA too, in 16 bits and where an operand allows it."""
-    monkeypatch.setattr("kernels.operands.SHORTEST_DESCRIBED", 1)
+    """Small calls are read by TMA too, in 16 bits and where an operand allows it."""
+    monkeypatch.setattr("kernels.operands.LEAST_WORK", 1)

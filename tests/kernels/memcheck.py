@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from kernels import flash_attention
+from kernels import flash_attention, operands
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
 
@@ -30,8 +30,9 @@ def run(seq_q: int, seq_k: int, head_dim: int, **options: object) -> None:
 
 def main() -> None:
     for head_dim in (40, 64, 128, 256):
-        # read through pointers, and where the head dimension allows it through TMA
-        for seq_q, seq_k in ((65, 127), (1100, 1030)):
+        # through pointers, and where the head dimension allows it through TMA
+        for seq_q, seq_k, least_work in ((65, 127, 2**62), (1100, 1030, 1)):
+            operands.LEAST_WORK = least_work
             run(seq_q, seq_k, head_dim, causal=True)
     documents = torch.tensor([[0] * 700 + [700] * 400] * 2, device=CUDA)
     run(1100, 1100, 64, causal=True, window_size=99, doc_start=documents)

@@ -143,7 +143,7 @@ def has_copy_engine(x):
 
 
 def is_described(x):
-    return not isinstance(operand(x, 16, 16), tuple)
+    return not isinstance(operand(x, 16, 16, described=True), tuple)
 
 
 @each_16_bit

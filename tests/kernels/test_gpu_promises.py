@@ -24,6 +24,7 @@ def bf16(*shape):
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", [None, butterfly_mask(1000)], ids=["dense", "butterfly"])
+@pytest.mark.usefixtures("copy_engines")
 def test_repeats_bit_for_bit(mask, head_dim):
     qkv = bf16(4, 1000, 1000, 8, 4, head_dim)
     sinks = torch.randn(8, device="cuda", requires_grad=True)
@@ -77,13 +78,13 @@ def compiled_kernels():
     return [len(kernel.device_caches[device][0]) for kernel in kernels]
 
 
-# Those that are read through pointers, those that are described to the copy engine, and of these
-# those that are not short (kernels/tiles.py).
-@pytest.mark.parametrize(
-    "lengths", [(600, 601, 640, 1000, 1023), (1024, 1025, 1100, 1279), (1281, 4097, 8000)]
-)
+# those that are short (kernels/tiles.py), and those that are not
+@pytest.mark.parametrize("lengths", [(600, 601, 640, 1000, 1279), (1281, 4097, 8000)])
+@pytest.mark.parametrize("least_work", [1, 2**62], ids=["descriptors", "pointers"])
 @pytest.mark.parametrize("option", ["causal", "documents", "butterfly"])
-def test_another_length_does_not_compile_again(option, lengths):
+def test_another_length_does_not_compile_again(option, least_work, lengths, monkeypatch):
+    monkeypatch.setattr("kernels.operands.LEAST_WORK", least_work)
+
     def call(seq):
         options = {"causal": True}
         if option == "documents":
@@ -101,8 +102,32 @@ def test_another_length_does_not_compile_again(option, lengths):
         assert compiled_kernels() == before, seq
 
 
+def test_no_call_waits_for_the_gpu():
+    qkv = bf16(2, 500, 500, 4, 2, 64)
+    options = {
+        "mask": butterfly_mask(500),
+        "doc_start": torch.zeros(2, 500, dtype=torch.int32, device="cuda"),
+        "kv_lengths": torch.tensor([500, 400], device="cuda"),
+        "sinks": torch.zeros(4, device="cuda"),
+        "dropout_p": 0.1,
+        "dropout_seed": 1,
+    }
+
+    def step():
+        out, lse = triton_attention(*qkv, causal=True, **options)
+        (out.sum() + lse.sum()).backward()
+
+    step()  # compiles, and brings the lists of the mask to the GPU
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("operand", ["q", "k", "v", "all"])
 @pytest.mark.parametrize("seq", [1100, 4097])
+@pytest.mark.usefixtures("copy_engines")
 def test_what_the_copy_engine_cannot_read(operand, seq):
     # one element off a 16-byte boundary, or rows that are no multiple of 16 bytes apart
     def normal(name, offset, columns):

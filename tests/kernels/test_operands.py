@@ -4,14 +4,29 @@ import pytest
 import torch
 
 from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly
 from kernels.testing import make_qkv, poison_empty
 
 operands = pytest.importorskip("kernels.operands")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+CALLS = {
+    "causal": {"causal": True},
+    "full": {},
+    "everything": {
+        "causal": True,
+        "window_size": 90,
+        "softcap": 15.0,
+        "dropout_p": 0.1,
+        "dropout_seed": 1,
+        "mask": BlockSparseMask(butterfly(4), 64),
+    },
+}
 
 
 def is_descriptor(x):
-    return isinstance(operands.operand(x, 64, 64), operands.TensorDescriptor)
+    return isinstance(operands.operand(x, 64, 64, described=True), operands.TensorDescriptor)
 
 
 def results(q, k, v, **options):
@@ -21,28 +36,41 @@ def results(q, k, v, **options):
         return out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), leaves)
 
 
-def test_descriptors_and_pointers_agree(monkeypatch):
-    if DEVICE == "cuda" and torch.cuda.get_device_capability()[0] < 9:
-        pytest.skip("no TMA before Hopper")
-    qkv = make_qkv(1, 150, 150, 2, 1, 40, dtype=torch.float16, device=DEVICE)
-    monkeypatch.setattr(operands, "SHORTEST_DESCRIBED", 1)
-    assert all(is_descriptor(x) for x in qkv)
-    through_tma = results(*qkv, causal=True)
-    monkeypatch.setattr(operands, "SHORTEST_DESCRIBED", 151)
-    assert not any(is_descriptor(x) for x in qkv)
-    for name, got, want in zip(
-        ("out", "lse", "dq", "dk", "dv"), through_tma, results(*qkv, causal=True), strict=True
+def check_equal_bits(device, head_dim, options, monkeypatch):
+    q, k, v = make_qkv(1, 200, 256, 2, 1, head_dim, dtype=torch.float16, device=device)
+    assert all(is_descriptor(x) for x in (q, k, v))
+    work = 2 * 200 * head_dim * 256
+    monkeypatch.setattr(operands, "LEAST_WORK", work)
+    assert operands.worth_describing(q, k)
+    through_tma = results(q, k, v, **options)
+    monkeypatch.setattr(operands, "LEAST_WORK", work + 1)
+    assert not operands.worth_describing(q, k)
+    through_pointers = results(q, k, v, **options)
+    for name, a, b in zip(
+        ("out", "lse", "dq", "dk", "dv"), through_tma, through_pointers, strict=True
     ):
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4, msg=name)
+        assert a.isfinite().any() and torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_descriptors_and_pointers_give_equal_bits(options, monkeypatch):
+    check_equal_bits("cpu", 40, options, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_descriptors_and_pointers_give_equal_bits_on_a_gpu(options, head_dim, monkeypatch):
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("no TMA before Hopper")
+    check_equal_bits("cuda", head_dim, options, monkeypatch)
 
 
 @pytest.mark.skipif(not operands.INTERPRETED, reason="asks no GPU for its capability")
-def test_what_tma_cannot_address_goes_through_pointers(monkeypatch):
-    monkeypatch.setattr(operands, "SHORTEST_DESCRIBED", 4)
+def test_what_tma_cannot_address_goes_through_pointers():
     wide = torch.zeros(2, 8, 3, 72, dtype=torch.float16)
     assert is_descriptor(wide) and is_descriptor(wide[..., 8:])
     assert not is_descriptor(wide[..., 4:])  # starts at 8 bytes
     assert not is_descriptor(torch.zeros(2, 8, 3, 20, dtype=torch.float16))  # rows of 40 bytes
     assert not is_descriptor(wide[:, :, :1].expand(-1, -1, 3, -1))  # a stride of 0
     assert not is_descriptor(wide.float())
-    assert not is_descriptor(wide[:, :3])  # short

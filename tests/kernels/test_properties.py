@@ -74,8 +74,8 @@ def check(
     q, k, v = make_qkv(
         batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=dtype, device=device, seed=seed
     )
-    shortest = 1 if copy_engines else 2**31
-    with poison_empty(), mock.patch("kernels.operands.SHORTEST_DESCRIBED", shortest):
+    least_work = 1 if copy_engines else 2**62
+    with poison_empty(), mock.patch("kernels.operands.LEAST_WORK", least_work):
         check_attention(triton_attention, q, k, v, with_dlse=True, **options)
 
 

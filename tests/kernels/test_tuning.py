@@ -120,7 +120,6 @@ def test_every_exception_is_in_a_table():
         for k, options in (
             (short, AttentionOptions(causal=True)),
             (one_head, AttentionOptions()),
-            (short, AttentionOptions(dropout_p=0.1)),
             (short, AttentionOptions(mask_block_size=64, mask_loops=1)),
             (short, AttentionOptions(mask_block_size=64, mask_loops=3)),
         ):
@@ -131,6 +130,24 @@ def test_every_exception_is_in_a_table():
         for name, k, options in calls:
             getattr(tuning, name)(short, k, options)
     assert asked == {name for name in names if "," in name}
+
+
+@pytest.mark.parametrize(
+    "options, exceptions",
+    [
+        ({}, ()),
+        ({"causal": True}, ()),
+        ({"dropout_p": 0.1}, ("hopper, small",)),
+        ({"softcap": 20.0}, ("hopper, small",)),
+        ({"mask_block_size": 64, "mask_loops": 1}, ("hopper, whole",)),
+        ({"mask_block_size": 64, "mask_loops": 1, "dropout_p": 0.1}, ("hopper, whole",)),
+        ({"mask_block_size": 64, "mask_loops": 3}, ("hopper, small",)),
+    ],
+)
+def test_what_the_dkdv_kernel_makes_an_exception_for(options, exceptions, monkeypatch):
+    monkeypatch.setattr(tuning, "_tiles", lambda kernel, exceptions, *_: exceptions)
+    q = torch.empty(1, 128, 2, 64)
+    assert tuning.backward_dkdv_tiles(q, q, AttentionOptions(**options)) == exceptions
 
 
 @pytest.fixture
