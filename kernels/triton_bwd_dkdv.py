@@ -86,8 +86,8 @@ def _accumulate_dkdv(
             )
             # A dropped probability lives on below zero: its sign needs no further register.
             p_t = tl.where(factor_t != 0.0, p_t, -p_t)
-            p_kept_t = tl.maximum(p_t, 0.0)
-            dp_t *= tl.where(p_t >= 0.0, keep_scale, 0.0)
+            p_kept_t = tl.maximum(p_t, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            dp_t *= tl.where(p_t < 0.0, 0.0, keep_scale)
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m)
         ds_t = (tl.abs(p_t) if features.dropout else p_t) * (dp_t - delta[None, :])

@@ -183,6 +183,23 @@ def test_dropout_of_any_rate(check, dropout_p, dtype):
     check(1, 67, 70, 2, 1, 16, dtype, dropout_p=dropout_p, dropout_seed=2**63 - 1)
 
 
+@each_dtype_and_dropout
+def test_a_nan_in_a_query_stays_in_its_row_and_reaches_its_keys(device_for, dropout_p, dtype):
+    qkv = make_qkv(1, 100, 100, 2, 2, 16, dtype=dtype, device=device_for(dtype), requires_grad=True)
+    with torch.no_grad():
+        qkv[0][0, 70, 1, 3] = float("nan")
+    out, lse = triton_attention(*qkv, causal=True, dropout_p=dropout_p, dropout_seed=0)
+    dq, dk, dv = torch.autograd.grad(out.sum(), qkv)
+    hit = torch.zeros(1, 100, 2, dtype=torch.bool, device=out.device)
+    hit[0, 70, 1] = True
+    for of_rows in (out, lse.mT[..., None], dq):
+        assert torch.equal(of_rows.isnan().all(-1), hit)
+        assert torch.equal(of_rows.isnan().any(-1), hit)
+    for of_keys in (dk, dv):
+        assert of_keys[0, :71, 1].isnan().all()
+        assert of_keys[0, :, 0].isfinite().all()
+
+
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_no_option_changes_what_dropout_keeps(device_for, name):
     q, k, _ = make_qkv(2, 64, 64, 1, 1, 64, device=device_for(torch.float32))
