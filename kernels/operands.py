@@ -4,6 +4,7 @@ The copy engine of Hopper and later (TMA) loads a tile with one instruction and 
 addresses, which the forward pass at head dimension 128 is short of.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.primitives import INTERPRETED
 
-# Elements of q, times keys. The dozen descriptors of a forward and backward pass cost the CPU some
-# tenths of a millisecond, and save the GPU a third of its time: less than that on smaller calls.
+# Elements of q, times keys. Descriptors save the GPU time and cost the CPU some, and smaller calls
+# wait for the CPU as it is.
 LEAST_WORK = 2**32
 
 
@@ -56,4 +57,9 @@ def _describable(x: Tensor) -> bool:
         return False
     if any(stride <= 0 or stride * 2 % 16 != 0 for stride in x.stride()[:3]):
         return False
-    return INTERPRETED or torch.cuda.get_device_capability(x.device)[0] >= 9
+    return INTERPRETED or _has_copy_engine(x.device)
+
+
+@functools.cache  # asked a dozen times a call
+def _has_copy_engine(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9

@@ -139,12 +139,12 @@ def dropout_head_key(seed_ptr, batch_head):
 
 
 @triton.jit
-def dropout_factor(head_key, start_m, m, start_n, n, threshold, keep_scale):
-    """What probabilities are multiplied by: 0 where dropped, elsewhere `keep_scale`, fp32.
+def dropout_keep(head_key, start_m, m, start_n, n, threshold):
+    """Which probabilities stay: a pure function of (seed, batch, head, query, key).
 
-    A pure function of (seed, batch, head, query, key), for the query start_m + m and the key
-    start_n + n, where m and n are ranges that broadcast against each other and start_m and start_n
-    multiples of 16. `kernels.reference.dropout_keep_mask` is the same function.
+    Of the query start_m + m and the key start_n + n, where m and n are ranges that broadcast
+    against each other and start_m and start_n multiples of 16.
+    `kernels.reference.dropout_keep_mask` is the same function.
 
     Queries, and keys, that differ in bit 3 only share a hash up to its last multiplication. On
     matrix units from Ampere to Hopper, a thread holds all four elements of such a group, be the
@@ -159,5 +159,4 @@ def dropout_factor(head_key, start_m, m, start_n, n, threshold, keep_scale):
         tl.where(first_key, 0x846CA68B, 0x915F77F5),
         tl.where(first_key, 0x93D765DD, 0xADB4A92D),
     )
-    keep = (x ^ (x >> 15)) * multiplier >= threshold.to(tl.uint32)
-    return tl.where(keep, keep_scale, 0.0)
+    return (x ^ (x >> 15)) * multiplier >= threshold.to(tl.uint32)

@@ -6,13 +6,7 @@ The mathematics is in kernels/triton_bwd.py.
 import triton
 import triton.language as tl
 
-from kernels.primitives import (
-    cap_scores,
-    dropout_factor,
-    dropout_head_key,
-    load_tile,
-    store_tile,
-)
+from kernels.primitives import cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
 from kernels.walks import (
     key_tile_start,
     load_doc_start,
@@ -81,13 +75,11 @@ def _accumulate_dkdv(
         p_kept_t = p_t
         if features.dropout:
             m, n = tl.arange(0, BLOCK_M), tl.arange(0, k_tile.shape[0])
-            factor_t = dropout_factor(
-                head_key, start_m, m[None, :], start_n, n[:, None], threshold, keep_scale
-            )
+            keep_t = dropout_keep(head_key, start_m, m[None, :], start_n, n[:, None], threshold)
             # A dropped probability lives on below zero: its sign needs no further register.
-            p_t = tl.where(factor_t != 0.0, p_t, -p_t)
+            p_t = tl.where(keep_t, p_t, -p_t)
             p_kept_t = tl.maximum(p_t, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            dp_t *= tl.where(p_t < 0.0, 0.0, keep_scale)
+            dp_t = tl.where(p_t < 0.0, 0.0, dp_t * keep_scale)
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m)
         ds_t = (tl.abs(p_t) if features.dropout else p_t) * (dp_t - delta[None, :])

@@ -10,8 +10,8 @@ import triton.language as tl
 from kernels.primitives import (
     LOG2E,
     cap_scores,
-    dropout_factor,
     dropout_head_key,
+    dropout_keep,
     load_tile,
     store_tile,
 )
@@ -64,9 +64,8 @@ def _accumulate_dq(
         dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
-            dp *= dropout_factor(
-                head_key, start_m, m[:, None], start_n, n[None, :], threshold, keep_scale
-            )
+            keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], threshold)
+            dp *= tl.where(keep, keep_scale, 0.0)
         ds = p * (dp - delta[:, None])
         if features.softcap:
             ds *= 1.0 - qk * qk

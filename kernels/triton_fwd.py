@@ -19,8 +19,8 @@ from kernels.primitives import (
     LN2,
     LOG2E,
     cap_scores,
-    dropout_factor,
     dropout_head_key,
+    dropout_keep,
     load_tile,
     store_tile,
 )
@@ -80,9 +80,8 @@ def _attend(
         l_i = l_i * alpha + tl.sum(p, 1)
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
-            p *= dropout_factor(
-                head_key, start_m, m[:, None], start_n, n[None, :], threshold, keep_scale
-            )
+            keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], threshold)
+            p *= tl.where(keep, keep_scale, 0.0)
         v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new

@@ -113,7 +113,11 @@ def _module() -> str:
 
 def _arguments() -> list[str]:
     """The command line without the folders of this machine, which mean nothing on another."""
-    return [Path(arg).name if Path(arg).is_absolute() else arg for arg in sys.argv[1:]]
+    parts = [arg.rpartition("=") for arg in sys.argv[1:]]  # also --option=/folder/file
+    return [
+        option + equals + (Path(value).name if Path(value).is_absolute() else value)
+        for option, equals, value in parts
+    ]
 
 
 def _commit() -> str | None:

@@ -93,7 +93,8 @@ def test_the_command_may_differ_by_resume_alone(stopped, monkeypatch):
 
 
 def test_a_result_names_no_folder_of_this_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["x", "--data", "out/books", "--nanogpt", "/home/me/nanoGPT"])
+    arguments = ["--data", "out/books", "--nanogpt", "/home/me/nanoGPT", "--tutorial=/tmp/06.py"]
+    monkeypatch.setattr(sys, "argv", ["x", *arguments])
     results.write_result(tmp_path / "x.json", {})
     command = json.loads((tmp_path / "x.json").read_text())["environment"]["command"]
-    assert command.endswith(" --data out/books --nanogpt nanoGPT")
+    assert command.endswith(" --data out/books --nanogpt nanoGPT --tutorial=06.py")
