@@ -25,7 +25,7 @@ from configs import TrainConfig, load_config, to_yaml
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.shards import TokenStream
+from data.shards import TOKENIZER, TokenStream
 from data.text import TrainBatches, ValidationBatches
 from model import GPT
 from model.flops import mfu
@@ -92,6 +92,8 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
     if processes.is_main:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / "config.yaml", to_yaml(config).encode())
+        # a run outlives its data: who samples from it needs the tokenizer
+        write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
 
     # what runs the model: fused by torch.compile, its gradients averaged over the processes
     fast_model: nn.Module = model

@@ -9,13 +9,9 @@ from pathlib import Path
 
 import torch
 
-from configs import load_config
 from configs.command_line import errors_as_sentences
-from data.shards import TOKENIZER
-from data.tokenizer import load_tokenizer
-from model import GPT
 from model.generate import generate
-from training.checkpoint import latest_checkpoint, load_model, read_progress
+from scripts.runs import open_run
 
 
 def sample(
@@ -29,24 +25,12 @@ def sample(
         n_tokens, temperature, top_k, seed: as in `model.generate.generate`.
 
     Raises:
-        FileNotFoundError: the run has no checkpoint, or its data's tokenizer is gone.
-        ValueError: the data has been prepared anew with another tokenizer since.
+        FileNotFoundError: the run has no checkpoint or no tokenizer.
     """
-    checkpoint = latest_checkpoint(run)
-    if checkpoint is None:
-        raise FileNotFoundError(f"{run} has no checkpoint yet: train it first, with train.py")
-    config = load_config([str(run / "config.yaml")])
-    tokenizer = load_tokenizer(str(Path(config.data.path) / TOKENIZER))
-    _, must_match = read_progress(checkpoint)
-    if tokenizer.sha256 != must_match["tokenizer"]:
-        raise ValueError(
-            f"the tokenizer in {config.data.path} has sha256={tokenizer.sha256}, and {checkpoint} "
-            f"was trained with {must_match['tokenizer']}: prepare the data as it was then"
-        )
+    opened = open_run(run)
+    tokenizer = opened.tokenizer
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = GPT(config.model)
-    load_model(checkpoint, model)
-    model.to(device)
+    model = opened.model.to(device)
     start = tokenizer.encode(prompt) or [tokenizer.eot_id]
     tokens = generate(
         model,

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from configs.command_line import errors_as_sentences
@@ -15,13 +13,19 @@ def test_continues_the_prompt_from_the_newest_checkpoint(run, capsys):
     assert len(text) > len("the cat")
 
 
-def test_another_tokenizer_is_refused(run):
+def test_run_outlives_its_data(run, corpus, tmp_path, capsys):
     run()
-    state = run.out_dir / "checkpoints" / "step_00000008" / "state.json"
-    values = json.loads(state.read_text())
-    values["must_match"]["tokenizer"] = "0123"
-    state.write_text(json.dumps(values))
-    with pytest.raises(SystemExit, match="error: the tokenizer in .* was trained with 0123"):  # noqa: SIM117
+    (run.out_dir / "config.yaml").write_text(
+        (run.out_dir / "config.yaml").read_text().replace(str(corpus), str(tmp_path / "gone"))
+    )
+    sample.main([str(run.out_dir), "--prompt", "the cat", "--tokens", "3"])
+    assert "the cat" in capsys.readouterr().out
+
+
+def test_run_without_its_tokenizer(run):
+    run()
+    (run.out_dir / "tokenizer.json").unlink()
+    with pytest.raises(SystemExit, match=r"error: Tokenizer '.*tokenizer.json' must be"):  # noqa: SIM117
         with errors_as_sentences():
             sample.main([str(run.out_dir)])
 
