@@ -26,7 +26,7 @@ from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.sampler import first_sample
 from data.shards import TOKENIZER, TokenStream
-from data.text import TrainBatches, ValidationBatches
+from data.text import Batch, TrainBatches, ValidationBatches
 from model import GPT
 from model.flops import mfu
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -62,13 +62,19 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
     # data
     stream = TokenStream(config.data.path, "train")
     check_vocabulary(config, stream)
-    train_batches = TrainBatches(stream, config.model.context_length, seed=config.run.seed)
+    train_batches = TrainBatches(
+        stream,
+        config.model.context_length,
+        seed=config.run.seed,
+        document_mask=config.data.document_mask,
+    )
     validation = ValidationBatches(
         TokenStream(config.data.path, "val"),
         config.model.context_length,
         optim.micro_batch_size,
         rank=processes.rank,
         world_size=processes.world_size,
+        document_mask=config.data.document_mask,
     )
 
     # model and optimizer; the same weights on every process, then dropout of its own
@@ -103,7 +109,9 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
     parallel: nn.Module = fast_model
     if processes.world_size > 1:
         parallel = DistributedDataParallel(
-            fast_model, device_ids=[device] if device.type == "cuda" else None
+            fast_model,
+            device_ids=[device] if device.type == "cuda" else None,
+            broadcast_buffers=False,  # tables of constants, the same everywhere
         )
 
     def autocast() -> Any:
@@ -179,11 +187,11 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                     micro_batch_size=optim.micro_batch_size,
                 )
                 batch = train_batches.batch(first, optim.micro_batch_size)
-                tokens, targets = to_device(batch, device)
+                batch = to_device(batch, device)
                 if isinstance(parallel, DistributedDataParallel):
                     parallel.require_backward_grad_sync = micro_step == grad_accum_steps - 1
                 with autocast():
-                    loss = parallel(tokens, targets)
+                    loss = parallel(batch.tokens, batch.targets, doc_start=batch.doc_start)
                 (loss / grad_accum_steps).backward()
                 loss_sum += loss.detach() / grad_accum_steps
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip or math.inf)
@@ -233,12 +241,16 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
 
-def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and targets on `device`, copied while the GPU still works on what came before."""
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch on `device`, copied while the GPU still works on what came before."""
+
+    def copy(part: Tensor) -> Tensor:
+        return part.pin_memory().to(device, non_blocking=True)
+
     if device.type == "cpu":
         return batch
-    tokens, targets = (part.pin_memory().to(device, non_blocking=True) for part in batch)
-    return tokens, targets
+    doc_start = None if batch.doc_start is None else copy(batch.doc_start)
+    return Batch(copy(batch.tokens), copy(batch.targets), doc_start)
 
 
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
@@ -259,6 +271,7 @@ def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
     free = {"attention", "dropout", "attention_dropout"}
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
     return shape | {
+        "data.document_mask": config.data.document_mask,
         "optim.batch_tokens": config.optim.batch_tokens,
         "run.seed": config.run.seed,
         "tokenizer": stream.manifest.tokenizer.sha256,

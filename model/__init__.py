@@ -2,5 +2,6 @@
 
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
+from model.mask import MaskConfig
 
-__all__ = ["GPT", "GPT2_SIZES", "ModelConfig"]
+__all__ = ["GPT", "GPT2_SIZES", "MaskConfig", "ModelConfig"]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
 from model.config import ModelConfig
 from model.positions import apply_rotary
 
@@ -34,12 +35,21 @@ class CausalSelfAttention(nn.Module):
         self.out_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        *,
+        mask: BlockSparseMask | None = None,
+        doc_start: Tensor | None = None,
+    ) -> Tensor:
         """Mix every token with its past.
 
         Args:
             x: (B, T, C).
             rotary: cos and sin, each (T, D/2), from `rotary_tables`; None leaves q and k alone.
+            mask: which blocks of that past; None means all.
+            doc_start: (B, T) int32, where each token's document begins; nothing before is seen.
 
         Returns:
             (B, T, C), to be added to the residual stream.
@@ -59,6 +69,8 @@ class CausalSelfAttention(nn.Module):
             v,
             causal=True,
             softmax_scale=self.softmax_scale,
+            mask=mask,
+            doc_start=doc_start,
             dropout_p=dropout_p,
             dropout_seed=_draw_seed(x.device) if seeded else None,
             impl=self.impl,

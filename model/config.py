@@ -1,10 +1,11 @@
 """The shape of a GPT and what its layers do."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict, get_args
 
 from kernels.checks import MAX_HEAD_DIM
+from model.mask import MaskConfig
 
 Positions = Literal["learned", "rotary"]
 Attention = Literal["auto", "triton", "sdpa", "reference"]
@@ -71,6 +72,9 @@ class ModelConfig:
     attention: Attention = "auto"
     """Which implementation computes attention; auto takes the fastest that serves the device."""
 
+    mask: MaskConfig = field(default_factory=MaskConfig)
+    """Dense attention, or a butterfly of blocks."""
+
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
@@ -109,6 +113,11 @@ class ModelConfig:
                 f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
                 f"{self.head_dim}, and the attention kernels take at most {MAX_HEAD_DIM}: "
                 f"raise model.n_head to {math.ceil(self.n_embd / MAX_HEAD_DIM)} or more."
+            )
+        if self.mask.pattern != "dense" and self.attention == "sdpa":
+            raise ValueError(
+                f"model.mask.pattern={self.mask.pattern} with model.attention=sdpa: PyTorch's "
+                "attention knows no block masks, use model.attention=auto or triton."
             )
         if self.positions == "rotary":
             self._check_rotary()

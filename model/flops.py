@@ -8,8 +8,9 @@ Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
     training, causal   6 N +  6 L C T     half of that, the part a causal model uses
 
 N counts all parameters but learned positions; the embedding counts once, as the tied head, and
-vocabulary padding never. nanoGPT and torchtitan report "full". At long contexts the two part (1.6x
-for GPT-2 small at 16K tokens), so we always give both.
+vocabulary padding never. Of masked attention the share that the mask keeps counts. nanoGPT and
+torchtitan report "full". At long contexts the two part (1.6x for GPT-2 small at 16K tokens), so we
+always give both.
 Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
 """
 
@@ -69,7 +70,8 @@ def forward_flops_per_token(
         seq_len: T, tokens in a sequence; None means `config.context_length`.
     """
     seq_len = config.context_length if seq_len is None else seq_len
-    attention = 4 * config.n_layer * config.n_embd * seq_len
+    density = config.mask.density(seq_len, causal=causal)
+    attention = 4 * config.n_layer * config.n_embd * seq_len * density
     return 2.0 * count_params(config) + (attention / 2 if causal else attention)
 
 

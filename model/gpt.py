@@ -6,12 +6,14 @@ Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
 import math
+from operator import index
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.block_mask import BlockSparseMask
 from model.attention import CausalSelfAttention
 from model.config import ModelConfig
 from model.positions import rotary_tables
@@ -45,14 +47,24 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """(B, T, C) to (B, T, C); `rotary` as in `CausalSelfAttention`."""
-        x = x + self.attn(self.ln_1(x), rotary)
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        *,
+        mask: BlockSparseMask | None = None,
+        doc_start: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, C) to (B, T, C); the other arguments as in `CausalSelfAttention`."""
+        x = x + self.attn(self.ln_1(x), rotary, mask=mask, doc_start=doc_start)
         return x + self.mlp(self.ln_2(x))
 
 
 class GPT(nn.Module):
     """A decoder-only language model whose head shares the token embedding's weights."""
+
+    rotary_cos: Tensor
+    rotary_sin: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,9 +72,16 @@ class GPT(nn.Module):
         self.tok_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         if config.positions == "learned":
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
+        else:
+            # Made once: left to torch.compile, every element of q and k computes its own angle.
+            cos, sin = self._rotary_tables(torch.arange(config.context_length))
+            self.register_buffer("rotary_cos", cos, persistent=False)
+            self.register_buffer("rotary_sin", sin, persistent=False)
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
+        self._masks: dict[int, BlockSparseMask | None] = {}
+        self.prepare_mask(config.context_length)
         self.init_weights()
 
     @torch.no_grad()
@@ -92,7 +111,8 @@ class GPT(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         *,
-        reduction: Literal["mean", "sum"] = "mean",
+        doc_start: Tensor | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> Tensor:
         """Logits, or, given targets, the cross-entropy loss.
 
@@ -100,17 +120,19 @@ class GPT(nn.Module):
             tokens: (B, T) int64 ids below `config.vocab_size`. The data readers check the ids;
                 here that would stall the GPU.
             targets: (B, T) int64, the token that follows each of `tokens`; -100 is not counted.
-            reduction: the loss is the mean over the counted targets, or their sum.
+            doc_start: as in `hidden`.
+            reduction: the loss is the mean over the counted targets, their sum, or "none" of it:
+                the loss of each target, 0 where it is not counted.
 
         Returns:
-            (B, T, V) logits without targets, else a scalar float32 loss in nats. The mean of no
-            targets at all is NaN.
+            (B, T, V) logits without targets, else the float32 loss in nats: a scalar, or (B, T)
+            with reduction="none". The mean of no targets at all is NaN.
 
         Raises:
-            ValueError: tokens that are not (B, T), targets of another shape, or, with learned
-                positions, more tokens than `config.context_length`.
+            ValueError: tokens that are not (B, T), targets or doc_start of another shape, or, with
+                learned positions, more tokens than `config.context_length`.
         """
-        hidden = self.hidden(tokens)
+        hidden = self.hidden(tokens, doc_start=doc_start)
         if targets is None:
             return self.head(hidden)
         if targets.shape != tokens.shape:
@@ -124,18 +146,34 @@ class GPT(nn.Module):
         if self.config.padded_vocab_size > self.config.vocab_size:
             columns = torch.arange(self.config.padded_vocab_size, device=tokens.device)
             logits = logits.masked_fill(columns >= self.config.vocab_size, -math.inf)
-        return F.cross_entropy(
+        loss = F.cross_entropy(
             logits,
             targets.flatten(),
             ignore_index=IGNORE_INDEX,
             reduction=reduction,
         )
+        return loss.view_as(targets) if reduction == "none" else loss
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """(B, T) ids to the (B, T, C) states that the head reads; raises as `forward` does."""
+    def hidden(self, tokens: Tensor, *, doc_start: Tensor | None = None) -> Tensor:
+        """The states that the head reads.
+
+        Args:
+            tokens: (B, T) int64 ids.
+            doc_start: (B, T) int32, the position in its row at which each token's document begins.
+                A token then sees nothing before that, and learned positions count from there, as
+                if each document were a sequence of its own. None: a row is one document.
+
+        Returns:
+            (B, T, C); raises as `forward` does.
+        """
         if tokens.dim() != 2:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens)."
+            )
+        if doc_start is not None and doc_start.shape != tokens.shape:
+            raise ValueError(
+                f"doc_start has shape {tuple(doc_start.shape)} and tokens {tuple(tokens.shape)}: "
+                "every token needs the position at which its document begins."
             )
         seq_len = tokens.shape[1]
         positions = torch.arange(seq_len, device=tokens.device)
@@ -148,13 +186,30 @@ class GPT(nn.Module):
                     f"{self.config.context_length}, and learned positions end there: raise "
                     "model.context_length, or set model.positions=rotary."
                 )
-            x = x + self.pos_emb(positions)
+            x = x + self.pos_emb(positions if doc_start is None else positions - doc_start)
+        elif seq_len <= self.config.context_length:
+            rotary = self.rotary_cos[:seq_len], self.rotary_sin[:seq_len]
         else:
-            rotary = rotary_tables(positions, self.config.head_dim, self.config.rope_base)
+            rotary = self._rotary_tables(positions)
         x = self.emb_dropout(x)
+        mask = None
+        if self.config.mask.pattern != "dense":
+            if not torch.compiler.is_compiling():
+                self.prepare_mask(seq_len)
+            mask = self._masks[index(seq_len)]  # a number, where torch.compile has a variable
         for block in self.blocks:
-            x = block(x, rotary)
+            x = block(x, rotary, mask=mask, doc_start=doc_start)
         return self.ln_f(x)
+
+    def _rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_tables(positions, self.config.head_dim, self.config.rope_base)
+
+    def prepare_mask(self, seq_len: int) -> None:
+        """Build the block mask for sequences of this length, which compiled code cannot do itself.
+
+        The context length's is there from the start; others must be before compiled code sees one.
+        """
+        self._masks[seq_len] = self.config.mask.build(seq_len)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) hidden states to (..., V) logits, in the dtype of the multiplication."""

@@ -73,6 +73,21 @@ def test_micro_batches_add_up_to_the_same_step(run, tmp_path):
         torch.testing.assert_close(steps[2][step], steps[0][step], rtol=1e-4, atol=1e-5)
 
 
+def test_documents_masked_or_not_and_a_butterfly(run, tmp_path):
+    butterfly = ["model.mask.pattern=butterfly", "model.mask.block_size=16"]
+    butterfly += ["model.context_length=64"]
+    results = {}
+    for name, options in (
+        ("packed", []),
+        ("masked", ["data.document_mask=true"]),
+        ("butterfly", [*butterfly, "model.mask.global_blocks=0"]),
+        ("both", [*butterfly, "data.document_mask=true"]),
+    ):
+        results[name] = run(*options, f"run.out_dir={tmp_path / name}")
+    assert len({result.loss for result in results.values()}) == 4
+    assert len({result.tokens for result in results.values()}) == 1
+
+
 def test_finished_run_is_evaluated_again_and_recorded_once(run):
     first = run()
     records = read_metrics(run.out_dir)

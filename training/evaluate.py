@@ -29,7 +29,7 @@ class Evaluation:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
     processes: Processes,
     autocast: Callable[[], AbstractContextManager],
     ignore_index: int = -100,
@@ -37,9 +37,9 @@ def evaluate(
     """Token-weighted mean loss of `model` over the batches of all processes.
 
     Args:
-        model: called as model(tokens, targets, reduction="sum").
-        batches: this process's share, (tokens, targets) of shape (B, T), int64, on any device;
-            as many on every process. Targets equal to ignore_index are not scored.
+        model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
+        batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on any
+            device; as many on every process. Targets equal to ignore_index are not scored.
         autocast: makes the context for the forward pass.
 
     Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
@@ -48,11 +48,12 @@ def evaluate(
     training = model.training
     model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=processes.device)
-    for tokens, targets in batches:
-        tokens = tokens.to(processes.device, non_blocking=True)
-        targets = targets.to(processes.device, non_blocking=True)
+    for batch in batches:
+        tokens, targets, doc_start = (
+            part if part is None else part.to(processes.device, non_blocking=True) for part in batch
+        )
         with autocast():
-            loss = model(tokens, targets, reduction="sum")
+            loss = model(tokens, targets, doc_start=doc_start, reduction="sum")
         total += torch.stack([loss.double(), (targets != ignore_index).sum().double()])
     model.train(training)
     loss_sum, n_tokens = processes.sum(total).tolist()

@@ -16,7 +16,8 @@ def test_batches_are_windows_of_the_stream_across_shards(stream):
     assert len(stream.info.shards) > 1
     batches = TrainBatches(stream, context_length=7, seed=3)
     n = batches.sampler.windows_per_epoch
-    inputs, targets = batches.batch(0, n)
+    inputs, targets, doc_start = batches.batch(0, n)
+    assert doc_start is None
     assert inputs.shape == targets.shape == (n, 7)
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.is_contiguous() and targets.is_contiguous()
@@ -27,11 +28,44 @@ def test_batches_are_windows_of_the_stream_across_shards(stream):
 
 
 def test_any_batch_at_any_time(stream):
-    inputs, targets = TrainBatches(stream, 7, seed=3).batch(95, 6)
+    inputs, targets, _ = TrainBatches(stream, 7, seed=3).batch(95, 6)
     for row in range(6):
         alone = TrainBatches(stream, 7, seed=3).batch(95 + row, 1)
         assert torch.equal(alone[0][0], inputs[row])
         assert torch.equal(alone[1][0], targets[row])
+
+
+def brute_force_doc_start(stream, start, length):
+    """Token by token: one past the last end of text before the token, if that is in the window."""
+    eot = stream.manifest.tokenizer.eot_id
+    tokens = stream.read(start, length).tolist()
+    result, begin = [], 0
+    for position, token in enumerate(tokens):
+        result.append(begin)
+        if token == eot:
+            begin = position + 1
+    return result
+
+
+def test_training_batches_say_where_documents_start(make_shards):
+    documents = [[1], [2, 3, 4, 5, 6, 7, 8, 9], [], [10, 11], [12] * 20]
+    stream = TokenStream(make_shards(documents, shard_tokens=10), "train")
+    batches = TrainBatches(stream, context_length=5, seed=3, document_mask=True)
+    n = batches.sampler.windows_per_epoch
+    doc_start = batches.batch(0, n).doc_start
+    assert doc_start.dtype == torch.int32
+    starts = batches.sampler.position(range(n)).tolist()
+    expected = [brute_force_doc_start(stream, start, 5) for start in starts]
+    assert doc_start.tolist() == expected
+    assert any(any(row) for row in expected)
+
+
+def test_validation_batches_say_where_documents_start(make_shards):
+    stream = TokenStream(make_shards([[1], [2, 3, 4, 5], [], [6, 7], [8]]), "train")
+    (batch,) = ValidationBatches(stream, 6, 3, document_mask=True)
+    scored = (len(stream) - 1) // 6 * 6
+    expected = [brute_force_doc_start(stream, start, 6) for start in range(0, scored, 6)]
+    assert batch.doc_start[: len(expected)].tolist() == expected
 
 
 def test_context_longer_than_the_corpus(stream):
@@ -51,7 +85,7 @@ def test_validation_scores_every_token_but_the_first_once(
     assert len({len(batches) for batches in ranks}) == 1
     seen_inputs, seen_targets = [], []
     for per_rank in zip(*ranks, strict=True):
-        for inputs, targets in per_rank:
+        for inputs, targets, _ in per_rank:
             assert inputs.shape == targets.shape == (batch_size, context_length)
             assert inputs.dtype == targets.dtype == torch.int64
             scored = targets != IGNORE

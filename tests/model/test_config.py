@@ -9,6 +9,7 @@ from omegaconf.errors import ConfigKeyError, ValidationError
 
 from kernels.attention import IMPLS
 from model.config import GPT2_SIZES, Attention, ModelConfig
+from model.mask import MaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +103,11 @@ def test_omegaconf_reads_every_field() -> None:
 
 
 def test_omegaconf_round_trip() -> None:
-    config = ModelConfig(n_layer=2, positions="rotary", rope_base=50_000.0)
+    mask = MaskConfig(pattern="butterfly", window_blocks=3)
+    config = ModelConfig(n_layer=2, positions="rotary", rope_base=50_000.0, mask=mask)
     yaml = OmegaConf.to_yaml(OmegaConf.structured(config))
-    assert [line.split(":")[0] for line in yaml.splitlines()] == [f.name for f in fields(config)]
+    names = [line.split(":")[0] for line in yaml.splitlines() if not line.startswith(" ")]
+    assert names == [f.name for f in fields(config)]
     again = OmegaConf.merge(OmegaConf.structured(ModelConfig), OmegaConf.create(yaml))
     assert OmegaConf.to_object(again) == config
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import GPT, ModelConfig
+from model import GPT, MaskConfig, ModelConfig
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,
@@ -50,6 +50,89 @@ def test_loss_is_the_cross_entropy_of_the_logits(positions: str) -> None:
     expected = -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(model(tokens, targets, reduction="sum"), loss * targets.numel())
+
+
+def test_losses_of_single_tokens_make_up_the_sum() -> None:
+    model = make_model()
+    tokens, targets = make_batch()
+    targets[1, 5:] = -100
+    losses = model(tokens, targets, reduction="none")
+    assert losses.shape == targets.shape and losses.dtype == torch.float32
+    assert (losses[targets == -100] == 0).all()
+    torch.testing.assert_close(losses.sum(), model(tokens, targets, reduction="sum"))
+
+
+MASKS = {
+    "dense": MaskConfig(),
+    "butterfly": MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_packed_documents_equal_documents_alone(positions: str, mask: str) -> None:
+    lengths = [3, 1, 7, 5]  # all in one block: a document alone has other blocks
+    model = make_model(positions=positions, mask=MASKS[mask])
+    tokens, targets = make_batch(batch=2, seq_len=sum(lengths))
+    starts = torch.tensor([0, 3, 4, 11])
+    doc_start = starts.repeat_interleave(torch.tensor(lengths)).int().expand(2, -1)
+    packed = model(tokens, targets, doc_start=doc_start)
+    packed.backward()
+    grads = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    alone = (
+        torch.stack(
+            [
+                model(some, wanted, reduction="sum")
+                for some, wanted in zip(
+                    tokens.split(lengths, dim=1), targets.split(lengths, dim=1), strict=True
+                )
+            ]
+        ).sum()
+        / tokens.numel()
+    )
+    alone.backward()
+    torch.testing.assert_close(packed, alone)
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(tokens, targets), packed)
+
+
+def test_documents_of_another_shape_are_refused() -> None:
+    tokens, targets = make_batch()
+    with pytest.raises(ValueError, match=r"doc_start has shape \(2,\) and tokens \(3, 17\)"):
+        make_model()(tokens, targets, doc_start=torch.zeros(2))
+
+
+@pytest.mark.parametrize("seq_len", [17, 31, 100])
+def test_butterfly_hides_what_it_leaves_out(seq_len: int) -> None:
+    mask = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0)
+    model = make_model(context_length=128, n_layer=1, mask=mask)
+    tokens, _ = make_batch(batch=1, seq_len=seq_len)
+    seen = mask.build(seq_len).to_dense(seq_len, seq_len)[0].tril()  # type: ignore[union-attr]
+    assert bool((seen == torch.ones_like(seen).tril()).all()) == (seq_len < 32)
+    logits = model(tokens)
+    for changed in (0, 16, seq_len // 2):
+        other = tokens.clone()
+        other[0, changed] = (other[0, changed] + 1) % VOCAB
+        differs = (model(other) != logits).any(-1)[0]
+        assert torch.equal(differs, seen[:, changed])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_compiled_whole_with_documents_and_masks(mask: str) -> None:
+    model = make_model(mask=MASKS[mask], attention="reference", n_layer=1)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for seq_len in (17, CONTEXT):
+        model.prepare_mask(seq_len)
+        tokens, targets = make_batch(seq_len=seq_len)
+        for doc_start in (None, torch.full_like(tokens, 2, dtype=torch.int32)):
+            if doc_start is not None:
+                doc_start[:, :2] = 0
+            torch.testing.assert_close(
+                compiled(tokens, targets, doc_start=doc_start),
+                model(tokens, targets, doc_start=doc_start),
+            )
 
 
 def test_ignored_targets_do_not_count() -> None:
@@ -183,8 +266,8 @@ def test_checkpointed_blocks_recompute_the_same_dropout(attention: str) -> None:
 
 
 def _checkpointed(forward: Any) -> Any:
-    def run(*args: Any) -> Any:
-        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False)
+    def run(*args: Any, **keywords: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **keywords)
 
     return run
 

@@ -17,7 +17,7 @@ class Constant(nn.Module):
         super().__init__()
         self.seen_training = []
 
-    def forward(self, tokens, targets, *, reduction):
+    def forward(self, tokens, targets, *, doc_start, reduction):
         assert reduction == "sum"
         self.seen_training.append(self.training)
         return targets[targets != -100].sum().float()
@@ -26,8 +26,8 @@ class Constant(nn.Module):
 def test_weighs_tokens_not_batches():
     model = Constant()
     batches = [
-        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[1, 2, 3]])),
-        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[10, -100, -100]])),
+        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[1, 2, 3]]), None),
+        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[10, -100, -100]]), None),
     ]
     result = evaluate(model, batches, ALONE, nullcontext)
     assert result.tokens == 4
