@@ -121,6 +121,7 @@ def test_butterfly_hides_what_it_leaves_out(seq_len: int) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_compiled_whole_with_documents_and_masks(mask: str) -> None:
+    torch.compiler.reset()  # what other tests compiled counts towards a limit
     model = make_model(mask=MASKS[mask], attention="reference", n_layer=1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for seq_len in (17, CONTEXT):
