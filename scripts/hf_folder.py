@@ -94,7 +94,7 @@ def _download(name: str, files: list[str], revision: str | None) -> Path:
     try:
         found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
     except Exception as error:  # which errors its HTTP client raises depends on the version
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
             f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
