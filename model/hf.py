@@ -36,7 +36,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _DROPOUT = 0.1  # transformers' default of all three rates
 
-# Fields of ModelConfig that config.json can say, and those that change no number.
+# Fields of ModelConfig that config.json can say, those that `check_expressible` looks at, and those
+# that change no number. What is in none of them can be exported at its default only.
 _EXPRESSED = {
     "vocab_size",
     "context_length",
@@ -47,6 +48,7 @@ _EXPRESSED = {
     "attention_dropout",
     "scale_attn_by_inverse_layer_idx",
 }
+_CHECKED = {"positions", "mask"}
 _NO_PART_OF_THE_FUNCTION = {"vocab_multiple", "attention"}
 _MAX_NAMES = 12
 
@@ -168,9 +170,14 @@ def check_expressible(config: ModelConfig) -> None:
             "model.positions=rotary cannot be exported: Hugging Face's GPT-2 has learned positions "
             "only, and would compute something else from these weights."
         )
+    if config.mask.pattern != "dense":
+        raise ValueError(
+            f"model.mask.pattern={config.mask.pattern} cannot be exported: Hugging Face's GPT-2 "
+            "attends to every token before, and would compute something else from these weights."
+        )
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name in _EXPRESSED | _NO_PART_OF_THE_FUNCTION or value == field.default:
+        if field.name in _EXPRESSED | _CHECKED | _NO_PART_OF_THE_FUNCTION or value == field.default:
             continue
         raise ValueError(
             f"model.{field.name}={value!r} cannot be exported: Hugging Face's GPT-2 has only what "

@@ -7,6 +7,7 @@ import torch
 
 from model import GPT, ModelConfig
 from model.hf import config_from_hf, config_to_hf, state_from_hf, state_to_hf
+from model.mask import MaskConfig
 
 VOCAB = 61  # odd: the table is padded to 64
 CONFIG = ModelConfig(
@@ -171,6 +172,14 @@ def test_rotary_positions_cannot_be_exported():
         config_to_hf(config, eot_id=0, dtype=torch.float32)
     with pytest.raises(ValueError, match="model.positions=rotary cannot be exported"):
         state_to_hf(GPT(config).state_dict(), config)
+
+
+def test_block_masks_cannot_be_exported():
+    butterfly = ModelConfig(mask=MaskConfig(pattern="butterfly"))
+    with pytest.raises(ValueError, match="model.mask.pattern=butterfly cannot be exported"):
+        config_to_hf(butterfly, eot_id=0, dtype=torch.float32)
+    unused = ModelConfig(mask=MaskConfig(block_size=64))
+    config_to_hf(unused, eot_id=0, dtype=torch.float32)
 
 
 def test_what_a_later_version_adds_cannot_be_exported_unless_unused():
