@@ -109,6 +109,33 @@ def load_tokenizer(name: str) -> TextTokenizer:
     return TextTokenizer(tokenizer, name)
 
 
+def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
+    """GPT-2's tokenizer from the two files it was released in: vocab.json and merges.txt.
+
+    Raises:
+        ValueError: One of the files is not what its name says.
+    """
+    shell = Tokenizer(models.BPE())
+    shell.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    shell.decoder = decoders.ByteLevel()
+    spec = json.loads(shell.to_str())
+    try:
+        spec["model"]["vocab"] = json.loads(vocab.read_text(encoding="utf-8"))
+        lines = merges.read_text(encoding="utf-8").split("\n")
+        spec["model"]["merges"] = [
+            line.split(" ") for line in lines if line and not line.startswith("#version")
+        ]
+        # Not BPE(), which raises a bare Exception whatever is wrong.
+        tokenizer = Tokenizer.from_buffer(json.dumps(spec).encode())
+    except ValueError as error:
+        raise ValueError(
+            f"{vocab} and {merges.name} beside it must be the vocabulary and the merges of a "
+            f"byte-level BPE, as GPT-2 has them: {error}."
+        ) from error
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return TextTokenizer(tokenizer, str(vocab.parent))
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     """Train a byte-level BPE with GPT-2's word rule; the same texts give the same tokenizer.
 

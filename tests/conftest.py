@@ -1,4 +1,4 @@
-"""What all tests share: interpreted kernels, a seed, our own packages on the path, a tiny run."""
+"""What all tests share: interpreted kernels, a seed, our own packages on the path, tiny models."""
 
 import json
 import os
@@ -92,3 +92,37 @@ def run(corpus, tmp_path):
 
     train.config, train.out_dir = config, tmp_path / "run"
     return train
+
+
+@pytest.fixture(scope="session")
+def make_gpt2():
+    """Make tiny GPT-2s of transformers, with weights that bend every nonlinearity."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # takes seconds
+
+    def make(**options):
+        options = {"n_positions": 40, "n_layer": 3, "n_head": 4, "n_embd": 32, **options}
+        torch.manual_seed(0)
+        config = GPT2Config(bos_token_id=0, eos_token_id=0, attn_implementation="eager", **options)
+        model = GPT2LMHeadModel(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def gpt2(make_gpt2, corpus):
+    """A GPT-2 of transformers for the ids of `corpus`."""
+    vocab_size = json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
+    return make_gpt2(vocab_size=vocab_size, scale_attn_by_inverse_layer_idx=True, attn_pdrop=0.0)
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(gpt2, corpus, tmp_path_factory):
+    """The folder that transformers writes for `gpt2`, with the tokenizer of `corpus`."""
+    folder = tmp_path_factory.mktemp("gpt2") / "hf"
+    gpt2.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((corpus / "tokenizer.json").read_bytes())
+    return folder

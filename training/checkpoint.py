@@ -78,29 +78,39 @@ def save_checkpoint(
         config: the whole configuration, as JSON can hold it, for readers.
         keep_last: number of checkpoints to keep, at least 1.
     """
-    final = checkpoint_folder(run, progress.step)
-    unfinished = final.with_name(_UNFINISHED + final.name)
-    if processes.is_main:
-        for stale in final.parent.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(stale)
-        unfinished.mkdir(parents=True)
-    processes.barrier()
-
     state = _model_and_optimizer(model, optimizer)
     state["rng"] = {f"rank_{processes.rank}": _random_state(processes.device)}
-    with _alone_is_fine():
-        dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
-
+    state_json = {"progress": asdict(progress), "must_match": must_match, "config": config}
+    final = checkpoint_folder(run, progress.step)
+    _write(final, state, state_json, processes)
     if processes.is_main:
-        state_json = {"progress": asdict(progress), "must_match": must_match, "config": config}
-        write_atomically(unfinished / _STATE, json.dumps(state_json, indent=2).encode())
-        unfinished.rename(final)
-        sync_folder(final.parent)
         for old in sorted(final.parent.glob("step_*"))[:-keep_last]:
             # Out of the finished ones first: a deletion that is cut short must not leave half.
             doomed = old.rename(old.with_name(_UNFINISHED + old.name))
             shutil.rmtree(doomed)
     processes.barrier()
+    return final
+
+
+def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
+    """Save weights alone, as step 0 of a run in which nothing was trained. One process calls this.
+
+    `load_model` reads it, and no run can go on from it.
+
+    Args:
+        run: folder of the run.
+        config: as in `save_checkpoint`.
+
+    Raises:
+        ValueError: The run has a checkpoint already.
+    """
+    existing = latest_checkpoint(run)
+    if existing is not None:
+        raise ValueError(f"{run} already has {existing.name}: choose another folder for the run")
+    final = checkpoint_folder(run, 0)
+    state_json = {"progress": asdict(Progress()), "must_match": {}, "config": config}
+    alone = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+    _write(final, {"model": get_model_state_dict(model)}, state_json, alone)
     return final
 
 
@@ -116,9 +126,17 @@ def load_checkpoint(
     A process whose rank the saving run did not have keeps the random state it has.
 
     Raises:
-        ValueError: The checkpoint was made by a run that differs in `must_match`.
+        ValueError: The checkpoint was made by a run that differs in `must_match`, or holds weights
+            alone.
     """
     progress, saved = read_progress(folder)
+    saved_keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    if not any(key.startswith("optimizer.") for key in saved_keys):
+        run = folder.parent.parent
+        raise ValueError(
+            f"{folder} holds weights and no state of an optimizer, so no run can go on from it: to "
+            f"start from its weights, choose another run.out_dir and set run.init_from={run}"
+        )
     differing = [
         f"{name} is {saved.get(name)!r} there and {must_match.get(name)!r} here"
         for name in sorted(saved.keys() | must_match.keys())
@@ -140,7 +158,6 @@ def load_checkpoint(
         group.update(values)
 
     rank = f"rank_{processes.rank}"
-    saved_keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     if any(key.startswith(f"rng.{rank}.") for key in saved_keys):
         random = {"rng": {rank: _random_state(processes.device)}}
         # Each process reads its own state: nothing here for the processes to agree on.
@@ -182,6 +199,24 @@ def _alone_is_fine() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
+
+
+def _write(
+    final: Path, state: dict[str, Any], state_json: dict[str, Any], processes: Processes
+) -> None:
+    """Write a checkpoint under another name, sync it and rename it to `final`."""
+    unfinished = final.with_name(_UNFINISHED + final.name)
+    if processes.is_main:
+        for stale in final.parent.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(stale)
+        unfinished.mkdir(parents=True)
+    processes.barrier()
+    with _alone_is_fine():
+        dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
+    if processes.is_main:
+        write_atomically(unfinished / _STATE, json.dumps(state_json, indent=2).encode())
+        unfinished.rename(final)
+        sync_folder(final.parent)
 
 
 def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from data.tokenizer import END_OF_TEXT, TextTokenizer, load_tokenizer, train_tokenizer
+from data.tokenizer import (
+    END_OF_TEXT,
+    TextTokenizer,
+    gpt2_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 ODD_TEXTS = ["", " ", "\n", "a", "  two  spaces ", "naïve café 東京 🦋", "x\r\ny\u2028z\x1cw"]
 
@@ -82,6 +88,32 @@ def test_hash_sees_the_meaning_and_not_the_form(tokenizer, tokenizer_file):
     assert same.sha256 == tokenizer.sha256
     del spec["model"]["merges"][-1]
     assert TextTokenizer(Tokenizer.from_str(json.dumps(spec)), "x").sha256 != tokenizer.sha256
+
+
+@pytest.fixture
+def two_files(tokenizer, tmp_path):
+    """The tokenizer in the files that GPT-2 was released in, as vocab.json and merges.txt."""
+    model = json.loads(tokenizer.to_json())["model"]
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocab.write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]
+    merges.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return vocab, merges
+
+
+def test_vocabulary_and_merges_give_the_same_tokenizer(tokenizer, two_files):
+    built = gpt2_tokenizer(*two_files)
+    assert (built.sha256, built.eot_id) == (tokenizer.sha256, tokenizer.eot_id)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("text", ["", "[]", "a b c", '{"a": "b"}'])
+def test_wrong_vocabulary_or_merges_are_refused(two_files, which, text):
+    if (which, text) == (1, ""):
+        text = "a"  # no merges at all would be a tokenizer of bytes
+    two_files[which].write_text(text)
+    with pytest.raises(ValueError, match="must be the vocabulary and the merges"):
+        gpt2_tokenizer(*two_files)
 
 
 def test_training_is_deterministic_and_bounded_below(texts, tokenizer):

@@ -15,6 +15,7 @@ from training.checkpoint import (
     load_checkpoint,
     load_model,
     save_checkpoint,
+    save_model,
 )
 from training.distributed import Processes
 
@@ -110,6 +111,26 @@ def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 1)
     save(tmp_path, 2, model, optimizer)
     assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
+
+
+def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
+    model, _ = make(0)
+    folder = save_model(tmp_path, model, config={"a": 1})
+    assert folder == latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 0)
+    again, again_optimizer = make(1)
+    message = rf"holds weights and no state of an optimizer.*run.init_from={tmp_path}$"
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(folder, again, again_optimizer, {"model.n_layer": 2}, ALONE)
+    assert load_model(folder, again) == Progress()
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weights_alone_do_not_replace_a_checkpoint(tmp_path):
+    model, optimizer = make(0)
+    save(tmp_path, 3, model, optimizer)
+    with pytest.raises(ValueError, match="already has step_00000003: choose another folder"):
+        save_model(tmp_path, model, config={})
 
 
 SAVE_FOREVER = """

@@ -1,0 +1,339 @@
+"""GPT-2 weights in and out: our state and configuration against those of Hugging Face's GPT-2.
+
+The other side is the state dict and the config.json of transformers' GPT2LMHeadModel (or GPT2Model,
+whose names lack the prefix). Its Conv1D stores a weight as (in, out), torch's Linear as (out, in).
+Nothing is rounded on the way in, and on the way out only where another dtype is asked for.
+Shapes: C n_embd, V vocab_size, T context_length.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+
+PREFIX = "transformer."
+HEAD = "lm_head.weight"
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Of the tensors in a checkpoint; float32 holds every value of each."""
+
+# Buffers that older versions saved: the causal mask, and what hidden scores were set to.
+_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+
+# What the model can be, the first value being what transformers takes where there is none.
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
+    "layer_norm_epsilon": (1e-5,),  # torch's default
+    "scale_attn_weights": (True,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+_DROPOUT = 0.1  # transformers' default of all three rates
+
+# Fields of ModelConfig that config.json can say, those that `check_expressible` looks at, and those
+# that change no number. What is in none of them can be exported at its default only.
+_EXPRESSED = {
+    "vocab_size",
+    "context_length",
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "dropout",
+    "attention_dropout",
+    "scale_attn_by_inverse_layer_idx",
+}
+_CHECKED = {"positions", "mask"}
+_NO_PART_OF_THE_FUNCTION = {"vocab_multiple", "attention"}
+_MAX_NAMES = 12
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One parameter on both sides."""
+
+    ours: str
+    theirs: str
+    shape: tuple[int, ...]
+    """Of theirs."""
+    transposed: bool = False
+
+
+# ours, theirs, and their shape in units of C; those with two sides are Conv1D's
+_BLOCK = (
+    ("ln_1.weight", "ln_1.weight", (1,)),
+    ("ln_1.bias", "ln_1.bias", (1,)),
+    ("attn.qkv_proj.weight", "attn.c_attn.weight", (1, 3)),
+    ("attn.qkv_proj.bias", "attn.c_attn.bias", (3,)),
+    ("attn.out_proj.weight", "attn.c_proj.weight", (1, 1)),
+    ("attn.out_proj.bias", "attn.c_proj.bias", (1,)),
+    ("ln_2.weight", "ln_2.weight", (1,)),
+    ("ln_2.bias", "ln_2.bias", (1,)),
+    ("mlp.fc_in.weight", "mlp.c_fc.weight", (1, 4)),
+    ("mlp.fc_in.bias", "mlp.c_fc.bias", (4,)),
+    ("mlp.fc_out.weight", "mlp.c_proj.weight", (4, 1)),
+    ("mlp.fc_out.bias", "mlp.c_proj.bias", (1,)),
+)
+
+
+def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """The model that a config.json describes.
+
+    Args:
+        hf: the contents of config.json. The sizes must be there; for the rest, transformers'
+            defaults hold. What changes no number of the model in evaluation is not looked at.
+
+    Raises:
+        ValueError: a value is missing or of the wrong type, or describes a model that ours is not.
+    """
+    for name, choices in _CHOICES.items():
+        value = hf.get(name, choices[0])
+        if value not in choices:
+            raise ValueError(
+                f"config.json has {name}={value!r}, and this model can only be "
+                f"{' or '.join(map(repr, choices))}: no other GPT-2 can be imported."
+            )
+    inner, n_embd = hf.get("n_inner"), _size(hf, "n_embd")
+    if inner is not None and inner != 4 * n_embd:
+        raise ValueError(
+            f"config.json has n_inner={inner!r}, and this model's MLP is always 4 * n_embd="
+            f"{4 * n_embd} wide: no other GPT-2 can be imported."
+        )
+    embedding, residual = _rate(hf, "embd_pdrop"), _rate(hf, "resid_pdrop")
+    if embedding != residual:
+        raise ValueError(
+            f"config.json has embd_pdrop={embedding} and resid_pdrop={residual}, and this model "
+            "has one rate for both: give them one value there, which changes training alone."
+        )
+    scaled = hf.get("scale_attn_by_inverse_layer_idx", False)
+    if not isinstance(scaled, bool):
+        raise ValueError(
+            f"config.json has scale_attn_by_inverse_layer_idx={scaled!r}, which must be true or "
+            "false."
+        )
+    return ModelConfig(
+        vocab_size=_size(hf, "vocab_size"),
+        context_length=_size(hf, "n_positions"),
+        n_layer=_size(hf, "n_layer"),
+        n_head=_size(hf, "n_head"),
+        n_embd=n_embd,
+        dropout=embedding,
+        attention_dropout=_rate(hf, "attn_pdrop"),
+        scale_attn_by_inverse_layer_idx=scaled,
+    )
+
+
+def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The contents of config.json for GPT2LMHeadModel.
+
+    Args:
+        config: the model.
+        eot_id: id of the token that ends, and in GPT-2 also starts, a document.
+        dtype: of the tensors that lie beside it.
+
+    Raises:
+        ValueError: GPT2LMHeadModel cannot compute what the model does.
+    """
+    check_expressible(config)
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **{name: choices[0] for name, choices in _CHOICES.items()},
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "n_inner": None,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "attn_pdrop": config.attention_dropout,
+        "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
+        "bos_token_id": eot_id,
+        "eos_token_id": eot_id,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def check_expressible(config: ModelConfig) -> None:
+    """Refuse a model that GPT2LMHeadModel cannot compute.
+
+    Raises:
+        ValueError: names the first field that stands in the way.
+    """
+    if config.positions == "rotary":
+        raise ValueError(
+            "model.positions=rotary cannot be exported: Hugging Face's GPT-2 has learned positions "
+            "only, and would compute something else from these weights."
+        )
+    if config.mask.pattern != "dense":
+        raise ValueError(
+            f"model.mask.pattern={config.mask.pattern} cannot be exported: Hugging Face's GPT-2 "
+            "attends to every token before, and would compute something else from these weights."
+        )
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in _EXPRESSED | _CHECKED | _NO_PART_OF_THE_FUNCTION or value == field.default:
+            continue
+        raise ValueError(
+            f"model.{field.name}={value!r} cannot be exported: Hugging Face's GPT-2 has only what "
+            f"model.{field.name}={field.default!r} means here."
+        )
+
+
+def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The state of our `GPT` from that of GPT2LMHeadModel or GPT2Model.
+
+    Args:
+        tensors: by name, with or without the prefix "transformer.", float32, bfloat16 or float16.
+            Mask buffers of older versions are skipped, and so is a head equal to the embedding.
+        config: from `config_from_hf`.
+
+    Returns:
+        float32, contiguous, for `load_state_dict`; padded rows of the embedding are 0. They may
+        share memory with `tensors`.
+
+    Raises:
+        ValueError: names tensors that are missing, unexpected, of another shape or dtype, or there
+            twice; or the head is not the embedding.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix(PREFIX)
+        if short in found:
+            raise ValueError(f"the checkpoint has both {PREFIX}{short} and {short}: keep one.")
+        if not _BUFFER.fullmatch(short):
+            found[short] = tensor
+    head = found.pop(HEAD, None)
+    pairs = {pair.theirs: pair for pair in _pairs(config)}
+    _check_names(found.keys(), pairs.keys())
+    _check_tensors(found, pairs)
+    embedding = found["wte.weight"]
+    if head is not None and not torch.equal(head, embedding):
+        raise ValueError(
+            f"{HEAD} is not equal to {PREFIX}wte.weight, and this model has one table for both: "
+            "only checkpoints with a tied head can be imported."
+        )
+    state = {}
+    for theirs, tensor in found.items():
+        pair = pairs[theirs]
+        state[pair.ours] = (tensor.T if pair.transposed else tensor).float().contiguous()
+    padded = torch.zeros(config.padded_vocab_size, config.n_embd)
+    padded[: config.vocab_size] = embedding
+    state["tok_emb.weight"] = padded
+    return state
+
+
+def state_to_hf(
+    state: Mapping[str, Tensor], config: ModelConfig, *, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """The state of GPT2LMHeadModel from that of our `GPT`; the inverse of `state_from_hf`.
+
+    Args:
+        state: `GPT.state_dict()`, float32.
+        config: of that model.
+        dtype: of the result; one of `DTYPES`.
+
+    Returns:
+        Contiguous tensors, without vocabulary padding and, as it is tied, without the head. They
+        may share memory with `state`.
+
+    Raises:
+        ValueError: GPT2LMHeadModel cannot compute what the model does, or a finite weight is too
+            large for `dtype`.
+    """
+    check_expressible(config)
+    pairs = _pairs(config)
+    assert state.keys() == {pair.ours for pair in pairs}
+    tensors = {}
+    for pair in pairs:
+        tensor = state[pair.ours]
+        if pair.ours == "tok_emb.weight":
+            tensor = tensor[: config.vocab_size]
+        converted = (tensor.T if pair.transposed else tensor).to(dtype).contiguous()
+        if converted.isinf().sum() > tensor.isinf().sum():
+            raise ValueError(
+                f"{pair.ours} reaches {tensor.abs().max():.4g}, and {dtype} ends at "
+                f"{torch.finfo(dtype).max:.4g}: choose a wider dtype."
+            )
+        tensors[PREFIX + pair.theirs] = converted
+    return tensors
+
+
+def _pairs(config: ModelConfig) -> list[_Pair]:
+    width = config.n_embd
+    pairs = [
+        _Pair("tok_emb.weight", "wte.weight", (config.vocab_size, width)),
+        _Pair("pos_emb.weight", "wpe.weight", (config.context_length, width)),
+        _Pair("ln_f.weight", "ln_f.weight", (width,)),
+        _Pair("ln_f.bias", "ln_f.bias", (width,)),
+    ]
+    for layer in range(config.n_layer):
+        for ours, theirs, sides in _BLOCK:
+            shape = tuple(side * width for side in sides)
+            pairs.append(
+                _Pair(f"blocks.{layer}.{ours}", f"h.{layer}.{theirs}", shape, len(shape) == 2)
+            )
+    return pairs
+
+
+def _check_names(found: Iterable[str], wanted: Iterable[str]) -> None:
+    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    problems = []
+    if missing:
+        problems.append(f"lacks {_listing(missing)}")
+    if unexpected:
+        problems.append(f"has {_listing(unexpected)}, which GPT-2 does not have")
+    if problems:
+        raise ValueError(
+            f"the checkpoint {' and '.join(problems)}: config.json and the weights must be those "
+            "of one GPT-2."
+        )
+
+
+def _check_tensors(found: Mapping[str, Tensor], pairs: Mapping[str, _Pair]) -> None:
+    shapes = [
+        f"{name} is {tuple(tensor.shape)} and not {pairs[name].shape}"
+        for name, tensor in found.items()
+        if tuple(tensor.shape) != pairs[name].shape
+    ]
+    if shapes:
+        raise ValueError(
+            f"the checkpoint does not have the shapes of its config.json: {_listing(shapes)}."
+        )
+    dtypes = [
+        f"{name} is {tensor.dtype}"
+        for name, tensor in found.items()
+        if tensor.dtype not in DTYPES.values()
+    ]
+    if dtypes:
+        raise ValueError(
+            f"the checkpoint must be in {', '.join(DTYPES)}, which float32 can hold exactly: "
+            f"{_listing(dtypes)}."
+        )
+
+
+def _listing(names: list[str]) -> str:
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _size(hf: Mapping[str, Any], name: str) -> int:
+    value = hf.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(
+            f"config.json has {name}={value!r}, which must be a whole number: the sizes of a "
+            "GPT-2 cannot be guessed."
+        )
+    return value
+
+
+def _rate(hf: Mapping[str, Any], name: str) -> float:
+    value = hf.get(name, _DROPOUT)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"config.json has {name}={value!r}, which must be a rate such as 0.1.")
+    return float(value)

@@ -1,0 +1,103 @@
+"""Write a run as Hugging Face stores a GPT-2, for transformers and what reads its format.
+
+python -m scripts.export_gpt2 out/gpt2_small_1k FOLDER [--dtype bfloat16]
+
+FOLDER can be given to AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from configs.command_line import errors_as_sentences
+from data.files import sync_folder, write_atomically
+from data.tokenizer import END_OF_TEXT
+from model.hf import DTYPES, config_to_hf, state_to_hf
+from scripts.hf_folder import CONFIG, TOKENIZER, WEIGHTS
+from scripts.runs import open_run
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_UNFINISHED = ".unfinished_"
+
+
+def export_gpt2(run: Path, folder: Path, *, dtype: str = "float32") -> None:
+    """Write the newest weights of `run` into a new `folder`.
+
+    The files are written into a folder of another name beside it, which is then renamed: an export
+    that is killed leaves nothing that could be taken for a whole one.
+
+    Args:
+        run: folder of the run.
+        folder: must not exist yet, or be empty.
+        dtype: of the tensors, one of `model.hf.DTYPES`; float32 loses nothing.
+
+    Raises:
+        ValueError: `folder` is not empty, Hugging Face's GPT-2 cannot be this model, or a weight
+            is too large for `dtype`.
+        FileNotFoundError: `run` is no run, or has no checkpoint.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} already holds something: choose a folder that does not exist")
+    opened = open_run(run)
+    config, tokenizer = opened.config.model, opened.tokenizer
+    hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=DTYPES[dtype])
+    tensors = state_to_hf(opened.model.state_dict(), config, dtype=DTYPES[dtype])
+
+    folder = folder.absolute()  # so that it has a name, also where it is "."
+    unfinished = folder.with_name(_UNFINISHED + folder.name)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir(parents=True)
+    write_atomically(unfinished / TOKENIZER, tokenizer.to_json().encode())
+    write_atomically(unfinished / TOKENIZER_CONFIG, _json(tokenizer_config(config.context_length)))
+    write_atomically(unfinished / CONFIG, _json(hf_config))
+    # transformers asks for the metadata
+    save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    with (unfinished / WEIGHTS).open("rb+") as file:
+        os.fsync(file.fileno())
+    unfinished.rename(folder)
+    sync_folder(folder.parent)
+
+
+def tokenizer_config(context_length: int) -> dict[str, Any]:
+    """What AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "unk_token": END_OF_TEXT,
+        "model_max_length": context_length,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.export_gpt2",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make")
+    parser.add_argument(
+        "--dtype", choices=list(DTYPES), default="float32", help="of the tensors (default: float32)"
+    )
+    args = parser.parse_args(argv)
+    export_gpt2(args.run, args.folder, dtype=args.dtype)
+    print(f"wrote {args.folder}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

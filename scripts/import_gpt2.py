@@ -1,0 +1,130 @@
+"""Make a run of a GPT-2 that Hugging Face stores, to sample from, to evaluate, or to go on from.
+
+python -m scripts.import_gpt2 gpt2 --out out/gpt2           from the hub
+python -m scripts.import_gpt2 FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from configs import RunConfig, TrainConfig, to_yaml
+from configs.command_line import errors_as_sentences
+from data.files import write_atomically
+from data.shards import TOKENIZER
+from data.text import DataConfig
+from data.tokenizer import TextTokenizer, load_tokenizer
+from model import GPT, ModelConfig
+from model.hf import config_from_hf, state_from_hf
+from scripts.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
+from scripts.runs import CONFIG
+from training.checkpoint import latest_checkpoint, save_model
+from training.optim import OptimConfig
+
+DATA = "out/data/openwebtext"
+
+
+def import_gpt2(name: str, out: Path, *, data: str = DATA, tokenizer: str | None = None) -> str:
+    """Write the run folder `out` with the model `name`; returns what to tell the user.
+
+    Args:
+        name: folder with config.json and weights, or name of a repository on the hub.
+        out: folder of the run; made if missing.
+        data: what the configuration of the run names as data.path.
+        tokenizer: a tokenizer.json, or None for the one that lies beside the model.
+
+    Raises:
+        ValueError: `out` has checkpoints, the model is none that ours can be, or its files or the
+            tokenizer do not fit together.
+        OSError: a file is missing.
+    """
+    existing = latest_checkpoint(out)
+    if existing is not None:
+        raise ValueError(f"--out {out} already has {existing.name}: choose another folder")
+    folder = find_folder(name)
+    config = train_config(config_from_hf(read_config(folder)), out=out, data=data)
+    text_tokenizer = load_tokenizer(tokenizer) if tokenizer else read_tokenizer(folder)
+    check_tokenizer(text_tokenizer, config.model)
+    with torch.device("meta"):  # no numbers are drawn only to be replaced
+        model = GPT(config.model)
+    model.load_state_dict(state_from_hf(read_tensors(folder), config.model), assign=True)
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / CONFIG, to_yaml(config).encode())
+    write_atomically(out / TOKENIZER, text_tokenizer.to_json().encode())
+    save_model(out, model, config=asdict(config))  # last: without it there is no run to open
+    return (
+        f"{out}: {model.n_params() / 1e6:.1f}M parameters, context "
+        f"{config.model.context_length:,}, {config.model.vocab_size:,} token ids, a tokenizer of "
+        f"{text_tokenizer.vocab_size:,} entries\n"
+        f'python -m scripts.sample {out} --prompt "Once upon a time"'
+    )
+
+
+def train_config(model: ModelConfig, *, out: Path, data: str) -> TrainConfig:
+    """A configuration to train such a model further: a gentle start for a run in another folder."""
+    micro_batch_size, accumulated = 8, 4
+    return TrainConfig(
+        model=model,
+        data=DataConfig(path=data),
+        optim=OptimConfig(
+            max_steps=2000,
+            batch_tokens=accumulated * micro_batch_size * model.context_length,
+            micro_batch_size=micro_batch_size,
+            lr=5e-5,
+            warmup_steps=100,
+        ),
+        run=RunConfig(out_dir=str(out)),
+    )
+
+
+def check_tokenizer(tokenizer: TextTokenizer, model: ModelConfig) -> None:
+    """Refuse a tokenizer with ids that the model does not know; the model may know more.
+
+    Raises:
+        ValueError: the tokenizer has more entries than the model.
+    """
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} entries and the model "
+            f"vocab_size={model.vocab_size}: pass --tokenizer FILE, the tokenizer.json that the "
+            "model was trained with"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.import_gpt2",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME_OR_FOLDER",
+        help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="RUN", help="folder of the run to make"
+    )
+    parser.add_argument(
+        "--data",
+        default=DATA,
+        metavar="FOLDER",
+        help=f"token shards that its configuration names (default: {DATA})",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a tokenizer.json (default: the one that lies beside the model)",
+    )
+    args = parser.parse_args(argv)
+    print(import_gpt2(args.name, args.out, data=args.data, tokenizer=args.tokenizer))
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

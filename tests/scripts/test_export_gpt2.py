@@ -1,0 +1,101 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts import export_gpt2, import_gpt2
+from scripts.runs import open_run
+
+
+@pytest.fixture(scope="module")
+def imported(gpt2_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("export") / "run"
+    import_gpt2.main([str(gpt2_folder), "--out", str(out)])
+    return out
+
+
+def test_transformers_loads_what_was_written(imported, tmp_path):
+    from transformers import AutoTokenizer, GPT2LMHeadModel, GPT2TokenizerFast
+
+    folder = tmp_path / "new" / "hf"
+    export_gpt2.main([str(imported), str(folder)])
+    theirs, report = GPT2LMHeadModel.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not report[problem]
+    run = open_run(imported)
+    vocab_size = run.config.model.vocab_size
+    tokens = torch.randint(vocab_size, (2, 33))
+    with torch.no_grad():
+        logits = theirs.eval()(tokens).logits
+        torch.testing.assert_close(run.model(tokens), logits, rtol=1e-4, atol=1e-4)
+    assert theirs.config.eos_token_id == run.tokenizer.eot_id
+
+    text = "the cat sees naïve 東京 🦋,\n\n  a dog's 42"
+    for tokenizer in (
+        AutoTokenizer.from_pretrained(folder),
+        GPT2TokenizerFast.from_pretrained(folder),
+    ):
+        assert tokenizer(text)["input_ids"] == run.tokenizer.encode(text)
+        assert tokenizer.decode(run.tokenizer.encode(text)) == text
+        assert tokenizer.eos_token_id == run.tokenizer.eot_id
+        assert tokenizer.model_max_length == 40
+
+
+def test_round_trips_are_exact(gpt2_folder, imported, tmp_path):
+    export_gpt2.main([str(imported), str(tmp_path / "hf")])
+    expected = load_file(gpt2_folder / "model.safetensors")
+    exported = load_file(tmp_path / "hf" / "model.safetensors")
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in expected.items())
+
+    import_gpt2.main([str(tmp_path / "hf"), "--out", str(tmp_path / "run")])
+    again, before = open_run(tmp_path / "run"), open_run(imported)
+    assert again.config.model == before.config.model
+    assert again.tokenizer.sha256 == before.tokenizer.sha256
+    for name, tensor in before.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(gpt2_folder, imported, tmp_path, dtype):
+    export_gpt2.main([str(imported), str(tmp_path / "hf"), "--dtype", dtype])
+    exported = load_file(tmp_path / "hf" / "model.safetensors")
+    for name, tensor in load_file(gpt2_folder / "model.safetensors").items():
+        assert torch.equal(exported[name], tensor.to(getattr(torch, dtype)))
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == dtype
+
+
+def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monkeypatch):
+    def disk_full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("scripts.export_gpt2.save_file", disk_full)
+        with pytest.raises(OSError, match="No space left"):
+            export_gpt2.main([str(imported), str(tmp_path / "hf")])
+    assert not (tmp_path / "hf").exists()
+    export_gpt2.main([str(imported), str(tmp_path / "hf")])
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_refusals(imported, tmp_path):
+    with pytest.raises(ValueError, match="already holds something: choose a folder that does not"):
+        export_gpt2.main([str(imported), str(imported)])
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        export_gpt2.main([str(tmp_path), str(tmp_path / "hf")])
+
+
+def test_rotary_run_is_refused(run, tmp_path):
+    run("model.positions=rotary", "optim.max_steps=1", "optim.warmup_steps=0")
+    with pytest.raises(ValueError, match="model.positions=rotary cannot be exported"):
+        export_gpt2.main([str(run.out_dir), str(tmp_path / "hf")])
+    assert not (tmp_path / "hf").exists()

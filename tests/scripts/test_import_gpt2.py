@@ -1,0 +1,194 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+import train
+from configs.command_line import errors_as_sentences
+from data.tokenizer import load_tokenizer, train_tokenizer
+from scripts import import_gpt2, sample
+from scripts.runs import open_run
+
+
+@pytest.fixture
+def folder(gpt2_folder, tmp_path):
+    """A copy to change."""
+    return shutil.copytree(gpt2_folder, tmp_path / "hf")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "run"
+
+
+def import_to(out, folder, *options):
+    import_gpt2.main([str(folder), "--out", str(out), *options])
+
+
+def test_run_gives_the_logits_of_transformers(gpt2, gpt2_folder, out, capsys):
+    import_to(out, gpt2_folder)
+    run = open_run(out)
+    tokens = torch.randint(gpt2.config.vocab_size, (2, 33))
+    with torch.no_grad():
+        expected = gpt2(tokens).logits
+        torch.testing.assert_close(run.model(tokens), expected, rtol=1e-4, atol=1e-4)
+    assert run.progress.step == 0
+    assert run.tokenizer.sha256 == load_tokenizer(str(gpt2_folder)).sha256
+    assert (run.config.model.dropout, run.config.model.attention_dropout) == (0.1, 0.0)
+    assert run.config.data.path == "out/data/openwebtext"
+    assert run.config.run.out_dir == str(out)
+    sample.main([str(out), "--prompt", "the cat", "--tokens", "3"])
+    assert "the cat" in capsys.readouterr().out
+
+
+def test_training_on_in_the_same_folder_is_refused_in_a_sentence(gpt2_folder, corpus, out):
+    import_to(out, gpt2_folder, "--data", str(corpus))
+    before = (out / "config.yaml").read_bytes()
+    arguments = [str(out / "config.yaml"), "run.device=cpu", "run.compile=false"]
+    with pytest.raises(SystemExit, match=f"error: .*run.out_dir and set run.init_from={out}$"):  # noqa: SIM117
+        with errors_as_sentences():
+            train.main(arguments)
+    assert (out / "config.yaml").read_bytes() == before
+
+
+def shard(folder, gpt2):
+    (folder / "model.safetensors").unlink()
+    gpt2.save_pretrained(folder, max_shard_size="60KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+
+
+def pickle_with_buffers(folder, gpt2):
+    (folder / "model.safetensors").unlink()
+    tensors = {k.removeprefix("transformer."): v for k, v in gpt2.state_dict().items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 40, 40).tril().bool()
+    torch.save(tensors, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("change", [shard, pickle_with_buffers])
+def test_other_files_hold_the_same_weights(gpt2, gpt2_folder, folder, tmp_path, change):
+    change(folder, gpt2)
+    import_to(tmp_path / "a", gpt2_folder)
+    import_to(tmp_path / "b", folder)
+    expected = open_run(tmp_path / "a").model.state_dict()
+    state = open_run(tmp_path / "b").model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
+def test_tokenizer_of_two_files(folder, out):
+    expected = load_tokenizer(str(folder))
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    import_to(out, folder)
+    assert open_run(out).tokenizer.sha256 == expected.sha256
+
+
+def test_tokenizer_from_elsewhere(gpt2_folder, folder, out, tmp_path):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer.*pass --tokenizer FILE"):
+        import_to(out, folder)
+    large = tmp_path / "large.json"
+    words = " ".join(f"{a}{b}{c}" for a in "xyzuv" for b in "klmno" for c in "abcde")
+    large.write_text(train_tokenizer([words], 350).to_json(), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"has 350 entries and the model vocab_size=\d+: pass"):
+        import_to(out, folder, "--tokenizer", str(large))
+    import_to(out, folder, "--tokenizer", str(gpt2_folder / "tokenizer.json"))
+    assert open_run(out).tokenizer.sha256 == load_tokenizer(str(gpt2_folder)).sha256
+
+
+def test_run_is_not_overwritten(gpt2_folder, out):
+    import_to(out, gpt2_folder)
+    with pytest.raises(ValueError, match="already has step_00000000: choose another folder"):
+        import_to(out, gpt2_folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "holds no config.json"),
+        ("config.json", b"{", "config.json cannot be read as JSON"),
+        ("config.json", b"[]", "must hold a JSON object, and holds a list"),
+        ("model.safetensors", None, "holds no weights: neither model.safetensors"),
+        ("model.safetensors", b"short", "cannot be read as safetensors, and may be cut short"),
+    ],
+)
+def test_damaged_folder_leaves_no_run(folder, out, name, content, message):
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises((ValueError, OSError), match=message):
+        import_to(out, folder)
+    assert not out.exists()
+
+
+def test_damaged_index(gpt2, folder, out):
+    shard(folder, gpt2)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    first = min(index["weight_map"])
+    for value, message in (
+        ({**index["weight_map"], first: "absent.safetensors"}, "names absent.safetensors, which"),
+        ({**index["weight_map"], first: "../x"}, "names ../x, which is not beside it"),
+        ({**index["weight_map"], "more": index["weight_map"][first]}, "not agree on where more"),
+        (None, "must have a weight_map of tensors to files"),
+    ):
+        path.write_text(json.dumps({"weight_map": value}))
+        with pytest.raises((ValueError, OSError), match=message):
+            import_to(out, folder)
+
+
+def test_pickle_of_more_than_tensors(folder, out):
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    for content, message in (
+        ({"wte.weight": print}, "cannot be read as a PyTorch file of tensors alone"),
+        ({"wte.weight": 3}, "must hold tensors by name and nothing else"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=message):
+            import_to(out, folder)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="cannot be read as a PyTorch file"):
+        import_to(out, folder)
+
+
+@pytest.fixture
+def asked(gpt2_folder, tmp_path, monkeypatch):
+    """A hub that has `gpt2_folder` under "some/gpt2"; returns the names asked for."""
+    files = []
+
+    def download(name, *, allow_patterns, revision):
+        if name != "some/gpt2":
+            raise ConnectionError("no such\nrepository")
+        assert revision == (None if not files else "commit")
+        files.append(allow_patterns)
+        for pattern in allow_patterns:
+            for path in gpt2_folder.glob(pattern):
+                (tmp_path / "commit").mkdir(exist_ok=True)
+                shutil.copy(path, tmp_path / "commit")
+        return str(tmp_path / "commit")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    return files
+
+
+def test_download_from_the_hub(asked, gpt2_folder, out):
+    import_to(out, "some/gpt2")
+    assert open_run(out).tokenizer.sha256 == load_tokenizer(str(gpt2_folder)).sha256
+    weights, rest = asked
+    assert "model.safetensors" in weights and "tokenizer.json" in rest
+    assert "pytorch_model.bin" not in weights + rest  # the same weights once more
+
+
+def test_download_takes_the_pickle_where_nothing_else_is(asked, monkeypatch, out):
+    monkeypatch.setattr("scripts.hf_folder.WEIGHTS", "absent.safetensors")
+    with pytest.raises(FileNotFoundError, match="holds no weights"):
+        import_to(out, "some/gpt2")
+    assert "pytorch_model.bin" in asked[1]
+
+
+def test_download_that_fails_is_a_sentence(asked, out):
+    with pytest.raises(ValueError, match=r"absent/gpt2 is no folder here.*\(no such repository\)"):
+        import_to(out, "absent/gpt2")
