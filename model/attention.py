@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from kernels import flash_attention
 from kernels.block_mask import BlockSparseMask
+from model.cache import KVCache
 from model.config import ModelConfig
 from model.positions import apply_rotary
 
@@ -24,6 +25,7 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.n_head = config.n_head
         self.head_dim = config.head_dim
         self.impl = None if config.attention == "auto" else config.attention
@@ -42,6 +44,7 @@ class CausalSelfAttention(nn.Module):
         *,
         mask: BlockSparseMask | None = None,
         doc_start: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Mix every token with its past.
 
@@ -50,6 +53,7 @@ class CausalSelfAttention(nn.Module):
             rotary: cos and sin, each (T, D/2), from `rotary_tables`; None leaves q and k alone.
             mask: which blocks of that past; None means all.
             doc_start: (B, T) int32, where each token's document begins; nothing before is seen.
+            cache: the past that came before x, to which x is appended; None means there was none.
 
         Returns:
             (B, T, C), to be added to the residual stream.
@@ -60,6 +64,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.unbind(dim=2)  # (B, T, H, D) each
         if rotary is not None:
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T of T_k
         dropout_p = self.attention_dropout if self.training else 0.0
         # sdpa draws its dropout from torch's generator itself
         seeded = dropout_p > 0.0 and self.impl != "sdpa"
@@ -67,7 +73,8 @@ class CausalSelfAttention(nn.Module):
             q,
             k,
             v,
-            causal=True,
+            # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
+            causal=cache is None or T > 1,
             softmax_scale=self.softmax_scale,
             mask=mask,
             doc_start=doc_start,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kernels.block_mask import BlockSparseMask
 from model.attention import CausalSelfAttention
+from model.cache import KVCache
 from model.config import ModelConfig
 from model.positions import rotary_tables
 
@@ -54,9 +55,10 @@ class Block(nn.Module):
         *,
         mask: BlockSparseMask | None = None,
         doc_start: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """(B, T, C) to (B, T, C); the other arguments as in `CausalSelfAttention`."""
-        x = x + self.attn(self.ln_1(x), rotary, mask=mask, doc_start=doc_start)
+        x = x + self.attn(self.ln_1(x), rotary, mask=mask, doc_start=doc_start, cache=cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -154,7 +156,9 @@ class GPT(nn.Module):
         )
         return loss.view_as(targets) if reduction == "none" else loss
 
-    def hidden(self, tokens: Tensor, *, doc_start: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, *, doc_start: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
         """The states that the head reads.
 
         Args:
@@ -162,9 +166,12 @@ class GPT(nn.Module):
             doc_start: (B, T) int32, the position in its row at which each token's document begins.
                 A token then sees nothing before that, and learned positions count from there, as
                 if each document were a sequence of its own. None: a row is one document.
+            cache: what came before `tokens`; they are appended to it. Positions go on from its
+                length, and learned ones end at `config.context_length` all the same.
 
         Returns:
-            (B, T, C); raises as `forward` does.
+            (B, T, C); raises as `forward` and `KVCache.append` do, and ValueError for a cache
+            together with documents, or with several new tokens under a block mask.
         """
         if tokens.dim() != 2:
             raise ValueError(
@@ -175,8 +182,11 @@ class GPT(nn.Module):
                 f"doc_start has shape {tuple(doc_start.shape)} and tokens {tuple(tokens.shape)}: "
                 "every token needs the position at which its document begins."
             )
-        seq_len = tokens.shape[1]
-        positions = torch.arange(seq_len, device=tokens.device)
+        if doc_start is not None and cache is not None:
+            raise ValueError("doc_start and cache exclude each other: generate one document a row.")
+        past = 0 if cache is None else cache.length
+        seq_len = past + tokens.shape[1]
+        positions = torch.arange(past, seq_len, device=tokens.device)
         x = self.tok_emb(tokens)
         rotary = None
         if self.config.positions == "learned":
@@ -188,21 +198,34 @@ class GPT(nn.Module):
                 )
             x = x + self.pos_emb(positions if doc_start is None else positions - doc_start)
         elif seq_len <= self.config.context_length:
-            rotary = self.rotary_cos[:seq_len], self.rotary_sin[:seq_len]
+            rotary = self.rotary_cos[past:seq_len], self.rotary_sin[past:seq_len]
         else:
             rotary = self._rotary_tables(positions)
         x = self.emb_dropout(x)
-        mask = None
-        if self.config.mask.pattern != "dense":
-            if not torch.compiler.is_compiling():
-                self.prepare_mask(seq_len)
-            mask = self._masks[index(seq_len)]  # a number, where torch.compile has a variable
+        mask = self._mask(past, seq_len)
         for block in self.blocks:
-            x = block(x, rotary, mask=mask, doc_start=doc_start)
+            x = block(x, rotary, mask=mask, doc_start=doc_start, cache=cache)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
         return self.ln_f(x)
 
     def _rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_tables(positions, self.config.head_dim, self.config.rope_base)
+
+    def _mask(self, past: int, seq_len: int) -> BlockSparseMask | None:
+        """The mask of the queries [past, seq_len), which see keys from 0 on."""
+        if self.config.mask.pattern == "dense":
+            return None
+        if past == 0:
+            if not torch.compiler.is_compiling():
+                self.prepare_mask(seq_len)
+            return self._masks[index(seq_len)]  # a number, where torch.compile has a variable
+        if seq_len - past > 1:
+            raise ValueError(
+                f"{seq_len - past} new tokens after {past} in the cache: with model.mask.pattern="
+                f"{self.config.mask.pattern} one follows at a time, as blocks start at position 0."
+            )
+        return self.config.mask.build(seq_len, last_query_only=True)
 
     def prepare_mask(self, seq_len: int) -> None:
         """Build the block mask for sequences of this length, which compiled code cannot do itself.

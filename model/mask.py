@@ -60,7 +60,9 @@ class MaskConfig:
             seq_len: tokens in the sequence.
             last_query_only: for one query, at the last of seq_len keys, as generation asks for it.
         """
-        return None if self.pattern == "dense" else _build(self, seq_len, last_query_only)
+        if self.pattern == "dense":
+            return None
+        return _build(self, -(-seq_len // self.block_size), last_query_only)
 
     def density(self, seq_len: int, *, causal: bool) -> float:
         """The share of dense attention's (query, key) pairs that the mask keeps."""
@@ -69,8 +71,7 @@ class MaskConfig:
 
 
 @cache
-def _build(config: MaskConfig, seq_len: int, last_query_only: bool) -> BlockSparseMask:
-    n_blocks = -(-seq_len // config.block_size)
+def _build(config: MaskConfig, n_blocks: int, last_query_only: bool) -> BlockSparseMask:
     layout = butterfly(n_blocks, global_blocks=min(config.global_blocks, n_blocks))
     layout |= sliding_window(n_blocks, config.window_blocks)
     return BlockSparseMask(layout[-1:] if last_query_only else layout, config.block_size)
