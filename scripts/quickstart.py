@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"perplexity {result.perplexity:.2f} on {result.tokens:,} tokens that it never saw")
 
     print("\n4. What it writes\n")
-    print(sample(run, PROMPT, n_tokens=120, temperature=0.7, top_k=50, seed=0))
+    sample(run, [PROMPT], 120, temperature=0.7, top_k=50, seed=0)
     print(
         f'\nMore of that: python -m scripts.sample {run} --prompt "import "\n'
         "Next: README.md, section Train on your text"

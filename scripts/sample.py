@@ -1,46 +1,128 @@
-"""Let a trained model continue a text.
+"""Let a trained model continue texts.
 
 python -m scripts.sample out/quickstart --prompt "def main(" [--tokens 200] [--temperature 0.8]
+python -m scripts.sample out/quickstart --prompt "class " --prompt "import " --samples 3
+
+One sample of one prompt is printed as it is drawn, others when they are done. Prompts of the same
+number of tokens are continued as one batch, others one after the other. A sample ends where the
+model ends the document.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Unpack, get_args
 
 import torch
 
 from configs.command_line import errors_as_sentences
-from model.generate import generate
-from scripts.runs import open_run
+from data.decoder import StreamDecoder
+from model.generate import DrawOptions, PastContext, generate, stream
+from scripts.runs import Run, open_run
 
 
 def sample(
-    run: Path, prompt: str, *, n_tokens: int, temperature: float, top_k: int | None, seed: int
-) -> str:
-    """The prompt and what the newest checkpoint of `run` makes of it.
+    folder: Path,
+    prompts: Sequence[str],
+    n_tokens: int,
+    *,
+    samples: int = 1,
+    stop: bool = True,
+    **options: Unpack[DrawOptions],
+) -> None:
+    """Print prompts and what the newest checkpoint of a run makes of them.
+
+    On a GPU, where there is one, in the dtype that the run was trained in; else in float32.
 
     Args:
-        run: folder of a run.
-        prompt: text to continue; an empty one starts a new document.
-        n_tokens, temperature, top_k, seed: as in `model.generate.generate`.
+        folder: of the run.
+        prompts: texts to continue; an empty one begins a document.
+        n_tokens: how many to add, at most.
+        samples: continuations of each prompt.
+        stop: end where the model ends the document, without printing the end of text.
+        options: as in `model.generate.stream`.
 
     Raises:
         FileNotFoundError: the run has no checkpoint or no tokenizer.
+        ValueError: an argument outside its range.
     """
-    opened = open_run(run)
-    tokenizer = opened.tokenizer
+    run = open_run(folder)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = opened.model.to(device)
-    start = tokenizer.encode(prompt) or [tokenizer.eot_id]
-    tokens = generate(
-        model,
-        torch.tensor([start], device=device),
-        n_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
-    )
-    return tokenizer.decode(tokens[0].tolist())
+    run.model.to(device)
+    if stop:
+        options["stop_id"] = run.tokenizer.eot_id
+    # a CPU gains nothing from bfloat16
+    in_bfloat16 = device.type == "cuda" and run.config.run.dtype == "bfloat16"
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+        if len(prompts) == samples == 1:
+            for piece in pieces(run, prompts[0], n_tokens, **options):
+                print(piece, end="", flush=True)
+            print()
+            return
+        texts = continuations(run, prompts, n_tokens, samples=samples, **options)
+    for number, of_prompt in enumerate(texts, start=1):
+        for sample_number, text in enumerate(of_prompt, start=1):
+            print(f"--- prompt {number}, sample {sample_number} ---\n{text}\n")
+
+
+def pieces(run: Run, prompt: str, n_tokens: int, **options: Unpack[DrawOptions]) -> Iterator[str]:
+    """The prompt, then what follows it as it is drawn, cut between characters.
+
+    Args:
+        run: with the model where it is to compute.
+        prompt, n_tokens, options: as in `sample`; the text ends before `stop_id`.
+    """
+    decoder = StreamDecoder(run.tokenizer)
+    prompt_ids = run.tokenizer.encode(prompt)
+    yield decoder.feed(*prompt_ids)
+    tokens = _batch(run, [prompt_ids])
+    for token in stream(run.model, tokens, n_tokens, **options):
+        token_id = int(token)
+        if token_id == options.get("stop_id"):
+            break
+        yield decoder.feed(token_id)
+    yield decoder.finish()
+
+
+def continuations(
+    run: Run,
+    prompts: Sequence[str],
+    n_tokens: int,
+    *,
+    samples: int = 1,
+    **options: Unpack[DrawOptions],
+) -> list[list[str]]:
+    """`samples` texts for each prompt, which they begin with.
+
+    Prompts of equally many tokens make a batch, so what is drawn with a seed may depend on the
+    other prompts.
+
+    Args:
+        run: with the model where it is to compute.
+        prompts, n_tokens, samples, options: as in `sample`; the texts end before `stop_id`.
+    """
+    if samples < 1:
+        raise ValueError(f"samples={samples} must be at least 1.")
+    encoded = [run.tokenizer.encode(prompt) for prompt in prompts]
+    of_length: dict[int, list[int]] = {}
+    for index, ids in enumerate(encoded):
+        of_length.setdefault(len(ids), []).append(index)
+    stop_id = options.get("stop_id")
+    texts: list[list[str]] = [[] for _ in prompts]
+    for indices in of_length.values():
+        rows = [index for index in indices for _ in range(samples)]
+        tokens = _batch(run, [encoded[index] for index in rows])
+        drawn = generate(run.model, tokens, n_tokens, **options)[:, tokens.shape[1] :]
+        for index, ids in zip(rows, drawn.tolist(), strict=True):
+            kept = ids[: ids.index(stop_id)] if stop_id in ids else ids
+            texts[index].append(run.tokenizer.decode(encoded[index] + kept))
+    return texts
+
+
+def _batch(run: Run, rows: list[list[int]]) -> torch.Tensor:
+    """(B, T) prompts on the device of the model; empty ones begin after an end of text."""
+    device = run.model.tok_emb.weight.device
+    return torch.tensor([ids or [run.tokenizer.eot_id] for ids in rows], device=device)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,24 +133,60 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--prompt", default="", help="text to continue (default: none)")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
+    )
+    prompt.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, to its last byte"
+    )
     parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: 200)")
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)"
+    )
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)"
     )
-    parser.add_argument("--top-k", type=int, help="draw from the K likeliest only")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    args = parser.parse_args(argv)
-    print(
-        sample(
-            args.run,
-            args.prompt,
-            n_tokens=args.tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            seed=args.seed,
-        )
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the likeliest only, as few as have probability P together",
     )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--past-context",
+        choices=get_args(PastContext),
+        default="slide",
+        help="of texts longer than the context: read the end of it, or refuse (default: slide)",
+    )
+    parser.add_argument(
+        "--no-stop", action="store_true", help="go on after the end of the document"
+    )
+    args = parser.parse_args(argv)
+    prompts = args.prompt or [""]
+    if args.prompt_file is not None:
+        prompts = [_read(args.prompt_file)]
+    sample(
+        args.run,
+        prompts,
+        args.tokens,
+        samples=args.samples,
+        stop=not args.no_stop,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        past_context=args.past_context,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompt-file {path} must be UTF-8 text: {error}") from error
 
 
 if __name__ == "__main__":
