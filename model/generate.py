@@ -61,8 +61,8 @@ def stream(
 ) -> Iterator[Tensor]:
     """Draw one token after another from the model.
 
-    A token is drawn from what the model makes of a window of the text that ends just before it,
-    `window_start` says where that begins; nothing earlier counts. Rows of a batch do not see each
+    A token is drawn from what the model makes of a window of the text, which ends just before it
+    and begins where `window_start` says; nothing earlier counts. Rows of a batch do not see each
     other, so a greedy row is what its prompt alone would give, up to rounding. Draws of a batch
     come from one generator: with the same seed, the same batch gives the same tokens, and a row
     of another batch other ones.
@@ -117,10 +117,10 @@ def window_start(length: int, context_length: int) -> int:
         start     0  0  0  0  3  3  3  6  6
 
     Moving it token by token instead would change every position at every token, and so every key:
-    nothing of a cache could be kept. This way it reads less than two tokens for each that it draws.
-    Only the length counts, not how much of it was the prompt, so going on with a text that was
-    generated is the same as having asked for more tokens at once; and of a prompt longer than the
-    context the model reads between half a context and a whole one.
+    nothing of a cache could be kept. This way the model reads less than two tokens for each one
+    drawn. Only the length counts, not how much of it was the prompt, so going on with a text that
+    was generated is the same as having asked for more tokens at once; and of a prompt longer than
+    the context the model reads between half a context and a whole one.
     """
     keep = max(1, context_length // 2)
     step = context_length + 1 - keep
@@ -134,7 +134,7 @@ def probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """(B, V) logits to the (B, V) probabilities that `stream` draws from, with its arguments.
+    """(B, V) logits to the (B, V) probabilities that `stream` draws from, at a temperature above 0.
 
     Tokens that top_k or top_p leaves out have 0. Of equally likely ones at the border, it is not
     said which stay.

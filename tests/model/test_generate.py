@@ -53,6 +53,7 @@ def test_greedy_is_argmax_step_by_step(positions: str, prompt: torch.Tensor) -> 
 
 def test_windows_are_those_of_the_docstring() -> None:
     assert [window_start(length, 4) for length in range(1, 10)] == [0, 0, 0, 0, 3, 3, 3, 6, 6]
+    assert [window_start(length, 5) for length in range(5, 12)] == [0, 4, 4, 4, 4, 8, 8]
 
 
 @pytest.mark.parametrize("context_length", [1, 2, 3, 7, 16])
