@@ -10,7 +10,6 @@ checkpoint, with the same samples and the same losses as if it had never stopped
 
 import math
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -35,6 +34,7 @@ from training.distributed import Processes, start_processes
 from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
+from training.stopwatch import Stopwatch
 
 
 def main(argv: Sequence[str]) -> Evaluation:
@@ -136,40 +136,42 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
 
         result: Evaluation | None = None
         step = progress.step
-        speed = Stopwatch(device)
+        watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         loss_sum = torch.zeros((), device=device)
         loss_steps = 0
         while True:
             # evaluate and save, on all processes, between two steps
             last = step >= optim.max_steps
             if last or (step % config.run.eval_every == 0 and step > progress.step):
-                result = evaluate(fast_model, validation, processes, autocast)
-                log.record(
-                    f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
-                    f"({result.tokens:,} tokens)",
-                    step=step,
-                    tokens=step * optim.batch_tokens,
-                    val_loss=result.loss,
-                    val_perplexity=result.perplexity,
-                    val_tokens=result.tokens,
-                )
-                speed.restart()
-            if step > progress.step and (last or step % config.run.save_every == 0):
-                save_checkpoint(
-                    run_dir,
-                    Progress(
+                with watch.paused():
+                    result = evaluate(fast_model, validation, processes, autocast)
+                    log.record(
+                        f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
+                        f"({result.tokens:,} tokens)",
                         step=step,
-                        samples=step * optim.batch_tokens // config.model.context_length,
                         tokens=step * optim.batch_tokens,
-                    ),
-                    model,
-                    optimizer,
-                    must_match,
-                    processes,
-                    config=asdict(config),
-                    keep_last=config.run.keep_last,
-                )
-                speed.restart()
+                        val_loss=result.loss,
+                        val_perplexity=result.perplexity,
+                        val_tokens=result.tokens,
+                        gpu_hours=watch.gpu_hours,
+                    )
+            if step > progress.step and (last or step % config.run.save_every == 0):
+                with watch.paused():
+                    save_checkpoint(
+                        run_dir,
+                        Progress(
+                            step=step,
+                            samples=step * optim.batch_tokens // config.model.context_length,
+                            tokens=step * optim.batch_tokens,
+                            gpu_hours=watch.gpu_hours,
+                        ),
+                        model,
+                        optimizer,
+                        must_match,
+                        processes,
+                        config=asdict(config),
+                        keep_last=config.run.keep_last,
+                    )
             if last:
                 assert result is not None
                 return result
@@ -199,7 +201,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             optimizer.zero_grad(set_to_none=True)
             step += 1
             loss_steps += 1
-            speed.count(optim.batch_tokens)
+            watch.count(optim.batch_tokens)
 
             # reading the loss is the only time that the host waits for the GPU
             if step % config.run.log_every == 0 or step == optim.max_steps:
@@ -211,34 +213,10 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                         f"at step {step}: lower optim.lr or "
                         f"raise optim.warmup_steps; checkpoints in {run_dir} are from before"
                     )
-                tokens_per_s = speed.read()
-                record_step(log, config, processes, step, mean_loss, lr, norm, tokens_per_s)
+                with watch.paused():
+                    record_step(log, config, processes, step, mean_loss, lr, norm, watch)
                 loss_sum.zero_()
                 loss_steps = 0
-                speed.restart()
-
-
-class Stopwatch:
-    """Tokens per second of training alone: evaluation, saving and logging are not in it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.restart()
-
-    def restart(self) -> None:
-        self._wait()
-        self._tokens, self._start = 0, time.perf_counter()
-
-    def count(self, tokens: int) -> None:
-        self._tokens += tokens
-
-    def read(self) -> float:
-        self._wait()
-        return self._tokens / (time.perf_counter() - self._start)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -311,19 +289,25 @@ def record_step(
     loss: float,
     lr: float,
     grad_norm: float,
-    tokens_per_s: float,
+    watch: Stopwatch,
 ) -> None:
     """Log one training record: loss in nats, speed of the whole run, memory of this GPU."""
     utilisation, memory_gib = None, None
-    text = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s"
+    tokens_per_s = watch.tokens_per_s()
+    text = f"loss {loss:.4f}"
+    if tokens_per_s is None:
+        text += "  (the first step compiles: not timed)"
+    else:
+        text += f"  {tokens_per_s:,.0f} tokens/s"
     if processes.device.type == "cuda":
-        name = torch.cuda.get_device_name(processes.device)
-        utilisation = mfu(tokens_per_s / processes.world_size, config.model, name)
         memory_gib = torch.cuda.max_memory_allocated(processes.device) / 2**30
-        if utilisation is None:
-            text += "  unknown GPU: MFU not reported"
-        else:
-            text += f"  MFU {utilisation.causal:.1%} causal, {utilisation.full:.1%} full"
+        if tokens_per_s is not None:
+            name = torch.cuda.get_device_name(processes.device)
+            utilisation = mfu(tokens_per_s / processes.world_size, config.model, name)
+            if utilisation is None:
+                text += "  unknown GPU: MFU not reported"
+            else:
+                text += f"  MFU {utilisation.causal:.1%} causal, {utilisation.full:.1%} full"
         text += f"  {memory_gib:.1f} GiB"
     log.record(
         text,
@@ -333,6 +317,7 @@ def record_step(
         lr=lr,
         grad_norm=grad_norm,
         tokens_per_s=tokens_per_s,
+        gpu_hours=watch.gpu_hours,
         mfu_causal=utilisation.causal if utilisation else None,
         mfu_full=utilisation.full if utilisation else None,
         memory_gib=memory_gib,

@@ -86,7 +86,7 @@ def summarise(run: Path) -> dict[str, Any]:
         "validation_loss": evaluated[-1]["val_loss"],
         "validation_perplexity": evaluated[-1]["val_perplexity"],
         "validation_tokens": evaluated[-1]["val_tokens"],
-        "tokens_per_s": median(r["tokens_per_s"] for r in timed),
+        "tokens_per_s": median(r["tokens_per_s"] for r in timed if "tokens_per_s" in r),
         "mfu_causal": median(r.get("mfu_causal", 0) for r in timed),
         "mfu_full": median(r.get("mfu_full", 0) for r in timed),
         "memory_gib": max(r.get("memory_gib", 0) for r in trained),

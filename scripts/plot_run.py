@@ -1,48 +1,87 @@
-"""Draw the loss curves of one run, or of several in one picture.
+"""Draw the perplexity of one run, or of several in one picture, over tokens and over GPU-hours.
 
-python -m scripts.plot_run out/quickstart [RUN ...] [--out loss.png]
+python -m scripts.plot_run out/quickstart [RUN ...] [--out perplexity.png]
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from configs.command_line import errors_as_sentences
 from training.metrics import METRICS, read_metrics
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def plot_runs(runs: Sequence[Path], out: Path) -> None:
-    """Training loss (line) and validation loss (dots) over tokens, one colour a run, into `out`.
+# factors between the highest validation perplexity and the top, the lowest and the bottom
+HEADROOM, MARGIN = 1.5, 1.05
+TOO_HIGH = 100.0  # nats; a loss from here on is that of a run that diverged, and is not drawn
+
+
+def draw_runs(runs: Sequence[Path]) -> "Figure":
+    """Perplexity over tokens on the left, over GPU-hours on the right; one colour a run.
+
+    Dots are evaluations of the whole validation set, the thin line is the training loss, as
+    exp(loss). From a run's second evaluation on, the picture ends a little above the highest of
+    them: the steep start of the training loss would leave no room to tell validations apart.
+    Runs that did not record GPU-hours are drawn on the left only.
 
     Raises:
         FileNotFoundError: a folder has no records.
     """
     # Not at the top: matplotlib takes a second to load, which --help should not wait for.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    panels = figure.subplots(ncols=2, sharey=True)
+    tops, lows = [], []
     for number, run in enumerate(runs):
         records = read_metrics(run)
         if not records:
             raise FileNotFoundError(
                 f"{run} has no records in {METRICS}: is it the folder of a run?"
             )
-        colour = f"C{number}"
-        train = [(r["tokens"] / 1e6, r["loss"]) for r in records if "loss" in r]
-        val = [(r["tokens"] / 1e6, r["val_loss"]) for r in records if "val_loss" in r]
-        if train:
-            axes.plot(*zip(*train, strict=True), color=colour, lw=1, label=f"{run.name}, training")
-        if val:
-            axes.plot(
-                *zip(*val, strict=True), color=colour, marker="o", ls="--",
-                label=f"{run.name}, validation",
-            )  # fmt: skip
-    axes.set_xlabel("tokens seen, millions")
-    axes.set_ylabel("loss, nats per token")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(out, dpi=120)
+        for axes, unit, divisor in zip(panels, ("tokens", "gpu_hours"), (1e6, 1), strict=True):
+            for kind, label, style in (
+                ("loss", "training", {"lw": 0.5, "alpha": 0.5}),
+                ("val_loss", "validation", {"marker": "o", "ms": 4, "lw": 1.2}),
+            ):
+                points = [
+                    (r[unit] / divisor, r[kind])
+                    for r in records
+                    if kind in r and unit in r and r[kind] < TOO_HIGH
+                ]
+                if not points:
+                    continue
+                x, losses = np.array(points).T
+                perplexity = np.exp(losses)
+                axes.plot(x, perplexity, color=f"C{number}", label=f"{run.name}, {label}", **style)
+                lows.append(perplexity.min() / MARGIN)
+                if kind == "val_loss" and len(points) > 1:
+                    tops.append(HEADROOM * perplexity.max())
+    left, right = panels
+    left.set_yscale("log")
+    for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    if tops:
+        left.set_ylim(min(lows), max(tops))
+    left.set_xlabel("tokens seen, millions")
+    left.set_ylabel("perplexity")
+    right.set_xlabel("GPU-hours of training")
+    nats = right.secondary_yaxis("right", functions=(np.log, np.exp))
+    nats.set_yscale("linear")
+    nats.set_ylabel("loss, nats per token")
+    for axes in panels:
+        axes.grid(alpha=0.3, which="both")
+        if axes.lines:
+            axes.legend()
+        else:
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
+    return figure
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,10 +92,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--out", type=Path, help="picture (default: loss.png in the first run)")
+    parser.add_argument(
+        "--out", type=Path, help="picture (default: perplexity.png in the first run)"
+    )
     args = parser.parse_args(argv)
-    out = args.out or args.runs[0] / "loss.png"
-    plot_runs(args.runs, out)
+    out = args.out or args.runs[0] / "perplexity.png"
+    draw_runs(args.runs).savefig(out, dpi=120)
     print(f"drew {out}")
 
 

@@ -1,4 +1,4 @@
-"""From nothing to a trained GPT: prepare a corpus, train, evaluate, draw the loss, sample.
+"""From nothing to a trained GPT: prepare a corpus, train, evaluate, draw its perplexity, sample.
 
 python -m scripts.quickstart [key=value ...]        (values of configs/quickstart.yaml to replace)
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     print("\n2. Training a GPT on it\n")
     result = train([CONFIG, *argv])
 
-    print("\n3. Its loss\n")
+    print("\n3. Its perplexity\n")
     plot_run.main([str(run)])
     print(f"perplexity {result.perplexity:.2f} on {result.tokens:,} tokens that it never saw")
 

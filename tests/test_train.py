@@ -1,10 +1,12 @@
 """Whole runs of the trainer on the CPU, on a corpus of a few thousand tokens."""
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 
 from configs import ConfigError, load_config
 from configs.command_line import errors_as_sentences
-from training.checkpoint import latest_checkpoint
+from training.checkpoint import latest_checkpoint, read_progress
 from training.distributed import Processes
 from training.metrics import read_metrics
 
@@ -95,6 +97,42 @@ def test_finished_run_is_evaluated_again_and_recorded_once(run):
     assert read_metrics(run.out_dir) == records
 
 
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """An hour passes between any two looks at the clock of training."""
+    clock = itertools.count(0, 3600)
+    monkeypatch.setattr("training.stopwatch.time", SimpleNamespace(perf_counter=clock.__next__))
+
+
+def hours(folder, kind):
+    return [(r["step"], r["gpu_hours"]) for r in read_metrics(folder) if kind in r]
+
+
+def test_gpu_hours_count_each_step_once_and_survive_a_resume(run, slow_clock):
+    # stretches of steps, an hour each: 1 to 4 (the first step untimed), 5 and 6, 7 and 8
+    options = ("run.log_every=4", "run.eval_every=6")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.record_step", stop_after(4))
+        with pytest.raises(KeyboardInterrupt):
+            run(*options)
+    assert read_progress(latest_checkpoint(run.out_dir))[0].gpu_hours == pytest.approx(4 / 3)
+    run(*options)
+    # and step 5, the first of the second process, counts as long as step 6
+    assert hours(run.out_dir, "loss") == [(4, pytest.approx(4 / 3)), (8, pytest.approx(13 / 3))]
+    assert hours(run.out_dir, "val_loss") == [
+        (6, pytest.approx(4 / 3 + 2)),
+        (8, pytest.approx(4 / 3 + 3)),
+    ]
+    assert read_progress(latest_checkpoint(run.out_dir))[0].gpu_hours == pytest.approx(13 / 3)
+
+
+def test_first_step_has_no_speed(run):
+    run("optim.max_steps=3")
+    speeds = [r.get("tokens_per_s") for r in read_metrics(run.out_dir) if "loss" in r]
+    assert speeds[0] is None
+    assert speeds[1] > 0
+
+
 def on_two_processes(run, *overrides):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
@@ -116,6 +154,11 @@ def test_two_processes_give_the_losses_of_one(run, tmp_path):
     evaluation = [r for r in read_metrics(two) if "val_loss" in r][-1]
     torch.testing.assert_close(evaluation["val_loss"], result.loss, rtol=1e-4, atol=1e-5)
     assert evaluation["val_tokens"] == result.tokens
+    # each waits for the other, so two processes spend twice the time of their speed, and no less
+    spent = [r for r in read_metrics(two) if "loss" in r][1:]
+    seconds = sum(256 / r["tokens_per_s"] for r in spent)
+    first_step = 256 / spent[0]["tokens_per_s"]
+    assert evaluation["gpu_hours"] * 3600 == pytest.approx(2 * (seconds + first_step), rel=1e-6)
 
 
 @pytest.mark.distributed
@@ -209,8 +252,9 @@ def test_unknown_gpu_has_no_mfu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
     device = torch.device("cuda")
     processes = Processes(rank=0, local_rank=0, world_size=1, device=device)
-    log = Mock()
-    record_step(log, load_config(["configs/quickstart.yaml"]), processes, 1, 4.0, 1e-3, 1.0, 5000.0)
+    config, log = load_config(["configs/quickstart.yaml"]), Mock()
+    watch = Mock(gpu_hours=0.5, **{"tokens_per_s.return_value": 5000.0})
+    record_step(log, config, processes, 1, 4.0, 1e-3, 1.0, watch)
     text, values = log.record.call_args.args[0], log.record.call_args.kwargs
     assert text == "loss 4.0000  5,000 tokens/s  unknown GPU: MFU not reported  3.0 GiB"
-    assert values["mfu_causal"] is None
+    assert (values["mfu_causal"], values["gpu_hours"]) == (None, 0.5)

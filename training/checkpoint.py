@@ -45,6 +45,8 @@ class Progress:
     """Training windows seen: where the sampler goes on."""
     tokens: int = 0
     """Training tokens seen."""
+    gpu_hours: float = 0.0
+    """Hours of training alone, as `Stopwatch` counts them, times the number of processes."""
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:

@@ -37,7 +37,7 @@ def take_steps(model, optimizer, n):
 
 def save(run, step, model, optimizer, **options):
     options = {"keep_last": 2, "must_match": {"model.n_layer": 2}, "config": {}, **options}
-    progress = Progress(step=step, samples=8 * step, tokens=64 * step)
+    progress = Progress(step=step, samples=8 * step, tokens=64 * step, gpu_hours=step / 7)
     return save_checkpoint(run, progress, model, optimizer, processes=ALONE, **options)
 
 
@@ -49,7 +49,7 @@ def test_goes_on_bit_for_bit(tmp_path):
 
     again, again_optimizer = make(1)
     progress = load_checkpoint(folder, again, again_optimizer, {"model.n_layer": 2}, ALONE)
-    assert progress == Progress(step=3, samples=24, tokens=192)
+    assert progress == Progress(step=3, samples=24, tokens=192, gpu_hours=3 / 7)
     take_steps(again, again_optimizer, 3)  # the inputs come from the restored random state
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -1,0 +1,107 @@
+"""The curves of a run: what is drawn where, and that few or odd records suffice."""
+
+import json
+import math
+
+import pytest
+
+from scripts import plot_run
+from scripts.plot_run import HEADROOM, draw_runs
+from training.metrics import METRICS
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    """Make a folder of a run from (step, kind, loss, GPU-hours), a million tokens a step."""
+
+    def write(name, *rows):
+        folder = tmp_path / name
+        folder.mkdir()
+        records = [
+            {"step": step, "tokens": step * 10**6, kind: loss, "gpu_hours": hours}
+            for step, kind, loss, hours in rows
+        ]
+        lines = [json.dumps({k: v for k, v in r.items() if v is not None}) for r in records]
+        (folder / METRICS).write_text("".join(line + "\n" for line in lines))
+        return folder
+
+    return write
+
+
+def curves(axes):
+    """Points of each curve by its label, perplexity as loss again."""
+    return {
+        line.get_label(): [
+            (x, round(math.log(y), 9)) for x, y in zip(*line.get_data(), strict=True)
+        ]
+        for line in axes.lines
+    }
+
+
+def test_both_losses_over_tokens_and_over_hours(write_run):
+    one = write_run(
+        "one",
+        (1, "loss", 9.0, 0.1),
+        (2, "loss", 4.0, 0.2),
+        (2, "val_loss", 4.5, 0.2),
+        (5, "loss", 3.0, 0.5),
+        (5, "val_loss", 3.5, 0.5),
+    )
+    two = write_run("two", (7, "val_loss", 3.0, 0.25))
+    tokens, hours = draw_runs([one, two]).axes[:2]
+    assert curves(tokens) == {
+        "one, training": [(1, 9.0), (2, 4.0), (5, 3.0)],
+        "one, validation": [(2, 4.5), (5, 3.5)],
+        "two, validation": [(7, 3.0)],
+    }
+    assert curves(hours) == {
+        "one, training": [(0.1, 9.0), (0.2, 4.0), (0.5, 3.0)],
+        "one, validation": [(0.2, 4.5), (0.5, 3.5)],
+        "two, validation": [(0.25, 3.0)],
+    }
+    low, high = tokens.get_ylim()
+    assert high == pytest.approx(HEADROOM * math.exp(4.5))  # exp(9.0) is cut off
+    assert low < math.exp(3.0)
+    assert tokens.get_yscale() == "log"
+    assert hours.get_ylim() == (low, high)
+
+
+def test_one_evaluation_cuts_nothing_off(write_run):
+    run = write_run("run", (1, "loss", 9.0, 0.1), (1, "val_loss", 4.0, 0.1))
+    low, high = draw_runs([run]).axes[0].get_ylim()
+    assert low < math.exp(4.0) < math.exp(9.0) < high
+
+
+def test_hours_that_were_not_recorded(write_run):
+    run = write_run("run", (1, "loss", 3.0, None), (2, "val_loss", 2.0, None))
+    tokens, hours = draw_runs([run]).axes[:2]
+    assert len(tokens.lines) == 2
+    assert curves(hours) == {}
+    assert [text.get_text() for text in hours.texts] == ["not recorded"]
+
+
+def test_losses_of_a_diverged_run_are_left_out(write_run):
+    run = write_run(
+        "run",
+        (1, "loss", 3.0, 0.1),
+        (2, "loss", 1e4, 0.2),
+        (2, "val_loss", 1e4, 0.2),
+        (3, "val_loss", float("inf"), 0.3),
+    )
+    assert curves(draw_runs([run]).axes[0]) == {"run, training": [(1, 3.0)]}
+
+
+def test_writes_the_picture(write_run, tmp_path, capsys):
+    run = write_run("run", (1, "loss", 3.0, 0.1))
+    plot_run.main([str(run)])
+    plot_run.main([str(run), "--out", str(tmp_path / "other.png")])
+    assert capsys.readouterr().out == (
+        f"drew {run / 'perplexity.png'}\ndrew {tmp_path / 'other.png'}\n"
+    )
+    for picture in (run / "perplexity.png", tmp_path / "other.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_records(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no records in metrics.jsonl"):
+        draw_runs([tmp_path])
