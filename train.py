@@ -5,7 +5,8 @@
 
 The first argument is a configuration, the others replace single values of it. The run goes into
 run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it goes on from its newest
-checkpoint, with the same samples and the same losses as if it had never stopped.
+checkpoint, with the same samples and the same losses as if it had never stopped. run.init_from
+names another run to take the first weights from.
 """
 
 import math
@@ -26,15 +27,25 @@ from data.files import write_atomically
 from data.sampler import first_sample
 from data.shards import TOKENIZER, TokenStream
 from data.text import Batch, TrainBatches, ValidationBatches
+from data.tokenizer import load_tokenizer
 from model import GPT
+from model.extend import differences
 from model.flops import mfu
-from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import (
+    Progress,
+    latest_checkpoint,
+    load_checkpoint,
+    read_weights,
+    save_checkpoint,
+)
 from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
 from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 from training.stopwatch import Stopwatch
+
+CONFIG = "config.yaml"
 
 
 def main(argv: Sequence[str]) -> Evaluation:
@@ -84,8 +95,9 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
     optimizer = make_optimizer(model, optim)
     torch.manual_seed(config.run.seed + 1 + processes.rank)
 
-    # resume
+    # resume, or start with the weights of another run
     progress = Progress()
+    origin: Path | None = None
     must_match = what_must_match(config, stream)
     checkpoint = processes.agree(latest_checkpoint(run_dir))
     if checkpoint is not None:
@@ -95,9 +107,11 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                 "another folder, or run.resume=auto to go on from it"
             )
         progress = load_checkpoint(checkpoint, model, optimizer, must_match, processes)
+    elif config.run.init_from is not None:
+        origin = load_first_weights(Path(config.run.init_from), model, stream, processes)
     if processes.is_main:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_dir / "config.yaml", to_yaml(config).encode())
+        write_atomically(run_dir / CONFIG, to_yaml(config).encode())
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
 
@@ -133,6 +147,8 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             log.say(f"finished before, see {checkpoint}: evaluating once more")
         elif progress.step:
             log.say(f"going on from {checkpoint}")
+        elif origin is not None:
+            log.say(f"starting with the weights of {origin}")
 
         result: Evaluation | None = None
         step = progress.step
@@ -243,6 +259,31 @@ def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
         )
 
 
+def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> Path:
+    """Give `model` the weights of the newest checkpoint of another run; returns the checkpoint.
+
+    Raises:
+        ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
+    """
+    checkpoint = processes.agree(latest_checkpoint(folder))
+    if checkpoint is None:
+        raise FileNotFoundError(
+            f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
+            "checkpoints/, or leave it out to start with random weights"
+        )
+    differing = differences(load_config([str(folder / CONFIG)]).model, model.config)
+    there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
+    if there != here:
+        differing.append(f"the tokenizer has sha256 {there} there and {here} here")
+    if differing:
+        raise ValueError(
+            f"run.init_from={folder} is a run of another model: {'; '.join(differing)}. "
+            "Use the values there, or start with other weights"
+        )
+    model.load_state_dict(read_weights(checkpoint))
+    return checkpoint
+
+
 def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
     # How attention is computed changes rounding only, and dropout is no part of the weights.
@@ -252,6 +293,8 @@ def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
         "data.document_mask": config.data.document_mask,
         "optim.batch_tokens": config.optim.batch_tokens,
         "run.seed": config.run.seed,
+        # It is not read again, but config.yaml must not come to tell of another origin.
+        "run.init_from": config.run.init_from,
         "tokenizer": stream.manifest.tokenizer.sha256,
         "training tokens": len(stream),
     }

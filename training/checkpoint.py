@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -177,6 +178,27 @@ def load_model(folder: Path, model: nn.Module) -> Progress:
         dcp.load(state, checkpoint_id=folder, no_dist=True)
     set_model_state_dict(model, state["model"])
     return progress
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint by their names in the model, on the CPU.
+
+    Nothing else is read, so the checkpoint need not have an optimizer.
+
+    Raises:
+        FileNotFoundError: There is no finished checkpoint in the folder.
+    """
+    read_progress(folder)
+    prefix = "model."
+    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in saved.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+    with _alone_is_fine():
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return {name.removeprefix(prefix): weights for name, weights in state.items()}
 
 
 def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from training.checkpoint import (
@@ -14,6 +15,7 @@ from training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     load_model,
+    read_weights,
     save_checkpoint,
     save_model,
 )
@@ -75,6 +77,26 @@ def test_weights_alone(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_weights_by_name_from_a_checkpoint_that_has_nothing_else(tmp_path):
+    model, _ = make(0)
+    dcp.save({"model": model.half().state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    (tmp_path / "state.json").write_text('{"progress": {}, "must_match": {}}')
+    weights = read_weights(tmp_path)
+    assert weights.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert weights[name].dtype == torch.float16
+        assert torch.equal(weights[name], value)
+
+
+def test_weights_by_name_leave_the_optimizer_out(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    weights = read_weights(save(tmp_path, 1, model, optimizer))
+    assert weights.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(weights[name], value)
+
+
 def test_keeps_the_newest(tmp_path):
     model, optimizer = make(0)
     assert latest_checkpoint(tmp_path) is None
@@ -95,6 +117,8 @@ def test_another_run_is_refused_with_both_values(tmp_path):
 def test_folder_without_a_finished_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
         load_model(tmp_path, make(0)[0])
+    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+        read_weights(tmp_path)
 
 
 def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
