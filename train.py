@@ -29,7 +29,7 @@ from data.shards import TOKENIZER, TokenStream
 from data.text import Batch, TrainBatches, ValidationBatches
 from data.tokenizer import load_tokenizer
 from model import GPT
-from model.extend import differences
+from model.extend import differences, with_context_length
 from model.flops import mfu
 from training.checkpoint import (
     Progress,
@@ -280,7 +280,8 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} is a run of another model: {'; '.join(differing)}. "
             "Use the values there, or start with other weights"
         )
-    model.load_state_dict(read_weights(checkpoint))
+    weights = read_weights(checkpoint)
+    model.load_state_dict(with_context_length(weights, model.config.context_length))
     return checkpoint
 
 

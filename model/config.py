@@ -61,7 +61,12 @@ class ModelConfig:
     """learned: one vector a position (GPT-2). rotary: q and k are turned by their position."""
 
     rope_base: float = DEFAULT_ROPE_BASE
-    """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens."""
+    """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger
+    one prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
+
+    rope_scaling: float = 1.0
+    """Rotary only: positions are divided by this. New context over trained context keeps them
+    within the range of training (position interpolation, Chen et al. 2023, arXiv 2306.15595)."""
 
     dropout: float = 0.0
     """Dropout rate of the embeddings and of what each layer adds to the residual stream."""
@@ -121,11 +126,13 @@ class ModelConfig:
             )
         if self.positions == "rotary":
             self._check_rotary()
-        elif self.rope_base != DEFAULT_ROPE_BASE:
-            raise ValueError(
-                f"model.rope_base={self.rope_base} has no effect with "
-                f"model.positions={self.positions}: leave it out, or set model.positions=rotary."
-            )
+        else:
+            for name, default in (("rope_base", DEFAULT_ROPE_BASE), ("rope_scaling", 1.0)):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"model.{name}={getattr(self, name)} has no effect with model.positions="
+                        f"{self.positions}: leave it out, or set model.positions=rotary."
+                    )
 
     def _check_rotary(self) -> None:
         if self.head_dim % 2:
@@ -137,6 +144,11 @@ class ModelConfig:
             raise ValueError(
                 f"model.rope_base={self.rope_base} must be a finite number above 1; "
                 f"{DEFAULT_ROPE_BASE:.0f} is usual."
+            )
+        if not 1.0 <= self.rope_scaling < math.inf:
+            raise ValueError(
+                f"model.rope_scaling={self.rope_scaling} must be a finite number of at least 1; "
+                "1 leaves the positions alone."
             )
 
     @property

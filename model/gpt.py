@@ -210,7 +210,8 @@ class GPT(nn.Module):
         return self.ln_f(x)
 
     def _rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary_tables(positions, self.config.head_dim, self.config.rope_base)
+        config = self.config
+        return rotary_tables(positions, config.head_dim, config.rope_base, config.rope_scaling)
 
     def _mask(self, past: int, seq_len: int) -> BlockSparseMask | None:
         """The mask of the queries [past, seq_len), which see keys from 0 on."""

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 
-def rotary_tables(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    positions: Tensor, head_dim: int, base: float, scaling: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles by which `apply_rotary` turns each position.
 
     Args:
         positions: (T,) integers, on the device where the tables are wanted.
         head_dim: D, even.
         base: pair i turns by `base ** (-2 i / D)` radians a token.
+        scaling: divides the positions. A model trained on L tokens meets no angle that it has not
+            seen on `scaling * L` (position interpolation, Chen et al. 2023, arXiv 2306.15595).
 
     Returns:
         cos, sin: each (T, D/2) float32.
@@ -23,7 +27,7 @@ def rotary_tables(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor
     pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64)
     frequencies = base ** (-pairs / head_dim)
     # float64, because a float32 angle of 10^6 radians is off by 0.03; the table itself can round.
-    angles = positions[:, None] * frequencies
+    angles = positions.double()[:, None] / scaling * frequencies
     return angles.cos().float(), angles.sin().float()
 
 

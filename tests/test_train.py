@@ -221,6 +221,41 @@ def test_starts_with_the_weights_of_another_run(run, source, capsys):
     assert (progress.step, progress.tokens) == (1, 256)
 
 
+def test_learned_positions_reach_over_a_longer_context(run, source):
+    result = run(source.init, "model.context_length=64", *STAND_STILL)
+    assert result.tokens == source.result.tokens
+    assert result.loss < math.log(300) - 1
+    old, new = (
+        read_weights(latest_checkpoint(folder))["pos_emb.weight"]
+        for folder in (source.folder, run.out_dir)
+    )
+    assert new.shape == (64, 32)
+    torch.testing.assert_close(new[::2], old)
+    torch.testing.assert_close(new[1:-1:2], (old[:-1] + old[1:]) / 2)
+
+
+def test_rotary_positions_reach_over_a_longer_context(run, tmp_path):
+    source = tmp_path / "source"
+    init = f"run.init_from={source}"
+    there = run("model.positions=rotary", "optim.max_steps=30", f"run.out_dir={source}")
+    longer = ("model.positions=rotary", "model.context_length=64", *STAND_STILL)
+    for name, option in (("scaled", "model.rope_scaling=2"), ("base", "model.rope_base=40000")):
+        result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
+        assert result.tokens == there.tokens
+        assert result.loss < math.log(300) - 1
+    # the other context alone: no position is turned otherwise than it was
+    result = run(init, *longer)
+    assert result.loss == pytest.approx(there.loss, abs=0.3)
+    with pytest.raises(ValueError, match="model.positions is 'rotary' there and 'learned' here"):
+        run(init, f"run.out_dir={tmp_path / 'learned'}")
+
+
+def test_a_shorter_context_starts_with_the_positions_it_has(run, source):
+    result = run(source.init, "model.context_length=16", *STAND_STILL)
+    # the same weights at the same positions, each token with less before it
+    assert result.loss == pytest.approx(source.result.loss, abs=0.3)
+
+
 def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
     whole = run(source.init, f"run.out_dir={tmp_path / 'whole'}")
     with pytest.MonkeyPatch.context() as patch:
@@ -234,6 +269,7 @@ def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
         run()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_starts_with_weights_that_have_no_optimizer(run, source):
     checkpoint = latest_checkpoint(source.folder)
     weights = read_weights(checkpoint)

@@ -70,6 +70,16 @@ def test_frozen() -> None:
         ({"attention": "flash"}, "model.attention='flash' must be one of auto, triton"),
         ({"positions": "alibi"}, "model.positions='alibi' must be one of learned, rotary"),
         ({"rope_base": 500.0}, "model.rope_base=500.0 has no effect.*positions=rotary"),
+        ({"rope_scaling": 4.0}, "model.rope_scaling=4.0 has no effect.*positions=rotary"),
+        ({"positions": "rotary", "rope_scaling": 0.5}, "model.rope_scaling=0.5 must be a finite"),
+        (
+            {"positions": "rotary", "rope_scaling": float("inf")},
+            "model.rope_scaling=inf must be a finite number of at least 1",
+        ),
+        (
+            {"positions": "rotary", "rope_scaling": float("nan")},
+            "model.rope_scaling=nan must be a finite number of at least 1",
+        ),
         ({"positions": "rotary", "rope_base": 1.0}, "model.rope_base=1.0 must be a finite number"),
         (
             {"positions": "rotary", "n_embd": 60},
@@ -87,6 +97,7 @@ def test_omegaconf_reads_every_field() -> None:
         "model.n_layer=4",
         "model.positions=rotary",
         "model.rope_base=5e5",
+        "model.rope_scaling=4",
         "model.attention=sdpa",
         "model.dropout=0.1",
         "model.scale_attn_by_inverse_layer_idx=true",
@@ -95,6 +106,7 @@ def test_omegaconf_reads_every_field() -> None:
         n_layer=4,
         positions="rotary",
         rope_base=500_000.0,
+        rope_scaling=4.0,
         attention="sdpa",
         dropout=0.1,
         scale_attn_by_inverse_layer_idx=True,

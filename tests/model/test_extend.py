@@ -1,11 +1,13 @@
-"""Weights of one model in another."""
+"""Weights of one model in another: what must agree, and how its positions reach further."""
 
 import dataclasses
 
 import pytest
+import torch
 
 from model.config import ModelConfig
-from model.extend import MUST_AGREE, differences
+from model.extend import MUST_AGREE, differences, extend_positions, with_context_length
+from model.gpt import GPT
 
 SMALL = ModelConfig(vocab_size=50, context_length=8, n_layer=2, n_head=2, n_embd=8)
 
@@ -15,6 +17,7 @@ SMALL = ModelConfig(vocab_size=50, context_length=8, n_layer=2, n_head=2, n_embd
     [
         ({}, []),
         ({"dropout": 0.1, "attention_dropout": 0.1, "attention": "sdpa"}, []),
+        ({"context_length": 32}, []),
         ({"n_layer": 3}, ["model.n_layer is 2 there and 3 here"]),
         (
             {"n_embd": 16, "n_head": 4, "vocab_size": 51},
@@ -36,5 +39,71 @@ def test_differences_name_each_field_and_both_values(changes, expected):
     assert differences(SMALL, dataclasses.replace(SMALL, **changes)) == expected
 
 
+def test_rotary_positions_may_reach_further():
+    there = dataclasses.replace(SMALL, positions="rotary")
+    here = dataclasses.replace(there, context_length=32, rope_base=5e5, rope_scaling=4.0)
+    assert differences(there, here) == []
+
+
 def test_only_fields_of_the_model_must_agree():
     assert set(MUST_AGREE) <= {field.name for field in dataclasses.fields(ModelConfig)}
+
+
+@pytest.mark.parametrize(
+    ("old_length", "length"), [(1, 1), (1, 5), (3, 4), (3, 7), (5, 8), (7, 7), (16, 48), (13, 101)]
+)
+def test_longer_tables_are_read_at_fractional_positions(old_length, length):
+    table = torch.randn(old_length, 3, dtype=torch.float64)
+    longer = extend_positions(table, length)
+    assert longer.shape == (length, 3)
+    for i in range(length):
+        at = i * old_length / length
+        below = int(at)
+        above = min(below + 1, old_length - 1)
+        expected = table[below] + (at - below) * (table[above] - table[below])
+        torch.testing.assert_close(longer[i], expected)
+    assert torch.equal(longer[0], table[0])
+
+
+def test_what_grows_with_the_position_grows_more_slowly():
+    ramp = torch.arange(6, dtype=torch.float32)[:, None]
+    expected = [0.0, 0.6, 1.2, 1.8, 2.4, 3.0, 3.6, 4.2, 4.8, 5.0]  # 5.4 lies past the last row
+    torch.testing.assert_close(extend_positions(ramp, 10)[:, 0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [1, 2, 3, 7, 64])
+def test_whole_factors_keep_the_old_rows(factor, dtype):
+    table = torch.randn(11, 4).to(dtype)
+    longer = extend_positions(table, 11 * factor)
+    assert longer.dtype == dtype
+    assert torch.equal(longer[::factor], table)
+    assert torch.equal(longer[10 * factor :], table[-1:].expand(factor, 4))
+
+
+@pytest.mark.parametrize("length", [1, 4, 10, 11])
+def test_shorter_tables_are_the_first_rows(length):
+    table = torch.randn(11, 4)
+    shorter = extend_positions(table, length)
+    assert torch.equal(shorter, table[:length])
+    shorter.zero_()
+    assert table.abs().min() > 0  # a tensor of its own
+
+
+@pytest.mark.parametrize("context_length", [5, 8, 20])
+def test_learned_positions_are_all_that_changes(context_length):
+    model = GPT(SMALL)
+    longer = GPT(dataclasses.replace(SMALL, context_length=context_length))
+    longer.load_state_dict(with_context_length(model.state_dict(), context_length))
+    for name, weights in model.state_dict().items():
+        if name != "pos_emb.weight":
+            assert torch.equal(longer.state_dict()[name], weights)
+    assert torch.equal(
+        longer.pos_emb.weight, extend_positions(model.pos_emb.weight, context_length)
+    )
+
+
+def test_rotary_weights_stay_as_they_are():
+    config = dataclasses.replace(SMALL, positions="rotary")
+    weights = GPT(config).state_dict()
+    assert with_context_length(weights, 64) == weights

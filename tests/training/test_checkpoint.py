@@ -77,6 +77,7 @@ def test_weights_alone(tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_weights_by_name_from_a_checkpoint_that_has_nothing_else(tmp_path):
     model, _ = make(0)
     dcp.save({"model": model.half().state_dict()}, checkpoint_id=tmp_path, no_dist=True)
