@@ -12,7 +12,7 @@ names another run to take the first weights from.
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from training.distributed import Processes, start_processes
 from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
+from training.precision import autocast
 from training.stopwatch import Stopwatch
 
 CONFIG = "config.yaml"
@@ -128,10 +129,8 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             broadcast_buffers=False,  # tables of constants, the same everywhere
         )
 
-    def autocast() -> Any:
-        if config.run.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    def activations() -> AbstractContextManager:
+        return autocast(config.run.dtype, device)
 
     with RunLog(
         run_dir,
@@ -160,7 +159,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             last = step >= optim.max_steps
             if last or (step % config.run.eval_every == 0 and step > progress.step):
                 with watch.paused():
-                    result = evaluate(fast_model, validation, processes, autocast)
+                    result = evaluate(fast_model, validation, processes, activations)
                     log.record(
                         f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
                         f"({result.tokens:,} tokens)",
@@ -208,7 +207,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                 batch = to_device(batch, device)
                 if isinstance(parallel, DistributedDataParallel):
                     parallel.require_backward_grad_sync = micro_step == grad_accum_steps - 1
-                with autocast():
+                with activations():
                     loss = parallel(batch.tokens, batch.targets, doc_start=batch.doc_start)
                 (loss / grad_accum_steps).backward()
                 loss_sum += loss.detach() / grad_accum_steps

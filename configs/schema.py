@@ -16,6 +16,7 @@ from data.text import DataConfig
 from model import ModelConfig
 from training.metrics import WandbMode
 from training.optim import OptimConfig
+from training.precision import Dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class RunConfig:
     """Of the weights, the order of the data and dropout."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes a GPU where there is one."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """Of the activations and matrix products; the weights are always float32."""
     compile: bool = True
     """Whether torch.compile fuses the model."""

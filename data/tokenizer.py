@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
@@ -52,6 +53,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.to_str())
         self.sha256 = _meaning_sha256(spec)
+        self._byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
         self._splits_at_word_borders = _is_gpt2_like(spec)
 
     def encode(self, text: str) -> list[int]:
@@ -65,6 +67,25 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, the end of text written out."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 bytes that each id stands for: int64 (vocab_size,), 0 for the end of text.
+
+        Raises:
+            ValueError: it is no byte-level tokenizer, so that ids do not stand for fixed bytes.
+        """
+        if not self._byte_level:
+            raise ValueError(
+                f"tokenizer {self.name!r} must be a byte-level BPE, as GPT-2's: in others the "
+                "bytes of a token depend on its neighbours."
+            )
+        sizes = np.zeros(self.vocab_size, dtype=np.int64)
+        # a byte-level vocabulary writes each byte as one character
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            sizes[number] = len(token)
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            sizes[number] = 0 if token.special else len(token.content.encode())
+        return sizes
 
     def pieces(self, text: str, max_chars: int) -> Iterator[str]:
         """Cut a long text where the token ids of the pieces join to exactly those of the whole.

@@ -121,27 +121,31 @@ class GPT(nn.Module):
         Args:
             tokens: (B, T) int64 ids below `config.vocab_size`. The data readers check the ids;
                 here that would stall the GPU.
-            targets: (B, T) int64, the token that follows each of `tokens`; -100 is not counted.
+            targets: (B, S) int64, what follows each of the last S <= T `tokens`; -100 is not
+                counted.
             doc_start: as in `hidden`.
             reduction: the loss is the mean over the counted targets, their sum, or "none" of it:
                 the loss of each target, 0 where it is not counted.
 
         Returns:
-            (B, T, V) logits without targets, else the float32 loss in nats: a scalar, or (B, T)
+            (B, T, V) logits without targets, else the float32 loss in nats: a scalar, or (B, S)
             with reduction="none". The mean of no targets at all is NaN.
 
         Raises:
-            ValueError: tokens that are not (B, T), targets or doc_start of another shape, or, with
-                learned positions, more tokens than `config.context_length`.
+            ValueError: tokens that are not (B, T), targets that are not (B, S), doc_start of
+                another shape, or, with learned positions, more tokens than
+                `config.context_length`.
         """
         hidden = self.hidden(tokens, doc_start=doc_start)
         if targets is None:
             return self.head(hidden)
-        if targets.shape != tokens.shape:
+        fits = targets.dim() == 2 and targets.shape[0] == tokens.shape[0]
+        if not fits or not 1 <= targets.shape[1] <= tokens.shape[1]:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
-                "every token needs one target (-100 where none counts)."
+                "each of the last tokens needs one target (-100 where none counts)."
             )
+        hidden = hidden[:, -targets.shape[1] :]
         # Padding is masked here, not cut off as in `head`: a slice would leave rows that are no
         # longer aligned, and make the largest tensors of a step slow to read and write.
         logits = F.linear(hidden, self.tok_emb.weight).flatten(0, 1).float()

@@ -1,13 +1,14 @@
 """Open the folder of a run: its configuration, its tokenizer, and its newest weights."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from configs import TrainConfig, load_config
 from data.shards import TOKENIZER
 from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
-from training.checkpoint import Progress, latest_checkpoint, load_model
+from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
 
 CONFIG = "config.yaml"
 
@@ -19,14 +20,24 @@ class Run:
     folder: Path
     config: TrainConfig
     tokenizer: TextTokenizer
-    model: GPT
-    """On the CPU, in evaluation mode, float32."""
+    checkpoint: Path
+    """Its newest."""
     progress: Progress
     """How far it was trained."""
 
+    @cached_property
+    def model(self) -> GPT:
+        """The weights of the checkpoint, read when they are first asked for.
+
+        On the CPU until somebody moves it, in evaluation mode, float32.
+        """
+        model = GPT(self.config.model)
+        load_model(self.checkpoint, model)
+        return model.eval()
+
 
 def open_run(folder: Path) -> Run:
-    """The run in `folder` with the weights of its newest checkpoint.
+    """The run in `folder` at its newest checkpoint.
 
     Raises:
         FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
@@ -37,12 +48,11 @@ def open_run(folder: Path) -> Run:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
     config = load_config([str(folder / CONFIG)])
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
-    model = GPT(config.model)
-    progress = load_model(checkpoint, model)
+    progress, _ = read_progress(checkpoint)
     return Run(
         folder=folder,
         config=config,
         tokenizer=tokenizer,
-        model=model.eval(),
+        checkpoint=checkpoint,
         progress=progress,
     )

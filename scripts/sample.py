@@ -19,6 +19,7 @@ from configs.command_line import errors_as_sentences
 from data.decoder import StreamDecoder
 from model.generate import DrawOptions, PastContext, generate, stream
 from scripts.runs import Run, open_run
+from training.precision import autocast
 
 
 def sample(
@@ -52,8 +53,8 @@ def sample(
     if stop:
         options["stop_id"] = run.tokenizer.eot_id
     # a CPU gains nothing from bfloat16
-    in_bfloat16 = device.type == "cuda" and run.config.run.dtype == "bfloat16"
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+    dtype = run.config.run.dtype if device.type == "cuda" else "float32"
+    with autocast(dtype, device):
         if len(prompts) == samples == 1:
             for piece in pieces(run, prompts[0], n_tokens, **options):
                 print(piece, end="", flush=True)

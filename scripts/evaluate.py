@@ -1,0 +1,268 @@
+"""Score runs on the same validation tokens, and say what their context is worth.
+
+    python -m scripts.evaluate out/gpt2_small_1k out/gpt2_small_4k [--data out/data/books]
+    torchrun --standalone --nproc_per_node=8 -m scripts.evaluate RUN [RUN ...]
+
+Four scorings, each one pass over the validation split by all processes:
+
+    chunk     as the FlashAttention paper evaluates: windows of the model's context that do not
+              overlap. A longer context then also has fewer tokens at the start of a window, and
+              part of its lower loss is only that.
+    strided   windows that slide by --stride. All models and all histories score the same tokens,
+              each with nearly all of its history.
+    cross     strided with less history than the model was trained on: what does a 4K model make of
+              1K? With --histories, any.
+    control   the part of the window that is more than --near tokens away is shuffled, or replaced
+              by other text: the loss must rise if it was used.
+
+Runs named NAME_seed1, NAME_seed2 ... that differ in nothing else count as one model with several
+seeds. Differences are to the first model. Written to --out: evaluation.json, report.md, pictures.
+What has been scored is kept in the folder of the run and not scored again.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from configs import TrainConfig
+from configs.command_line import errors_as_sentences
+from data.shards import TokenStream
+from data.windows import Scoring, ScoringWindows
+from scripts.evaluation_cache import read_losses, write_losses
+from scripts.evaluation_report import write_report
+from scripts.evaluation_tables import Scored, tabulate
+from scripts.runs import Run, open_run
+from training.distributed import Processes, start_processes
+from training.precision import autocast
+from training.token_losses import token_losses
+
+MODES = ("chunk", "strided", "cross", "control")
+STRIDE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which scorings are wanted."""
+
+    modes: tuple[str, ...] = MODES
+    strides: tuple[int, ...] = (STRIDE,)
+    histories: tuple[int, ...] = ()
+    """For cross; none means the contexts of all runs."""
+    near: int | None = None
+    """For control; None means the shortest context of all runs."""
+    document_masks: tuple[bool, ...] = (False,)
+
+    def scorings(self, context_length: int, contexts: Sequence[int]) -> list[Scoring]:
+        """What a model with this context is scored by, beside models with `contexts`."""
+        longest = max(contexts)
+        wanted = []
+        for masked in self.document_masks:
+            if "chunk" in self.modes:
+                wanted.append(
+                    Scoring(history=context_length, stride=context_length, document_mask=masked)
+                )
+            histories = {context_length} if "strided" in self.modes else set()
+            if "cross" in self.modes:
+                histories |= {h for h in self.histories or contexts if h <= context_length}
+            for history in sorted(histories):
+                for stride in self.strides:
+                    if stride <= history:
+                        wanted.append(
+                            Scoring(
+                                history=history,
+                                stride=stride,
+                                first=longest,
+                                document_mask=masked,
+                            )
+                        )
+        if "control" in self.modes:
+            near = min(contexts) if self.near is None else self.near
+            stride = max(self.strides)
+            for control in ("shuffle", "replace"):
+                if near < context_length - stride:
+                    wanted.append(
+                        Scoring(
+                            history=context_length,
+                            stride=stride,
+                            first=longest,
+                            control=control,
+                            near=near,
+                        )
+                    )
+        return list(dict.fromkeys(wanted))
+
+
+def score(
+    run: Run,
+    stream: TokenStream,
+    scorings: Sequence[Scoring],
+    processes: Processes,
+    batch_tokens: int | None = None,
+) -> dict[Scoring, np.ndarray]:
+    """Losses of every token by every scoring, from the run's folder where they are known.
+
+    Args:
+        run: the model; its weights are read if something is to be scored.
+        stream: the validation split.
+        scorings: how to score; those of one shape are best next to each other.
+        processes: all of them take a share.
+        batch_tokens: tokens that a GPU reads at once; None takes what training took.
+
+    Returns:
+        (n_tokens,) float32 each, nats, NaN where not scored; the same on every process.
+
+    Raises:
+        ValueError: the stream was made with another tokenizer, or is too short.
+    """
+    there = stream.manifest.tokenizer.sha256
+    if there != run.tokenizer.sha256:
+        raise ValueError(
+            f"{stream.path} was made with a tokenizer of sha256={there}, and {run.folder} was "
+            f"trained with {run.tokenizer.sha256}: prepare the text with {run.folder}'s "
+            "tokenizer.json (--tokenizer)"
+        )
+    config = run.config
+    if batch_tokens is None:
+        batch_tokens = config.optim.micro_batch_size * config.model.context_length
+    losses = {}
+    compiled_for: tuple[int, int, bool] | None = None
+    model: nn.Module = nn.Identity()
+    for scoring in scorings:
+        known = read_losses(run, stream, scoring) if processes.is_main else None
+        known = processes.agree(known)
+        if known is None:
+            shape = scoring.history, scoring.stride, scoring.document_mask
+            if compiled_for != shape:
+                model, compiled_for = _ready(run, scoring, processes.device), shape
+            known = token_losses(
+                model,
+                ScoringWindows(
+                    stream,
+                    scoring,
+                    max(1, batch_tokens // scoring.history),
+                    rank=processes.rank,
+                    world_size=processes.world_size,
+                ),
+                len(stream),
+                processes,
+                lambda: autocast(config.run.dtype, processes.device),
+            )
+            if processes.is_main:
+                write_losses(run, stream, scoring, known)
+        losses[scoring] = known
+    return losses
+
+
+def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
+    """The model as it is best for windows of this one shape."""
+    model = run.model.to(device)
+    if not run.config.run.compile:
+        return model
+    torch.compiler.reset()  # code for other shapes counts towards a limit
+    model.prepare_mask(scoring.history)
+    return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What each run is called: its folder, without the seed where it is one of several.
+
+    Raises:
+        ValueError: runs that are called the same differ in more than their seed.
+    """
+    names = [re.sub(r"_seed\d+$", "", run.folder.resolve().name) for run in runs]
+    first: dict[str, Run] = {}
+    for name, run in zip(names, runs, strict=True):
+        other = first.setdefault(name, run)
+        if _without_seed(run.config) != _without_seed(other.config):
+            raise ValueError(
+                f"{run.folder} and {other.folder} are both called {name}, but differ in more than "
+                "run.seed: rename one of the folders"
+            )
+    return names
+
+
+def _without_seed(config: TrainConfig) -> TrainConfig:
+    run = replace(config.run, seed=0, out_dir="", init_from=None)
+    return replace(config, run=run)
+
+
+def evaluate_runs(
+    folders: Sequence[Path],
+    plan: Plan,
+    processes: Processes,
+    *,
+    data: Path | None = None,
+    batch_tokens: int | None = None,
+) -> tuple[list[Scored], TokenStream]:
+    """Score all runs, one model in memory after the other.
+
+    Args:
+        folders: of the runs.
+        plan: which scorings.
+        processes: all of them take a share.
+        data: token shards whose validation split is scored; None takes those of the first run.
+        batch_tokens: as in `score`.
+    """
+    runs = [open_run(folder) for folder in folders]
+    names = labels(runs)
+    stream = TokenStream(data or runs[0].config.data.path, "val")
+    contexts = [run.config.model.context_length for run in runs]
+    scored = []
+    for name, run in zip(names, runs, strict=True):
+        wanted = plan.scorings(run.config.model.context_length, contexts)
+        losses = score(open_run(run.folder), stream, wanted, processes, batch_tokens)
+        scored.append(Scored(label=name, run=run, losses=losses))
+    return scored, stream
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--data", type=Path, help="token shards (default: the first run's)")
+    parser.add_argument("--out", type=Path, default=Path("out/evaluation"))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--stride", nargs="+", type=int, default=[STRIDE], dest="strides")
+    parser.add_argument("--histories", nargs="+", type=int, default=[], help="for cross")
+    parser.add_argument("--near", type=int, help="for control (default: the shortest context)")
+    parser.add_argument(
+        "--documents",
+        choices=("packed", "masked", "both"),
+        default="packed",
+        help="whether a token sees what stands before its document",
+    )
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--batch-tokens", type=int, help="read at once (default: as in training)")
+    parser.add_argument(
+        "--score-only", action="store_true", help="keep the losses in the runs, write no report"
+    )
+    args = parser.parse_args(argv)
+    masks = {"packed": (False,), "masked": (True,), "both": (False, True)}
+    plan = Plan(
+        modes=tuple(args.modes),
+        strides=tuple(args.strides),
+        histories=tuple(args.histories),
+        near=args.near,
+        document_masks=masks[args.documents],
+    )
+    with start_processes(args.device) as processes:
+        scored, stream = evaluate_runs(
+            args.runs, plan, processes, data=args.data, batch_tokens=args.batch_tokens
+        )
+        if processes.is_main and not args.score_only:
+            write_report(tabulate(scored, stream), args.out)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

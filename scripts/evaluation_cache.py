@@ -1,0 +1,47 @@
+"""Losses that a run has been scored with, kept in its folder: RUN/scores/CORPUS/SCORING.npz."""
+
+import io
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from data.files import write_atomically
+from data.shards import TokenStream
+from data.windows import Scoring
+from scripts.runs import Run
+
+SCORES = "scores"
+
+
+def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray | None:
+    """What `write_losses` kept, or None if that was another checkpoint's, or never was."""
+    path = _path(run, stream, scoring)
+    if not path.exists():
+        return None
+    with np.load(path, allow_pickle=False) as saved:
+        if str(saved["origin"]) != _origin(run, stream):
+            return None
+        return saved["losses"]
+
+
+def write_losses(run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray) -> None:
+    """Keep (n_tokens,) float32 losses, whole or not at all."""
+    path = _path(run, stream, scoring)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, losses=losses, origin=np.array(_origin(run, stream)))
+    write_atomically(path, buffer.getvalue())
+
+
+def _path(run: Run, stream: TokenStream, scoring: Scoring) -> Path:
+    return run.folder / SCORES / stream.path.resolve().name / f"{scoring.name}.npz"
+
+
+def _origin(run: Run, stream: TokenStream) -> str:
+    """What the losses depend on beside the scoring."""
+    shards = "".join(shard.sha256 for shard in stream.info.shards)
+    return json.dumps(
+        {"checkpoint": run.checkpoint.name, "text": sha256(shards.encode()).hexdigest()}
+    )
