@@ -56,11 +56,13 @@ class Plan:
     """For cross; none means the contexts of all runs."""
     near: int | None = None
     """For control; None means the shortest context of all runs."""
+    first: int | None = None
+    """Positions up to this one are scored in chunks only; None means the longest context."""
     document_masks: tuple[bool, ...] = (False,)
 
     def scorings(self, context_length: int, contexts: Sequence[int]) -> list[Scoring]:
         """What a model with this context is scored by, beside models with `contexts`."""
-        longest = max(contexts)
+        first = max(contexts) if self.first is None else self.first
         wanted = []
         for masked in self.document_masks:
             if "chunk" in self.modes:
@@ -77,7 +79,7 @@ class Plan:
                             Scoring(
                                 history=history,
                                 stride=stride,
-                                first=longest,
+                                first=first,
                                 document_mask=masked,
                             )
                         )
@@ -90,7 +92,7 @@ class Plan:
                         Scoring(
                             history=context_length,
                             stride=stride,
-                            first=longest,
+                            first=first,
                             control=control,
                             near=near,
                         )
@@ -236,6 +238,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--histories", nargs="+", type=int, default=[], help="for cross")
     parser.add_argument("--near", type=int, help="for control (default: the shortest context)")
     parser.add_argument(
+        "--first", type=int, help="position from which all score (default: the longest context)"
+    )
+    parser.add_argument(
         "--documents",
         choices=("packed", "masked", "both"),
         default="packed",
@@ -253,6 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         strides=tuple(args.strides),
         histories=tuple(args.histories),
         near=args.near,
+        first=args.first,
         document_masks=masks[args.documents],
     )
     with start_processes(args.device) as processes:

@@ -66,15 +66,19 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
 
     Returns:
         data: what was scored. runs: what was trained, one entry a run. chunk, strided, control:
-        lists of rows. chunk_position, document_position, document_length: for each model the mean
-        loss in logarithmic bins, and its difference to the first model.
+        lists of rows, each compared with the first model scored in the same way. as_trained and
+        as_trained_chunk: one row a model, with all of its history, documents masked if it was
+        trained so. chunk_position, document_position, document_length: the mean loss of those in
+        logarithmic bins, and its difference to the first model.
     """
     corpus = describe_corpus(stream, scored[0].run.tokenizer.token_bytes())
     rows = _rows(scored)
     chunk = [r for r in rows if r.scoring.first == 0 and r.scoring.control == "none"]
     control = [r for r in rows if r.scoring.control != "none"]
     strided = [r for r in rows if r not in chunk and r not in control]
-    longest = _longest(strided or chunk)
+    as_trained = _common(_as_trained(strided, scored))
+    as_trained_chunk = _as_trained(chunk, scored)
+    binned = as_trained or _common(as_trained_chunk)
     return {
         "data": {
             "name": stream.path.resolve().name,
@@ -86,11 +90,13 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
         "chunk": [_tabulate(r, _same_way(chunk, r), corpus) for r in chunk],
         "strided": [_tabulate(r, _same_way(strided, r), corpus) for r in _common(strided)],
         "control": [_tabulate(r, _undisturbed(rows, r), corpus) for r in control],
-        "chunk_position": _binned(
-            _common([r for r in chunk if not r.scoring.document_mask]), corpus, _window_history
-        ),
-        "document_position": _binned(_common(longest), corpus, lambda _: corpus.history),
-        "document_length": _binned(_common(longest), corpus, lambda _: corpus.document_length),
+        "as_trained": [_tabulate(r, _first(as_trained, r), corpus) for r in as_trained],
+        "as_trained_chunk": [
+            _tabulate(r, _first(as_trained_chunk, r), corpus) for r in as_trained_chunk
+        ],
+        "chunk_position": _binned(_common(as_trained_chunk), corpus, _window_history),
+        "document_position": _binned(binned, corpus, lambda _: corpus.history),
+        "document_length": _binned(binned, corpus, lambda _: corpus.document_length),
     }
 
 
@@ -121,17 +127,24 @@ def _common(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _longest(rows: list[Row]) -> list[Row]:
-    """For each model the row with the longest history, at the smallest stride, not masked."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        if row.scoring.document_mask:
-            continue
-        other = best.setdefault(row.label, row)
-        here, there = row.scoring, other.scoring
-        if (here.history, -here.stride) > (there.history, -there.stride):
-            best[row.label] = row
-    return list(best.values())
+def _as_trained(rows: list[Row], scored: Sequence[Scored]) -> list[Row]:
+    """For each model the row with the longest history, at the smallest stride.
+
+    Where a model was scored both ways, documents are masked if they were in training.
+    """
+    masked = {s.label: s.run.config.data.document_mask for s in scored}
+
+    def fitness(row: Row) -> tuple[bool, int, int]:
+        scoring = row.scoring
+        same = scoring.document_mask == masked[row.label]
+        return same, scoring.history, -scoring.stride
+
+    labels = dict.fromkeys(row.label for row in rows)
+    return [max((r for r in rows if r.label == label), key=fitness) for label in labels]
+
+
+def _first(rows: list[Row], row: Row) -> Row | None:
+    return None if _is(rows[0], row) else rows[0]
 
 
 def _same_way(rows: list[Row], row: Row) -> Row | None:

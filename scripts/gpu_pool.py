@@ -1,0 +1,140 @@
+"""Run commands side by side, each on GPUs of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Commands to run one after the other, once what they need is done."""
+
+    name: str
+    needs: frozenset[str]
+    """Names of tasks that must have succeeded before."""
+    commands: Callable[[int], Sequence[Sequence[str]]]
+    """From the number of GPUs to the command lines; called when the task starts."""
+    log: Path
+    """Gets all that they print."""
+
+
+def groups_of_gpus(per_group: int) -> list[list[str]]:
+    """The GPUs that we may use, in groups of `per_group`; an empty group where there is none.
+
+    Raises:
+        ValueError: fewer GPUs than a group needs.
+    """
+    n_gpu = torch.cuda.device_count()  # of those in CUDA_VISIBLE_DEVICES
+    if n_gpu == 0:
+        return [[]]
+    if n_gpu < per_group:
+        raise ValueError(f"--gpus-per-run={per_group}, and there are {n_gpu} GPU(s): ask for fewer")
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = allowed.split(",")[:n_gpu] if allowed else [str(gpu) for gpu in range(n_gpu)]
+    starts = range(0, n_gpu - per_group + 1, per_group)
+    return [gpus[start : start + per_group] for start in starts]
+
+
+def run_tasks(
+    tasks: Sequence[Task], groups: Sequence[list[str]], say: Callable[[str], None] = print
+) -> list[str]:
+    """Run all tasks, as many at a time as there are groups, earlier ones first.
+
+    A task that fails does not stop the others, but those that need it are left out.
+
+    Returns:
+        Names of the tasks that failed or were left out, in their order.
+    """
+    waiting = list(tasks)
+    free = list(groups)
+    running: dict[Future[str | None], tuple[Task, list[str]]] = {}
+    done: set[str] = set()
+    failed: set[str] = set()
+    children: set[subprocess.Popen] = set()
+    with _terminated_with_us(children), ThreadPoolExecutor(len(groups)) as threads:
+        while waiting or running:
+            for task in [t for t in waiting if t.needs & failed]:
+                waiting.remove(task)
+                failed.add(task.name)
+                say(f"{task.name}: left out, because {', '.join(task.needs & failed)} failed")
+            ready = [t for t in waiting if t.needs <= done]
+            while ready and free:
+                task, gpus = ready.pop(0), free.pop(0)
+                waiting.remove(task)
+                say(f"{task.name}: started on {_name(gpus)}, see {task.log}")
+                running[threads.submit(_run, task, gpus, children)] = task, gpus
+            if not running:
+                continue
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                task, gpus = running.pop(future)
+                free.append(gpus)
+                problem = future.result()
+                (failed if problem else done).add(task.name)
+                say(f"{task.name}: {f'FAILED: {problem}' if problem else 'done'}")
+    return [task.name for task in tasks if task.name in failed]
+
+
+def python_command(n_gpu: int, *arguments: str) -> list[str]:
+    """A command line for python, or for torchrun with one process a GPU."""
+    if n_gpu <= 1:
+        return [sys.executable, *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, f"--nproc_per_node={n_gpu}", *arguments]
+
+
+def _run(task: Task, gpus: list[str], children: set[subprocess.Popen]) -> str | None:
+    """Run the commands of a task; returns what went wrong."""
+    environment = dict(os.environ)
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        commands = task.commands(len(gpus))
+    except (ValueError, OSError) as error:
+        return str(error)
+    with task.log.open("a", encoding="utf-8") as log:
+        for command in commands:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+            children.add(process)
+            code = process.wait()
+            children.discard(process)
+            if code != 0:
+                return f"exit code {code}, see {task.log}"
+    return None
+
+
+def _name(gpus: list[str]) -> str:
+    return f"GPU {', '.join(gpus)}" if gpus else "the CPU"
+
+
+@contextmanager
+def _terminated_with_us(children: set[subprocess.Popen]) -> Iterator[None]:
+    """Stop the children when this process is asked to stop; nothing must go on unseen."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for child in list(children):
+            child.terminate()
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,148 @@
+"""Is longer context better? The paper's Table 4, with equal tokens, seeds and intervals.
+
+    python -m scripts.reproduce_table4 --data out/data/books --budget minutes
+    python -m scripts.reproduce_table4 --data out/data/openwebtext --budget paper --gpus-per-run 8
+
+Trains each model of --models with each seed, on all GPUs of this machine, one run a GPU (or a group
+of --gpus-per-run), all with the same tokens a step, the same tokens in all, the same schedule and
+the same text; scores them on the same validation tokens (scripts.evaluate), and writes a report.
+Stopped, the same command goes on. A model that is measured by another one's time, or starts from
+its weights, brings that one along.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from configs.command_line import errors_as_sentences
+from data.shards import Manifest
+from scripts.evaluate import STRIDE, Plan, evaluate_runs
+from scripts.evaluation_report import write_report
+from scripts.evaluation_tables import tabulate
+from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.table4_plan import BUDGETS, MODELS, Job, final_arguments, make_jobs
+from scripts.table4_report import write_table4
+from training.distributed import start_processes
+
+DEFAULT_MODELS = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
+
+
+def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
+    """The same scorings for each run, whichever runs are finished."""
+    configs = [job.config for job in jobs]
+    contexts = sorted({config.model.context_length for config in configs})
+    masked = any(config.data.document_mask for config in configs)
+    return Plan(
+        strides=tuple(strides),
+        histories=tuple(contexts),
+        near=contexts[0],
+        first=contexts[-1],
+        document_masks=(False, True) if masked else (False,),
+    )
+
+
+def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
+    """Train a run and score it on each corpus."""
+
+    def commands(n_gpu: int) -> list[list[str]]:
+        train = python_command(n_gpu, "train.py", *final_arguments(job))
+        numbers = {
+            "--stride": plan.strides,
+            "--histories": plan.histories,
+            "--near": (plan.near,),
+            "--first": (plan.first,),
+        }
+        options = [word for name, values in numbers.items() for word in (name, *map(str, values))]
+        if len(plan.document_masks) > 1:
+            options += ["--documents", "both"]
+        scoring = [
+            python_command(
+                n_gpu, "-m", "scripts.evaluate", str(job.folder), "--score-only",
+                "--data", str(corpus), *options,
+            )
+            for corpus in score_on
+        ]  # fmt: skip
+        return scoring if job.is_finished else [train, *scoring]
+
+    return Task(
+        name=job.folder.name,
+        needs=frozenset(folder.name for folder in job.needs),
+        commands=commands,
+        log=job.folder.with_suffix(".log"),
+    )
+
+
+def report(
+    jobs: Sequence[Job], plan: Plan, budget: str, score_on: Sequence[Path], out: Path
+) -> None:
+    """Write the reports of what is finished: one evaluation a corpus, and the table.
+
+    Raises:
+        ValueError: no run is finished.
+    """
+    order = {name: number for number, name in enumerate(MODELS)}
+    finished = sorted(
+        (job for job in jobs if job.is_finished), key=lambda job: (order[job.name], job.seed)
+    )
+    if not finished:
+        raise ValueError(f"no run in {out} is finished: there is nothing to report yet")
+    results = {}
+    with start_processes("auto") as processes:
+        for corpus in score_on:
+            scored, stream = evaluate_runs(
+                [job.folder for job in finished], plan, processes, data=corpus
+            )
+            results[corpus.name] = tabulate(scored, stream)
+            write_report(results[corpus.name], out / f"evaluation_{corpus.resolve().name}")
+    write_table4(results, {job.folder: job.name for job in finished}, budget, out)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.reproduce_table4",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, required=True, help="token shards to train on")
+    parser.add_argument("--budget", choices=BUDGETS, default="minutes")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS)
+    parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
+    parser.add_argument("--gpus-per-run", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="folder (default: out/table4_BUDGET)")
+    parser.add_argument(
+        "--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)"
+    )
+    parser.add_argument("--stride", type=int, nargs="+", default=[STRIDE])
+    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py"
+    )
+    args = parser.parse_args(argv)
+    budget = BUDGETS[args.budget]
+    out = args.out or Path(f"out/table4_{args.budget}")
+    score_on = args.score_on or [args.data]
+    jobs = make_jobs(
+        args.models,
+        budget,
+        out,
+        data=args.data,
+        vocab_size=Manifest.load(args.data).tokenizer.vocab_size,
+        seeds=args.seeds or budget.seeds,
+        gpus_per_run=args.gpus_per_run,
+        overrides=args.set,
+    )
+    plan = make_plan(jobs, args.stride)
+    failed = []
+    if not args.report_only:
+        tasks = [task_of(job, plan, score_on) for job in jobs]
+        failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
+    report(jobs, plan, args.budget, score_on, out)
+    if failed:
+        raise SystemExit(f"these runs failed, and are not in the report: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

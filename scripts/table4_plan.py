@@ -1,0 +1,279 @@
+"""The runs behind our Table 4: models, budgets, and the command line of each run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs import TrainConfig, load_config
+from model.config import DEFAULT_ROPE_BASE
+from model.flops import train_flops_per_token
+from training.metrics import read_metrics
+
+_BUTTERFLY = ("model.mask.pattern=butterfly",)
+_DOCUMENTS = ("data.document_mask=true",)
+_LEARNED = ("model.positions=learned",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained; its YAML file is configs/gpt2_small_CONTEXT.yaml."""
+
+    context: str
+    overrides: tuple[str, ...] = ()
+    starts_from: str | None = None
+    """Model whose weights it starts with; the time of that run counts as its own."""
+    same_time_as: str | None = None
+    """Model whose GPU-hours it is trained for, instead of the budget's tokens."""
+
+
+MODELS = {
+    "1k": Model(context="1k"),
+    "2k": Model(context="2k"),
+    "4k": Model(context="4k"),
+    "8k": Model(context="8k"),
+    "16k": Model(context="16k"),
+    "4k_butterfly": Model(context="4k", overrides=_BUTTERFLY),
+    "16k_butterfly": Model(context="16k", overrides=_BUTTERFLY),
+    "4k_butterfly_same_time": Model(context="4k", overrides=_BUTTERFLY, same_time_as="4k"),
+    "16k_butterfly_same_time": Model(context="16k", overrides=_BUTTERFLY, same_time_as="16k"),
+    "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
+    "1k_documents": Model(context="1k", overrides=_DOCUMENTS),
+    "4k_documents": Model(context="4k", overrides=_DOCUMENTS),
+    "1k_learned": Model(context="1k", overrides=_LEARNED),
+    "4k_learned": Model(context="4k", overrides=_LEARNED),
+    "4k_learned_from_1k": Model(
+        context="4k", overrides=_LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much is trained, and the recipe that suits it."""
+
+    steps: int
+    batch_tokens: int
+    seeds: int
+    overrides: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of a run."""
+        return self.steps * self.batch_tokens
+
+
+# Short runs need many small steps and a high learning rate, and no dropout where no text is seen
+# often; rotary positions, because learned ones are hardly learned yet.
+_SHORT = (
+    "model.positions=rotary",
+    "model.scale_attn_by_inverse_layer_idx=false",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "optim.lr=1e-3",
+    "optim.betas=[0.9,0.95]",
+)
+_TINY = ("model.n_layer=2", "model.n_head=2", "model.n_embd=32")
+
+BUDGETS = {
+    "smoke": Budget(steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY)),
+    "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
+    "hours": Budget(steps=7_200, batch_tokens=65_536, seeds=1, overrides=_SHORT),
+    "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
+}
+"""smoke: to see the command work, on a CPU. minutes: 118M tokens, 4 minutes a run on an H200 at 1K.
+hours: 472M tokens. paper: 210B tokens, as arXiv 2205.14135, appendix E.2, has them."""
+
+LOG_STEPS, EVALUATIONS, SAVES = 10, 8, 4  # steps between records; times a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: a model with a seed."""
+
+    name: str
+    """Of the model."""
+    seed: int
+    folder: Path
+    arguments: tuple[str, ...]
+    """Of train.py, but the number of steps where that follows from other runs."""
+    needs: tuple[Path, ...]
+    """Runs that must be finished before it starts."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """What the arguments mean."""
+        return load_config(self.arguments)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its last evaluation is there."""
+        begun = self.folder / "config.yaml"
+        if not begun.exists():
+            return False
+        last = load_config([str(begun)]).optim.max_steps
+        return any("val_loss" in r and r["step"] == last for r in read_metrics(self.folder))
+
+
+def make_jobs(
+    names: Sequence[str],
+    budget: Budget,
+    out: Path,
+    *,
+    data: Path,
+    vocab_size: int,
+    seeds: int,
+    gpus_per_run: int = 1,
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """The runs of some models, all seeds of the first seed first, the dearest models first.
+
+    Args:
+        names: of MODELS; those that others start from or are measured by are added.
+        budget: of each run.
+        out: folder of all runs: MODEL_seedN.
+        data: token shards to train on.
+        vocab_size: of their tokenizer.
+        seeds: runs of each model.
+        gpus_per_run: that share the batch.
+        overrides: key=value for all runs, last.
+
+    Raises:
+        ValueError: there is no such model, or a configuration is impossible.
+    """
+    jobs = [
+        _job(name, seed, budget, out, data, vocab_size, gpus_per_run, overrides)
+        for name in _with_needed(names)
+        for seed in range(1, seeds + 1)
+    ]
+
+    def dearest_first(job: Job) -> tuple[int, bool, float]:
+        config = job.config
+        flops = train_flops_per_token(config.model, causal=True)
+        return job.seed, bool(job.needs), -flops * config.optim.max_steps
+
+    return sorted(jobs, key=dearest_first)
+
+
+def final_arguments(job: Job) -> tuple[str, ...]:
+    """The arguments of train.py, once all runs that the job needs are finished.
+
+    A run that was begun keeps the number of steps that it began with.
+    """
+    model = MODELS[job.name]
+    if model.same_time_as is None:
+        return job.arguments
+    begun = job.folder / "config.yaml"
+    if begun.exists():
+        steps = load_config([str(begun)]).optim.max_steps
+    else:
+        steps = _affordable_steps(job, model)
+    evaluate_every = _every(steps, EVALUATIONS)
+    return (
+        *job.arguments,
+        f"optim.max_steps={steps}",
+        f"optim.warmup_steps={_warmup(steps)}",
+        f"run.eval_every={evaluate_every}",
+    )
+
+
+def _affordable_steps(job: Job, model: Model) -> int:
+    """Steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal model."""
+    assert model.same_time_as is not None
+    sibling = job.folder.with_name(f"{model.same_time_as}_seed{job.seed}")
+    hours = read_metrics(sibling)[-1]["gpu_hours"]
+    timed = sibling
+    if model.starts_from is not None:
+        hours -= read_metrics(_folder(job, model.starts_from))[-1]["gpu_hours"]
+    elif model.overrides == _BUTTERFLY:
+        timed = _folder(job, job.name.removesuffix("_same_time"))
+    last = read_metrics(timed)[-1]
+    hours_a_step = last["gpu_hours"] / last["step"]
+    return max(LOG_STEPS, round(hours / hours_a_step / LOG_STEPS) * LOG_STEPS)
+
+
+def _folder(job: Job, name: str) -> Path:
+    return job.folder.with_name(f"{name}_seed{job.seed}")
+
+
+def _needed_by(name: str) -> list[str]:
+    model = MODELS[name]
+    needed = [n for n in (model.starts_from, model.same_time_as) if n is not None]
+    if name.endswith("_same_time"):
+        needed.append(name.removesuffix("_same_time"))
+    return needed
+
+
+def _with_needed(names: Sequence[str]) -> list[str]:
+    """The models of `names` and those that they need, in the order of MODELS."""
+    wanted: set[str] = set()
+    for name in names:
+        if name not in MODELS:
+            raise ValueError(f"model {name!r} must be one of {', '.join(MODELS)}")
+        wanted |= {name, *_needed_by(name)}
+    return [name for name in MODELS if name in wanted]
+
+
+def _job(
+    name: str,
+    seed: int,
+    budget: Budget,
+    out: Path,
+    data: Path,
+    vocab_size: int,
+    gpus_per_run: int,
+    overrides: Sequence[str],
+) -> Job:
+    model = MODELS[name]
+    folder = out / f"{name}_seed{seed}"
+    file = f"configs/gpt2_small_{model.context}.yaml"
+    recipe = load_config([file, *budget.overrides, *model.overrides])
+    context_length = recipe.model.context_length
+    at_once = recipe.optim.micro_batch_size * context_length
+    at_once = min(at_once, budget.batch_tokens // gpus_per_run)
+    arguments = [
+        file,
+        *budget.overrides,
+        *model.overrides,
+        f"model.vocab_size={vocab_size}",
+        f"data.path={data}",
+        f"optim.max_steps={budget.steps}",
+        f"optim.warmup_steps={_warmup(budget.steps)}",
+        f"optim.batch_tokens={budget.batch_tokens}",
+        f"optim.micro_batch_size={max(1, at_once // context_length)}",
+        f"run.seed={seed}",
+        f"run.out_dir={folder}",
+        f"run.log_every={LOG_STEPS}",
+        f"run.eval_every={_every(budget.steps, EVALUATIONS)}",
+        f"run.save_every={_every(budget.steps, SAVES)}",
+        "run.keep_last=1",
+    ]
+    if model.starts_from is not None:
+        arguments.append(f"run.init_from={out / f'{model.starts_from}_seed{seed}'}")
+        arguments.append(f"optim.lr={recipe.optim.lr / 2}")
+        if recipe.model.positions == "rotary":
+            base = _stretched_base(context_length, model.starts_from, recipe.model.head_dim)
+            arguments.append(f"model.rope_base={base:.0f}")
+    needs = tuple(out / f"{other}_seed{seed}" for other in _needed_by(name))
+    arguments += overrides
+    load_config(arguments)  # what cannot be is refused before anything runs
+    return Job(name=name, seed=seed, folder=folder, arguments=tuple(arguments), needs=needs)
+
+
+def _stretched_base(context_length: int, starts_from: str, head_dim: int) -> float:
+    """The base at which the slowest pair turns over the new context as before over the old.
+
+    b0 s^(D / (D - 2)), "NTK-aware" scaling, in the words of YaRN (arXiv 2309.00071, section 3.1).
+    """
+    old = load_config([f"configs/gpt2_small_{MODELS[starts_from].context}.yaml"])
+    stretch = context_length / old.model.context_length
+    return DEFAULT_ROPE_BASE * stretch ** (head_dim / (head_dim - 2))
+
+
+def _warmup(steps: int) -> int:
+    """1% as in the paper, but long enough for a short run with a high learning rate."""
+    return min(steps // 4, max(steps // 100, 200))
+
+
+def _every(steps: int, times: int) -> int:
+    """Steps between two of so many events in a run, a multiple of LOG_STEPS."""
+    return max(1, steps // times // LOG_STEPS) * LOG_STEPS

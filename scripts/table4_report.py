@@ -1,0 +1,178 @@
+"""The paper's Table 4 beside ours, and what training took, in JSON, Markdown and a picture."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from data.files import write_atomically
+from scripts.readme_tables import to_markdown
+from scripts.results import write_result
+from training.metrics import read_metrics
+
+PAPER = (
+    ("Megatron-LM, 1K", 18.2, 4.7),
+    ("FlashAttention, 1K", 18.2, 2.7),
+    ("FlashAttention, 2K", 17.6, 3.0),
+    ("FlashAttention, 4K", 17.5, 3.6),
+)
+"""arXiv 2205.14135, Table 4: GPT-2 small on OpenWebText, perplexity, days on 8 A100."""
+
+
+def write_table4(
+    evaluations: Mapping[str, dict[str, Any]],
+    runs: Mapping[Path, str],
+    budget: str,
+    out: Path,
+) -> None:
+    """Write table4.json, table4.md and table4.png into `out`, and print the table.
+
+    Args:
+        evaluations: by corpus, what `scripts.evaluation_tables.tabulate` gives.
+        runs: folders of the finished runs, and the model of each.
+        budget: its name.
+        out: folder.
+    """
+    result = {
+        "budget": budget,
+        "paper": [
+            {"model": model, "perplexity": perplexity, "days_on_8_a100": days}
+            for model, perplexity, days in PAPER
+        ],
+        "rows": {corpus: rows(tables) for corpus, tables in evaluations.items()},
+        "curves": curves(runs),
+    }
+    write_result(out / "table4.json", result)
+    text = markdown(result)
+    write_atomically(out / "table4.md", text.encode())
+    draw(result["curves"], out / "table4.png")
+    print(text)
+    print(f"wrote table4.json, table4.md and table4.png into {out}")
+
+
+def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each model its cost, its perplexity as the paper evaluates, and on identical tokens."""
+    result = []
+    for label in dict.fromkeys(run["label"] for run in tables["runs"]):
+        runs = [run for run in tables["runs"] if run["label"] == label]
+        (chunk,) = (row for row in tables["as_trained_chunk"] if row["label"] == label)
+        (strided,) = (row for row in tables["as_trained"] if row["label"] == label)
+        result.append(
+            {
+                "label": label,
+                "seeds": len(runs),
+                "tokens": runs[0]["tokens"],
+                "gpu_hours": mean(run["gpu_hours"] for run in runs),
+                "tokens_per_s": mean(run["tokens_per_s"] for run in runs),
+                "paper_perplexity": chunk["perplexity"],
+                "paper_nats": chunk["nats"],
+                "paper_difference": chunk["difference"],
+                "perplexity": strided["perplexity"],
+                "nats": strided["nats"],
+                "difference": strided["difference"],
+                "scored_tokens": strided["tokens"],
+                "stride": strided["stride"],
+            }
+        )
+    return result
+
+
+def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
+    """For each model the validation loss over tokens and GPU-hours, the mean over its seeds."""
+    by_model: dict[str, list[list[dict[str, Any]]]] = {}
+    for folder, model in runs.items():
+        evaluations = [r for r in read_metrics(folder) if "val_loss" in r]
+        by_model.setdefault(model, []).append(evaluations)
+    return {
+        model: [
+            {
+                "tokens": mean(r["tokens"] for r in points),
+                "gpu_hours": mean(r["gpu_hours"] for r in points),
+                "val_loss": mean(r["val_loss"] for r in points),
+            }
+            for points in zip(*seeds, strict=False)
+        ]
+        for model, seeds in by_model.items()
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of all corpora, the paper's rows first."""
+    parts = [
+        f"# Table 4 of the FlashAttention paper, budget {result['budget']!r}\n",
+        "The paper: GPT-2 small on OpenWebText, 400,000 steps of 524,288 tokens.\n",
+        to_markdown(
+            ["model", "perplexity", "days on 8 A100"],
+            [
+                [row["model"], f"{row['perplexity']}", f"{row['days_on_8_a100']}"]
+                for row in result["paper"]
+            ],
+        ),
+    ]
+    for corpus, table in result["rows"].items():
+        base = table[0]
+        parts += [
+            f"Ours, scored on {corpus}. Time is that of training, relative to {base['label']}'s; "
+            "differences are nats a token, with 95% intervals over documents and seeds.\n",
+            to_markdown(
+                [
+                    "model",
+                    "seeds",
+                    "training tokens",
+                    "tokens/s",
+                    "GPU-hours",
+                    "time",
+                    "perplexity, as the paper evaluates",
+                    f"minus {base['label']}, nats",
+                    "perplexity, on identical tokens",
+                    f"minus {base['label']}, nats",
+                ],
+                [
+                    [
+                        row["label"],
+                        str(row["seeds"]),
+                        f"{row['tokens'] / 1e6:,.0f}M",
+                        f"{row['tokens_per_s']:,.0f}",
+                        f"{row['gpu_hours']:.3f}",
+                        f"{row['gpu_hours'] / base['gpu_hours']:.2f}",
+                        f"{row['paper_perplexity']:.2f}",
+                        _difference(row["paper_difference"]),
+                        f"{row['perplexity']:.2f}",
+                        _difference(row["difference"]),
+                    ]
+                    for row in table
+                ],
+            ),
+        ]
+    return "\n".join(parts)
+
+
+def _difference(difference: dict[str, Any] | None) -> str:
+    if difference is None:
+        return ""
+    low, high = difference["interval"]
+    return f"{difference['nats']:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
+    """Validation perplexity over tokens and over GPU-hours, one line a model."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    panels = figure.subplots(ncols=2, sharey=True)
+    for number, (model, points) in enumerate(curves.items()):
+        perplexity = np.exp([p["val_loss"] for p in points])
+        style = {"color": f"C{number % 10}", "ls": "-" if number < 10 else "--", "label": model}
+        panels[0].plot([p["tokens"] / 1e6 for p in points], perplexity, marker=".", **style)
+        panels[1].plot([p["gpu_hours"] for p in points], perplexity, marker=".", **style)
+    ends = [np.exp(points[-1]["val_loss"]) for points in curves.values()]
+    panels[0].set_yscale("log")
+    panels[0].set_ylim(0.97 * min(ends), 2.0 * max(ends))
+    panels[0].set_ylabel("validation perplexity, as the paper evaluates")
+    panels[0].set_xlabel("training tokens, millions")
+    panels[1].set_xlabel("GPU-hours of training")
+    panels[1].legend()
+    for axes in panels:
+        axes.grid(alpha=0.3, which="both")
+    figure.savefig(out, dpi=120)
