@@ -1,6 +1,6 @@
 """The paper's Table 4 beside ours, and what training took, in JSON, Markdown and a picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
