@@ -225,15 +225,13 @@ def _job(
 ) -> Job:
     model = MODELS[name]
     folder = out / f"{name}_seed{seed}"
-    file = f"configs/gpt2_small_{model.context}.yaml"
-    recipe = load_config([file, *budget.overrides, *model.overrides])
+    recipe_arguments = _recipe(name, budget)
+    recipe = load_config(recipe_arguments)
     context_length = recipe.model.context_length
     at_once = recipe.optim.micro_batch_size * context_length
     at_once = min(at_once, budget.batch_tokens // gpus_per_run)
     arguments = [
-        file,
-        *budget.overrides,
-        *model.overrides,
+        *recipe_arguments,
         f"model.vocab_size={vocab_size}",
         f"data.path={data}",
         f"optim.max_steps={budget.steps}",
@@ -251,7 +249,8 @@ def _job(
         arguments.append(f"run.init_from={out / f'{model.starts_from}_seed{seed}'}")
         arguments.append(f"optim.lr={recipe.optim.lr / 2}")
         if recipe.model.positions == "rotary":
-            base = _stretched_base(context_length, model.starts_from, recipe.model.head_dim)
+            before = load_config(_recipe(model.starts_from, budget)).model.context_length
+            base = _stretched_base(context_length / before, recipe.model.head_dim)
             arguments.append(f"model.rope_base={base:.0f}")
     needs = tuple(out / f"{other}_seed{seed}" for other in _needed_by(name))
     arguments += overrides
@@ -259,13 +258,17 @@ def _job(
     return Job(name=name, seed=seed, folder=folder, arguments=tuple(arguments), needs=needs)
 
 
-def _stretched_base(context_length: int, starts_from: str, head_dim: int) -> float:
-    """The base at which the slowest pair turns over the new context as before over the old.
+def _recipe(name: str, budget: Budget) -> list[str]:
+    """A model's YAML file with what the budget and the model change in it."""
+    model = MODELS[name]
+    return [f"configs/gpt2_small_{model.context}.yaml", *budget.overrides, *model.overrides]
+
+
+def _stretched_base(stretch: float, head_dim: int) -> float:
+    """The base at which the slowest pair turns over the longer context as before over the old one.
 
     b0 s^(D / (D - 2)), "NTK-aware" scaling, in the words of YaRN (arXiv 2309.00071, section 3.1).
     """
-    old = load_config([f"configs/gpt2_small_{MODELS[starts_from].context}.yaml"])
-    stretch = context_length / old.model.context_length
     return DEFAULT_ROPE_BASE * stretch ** (head_dim / (head_dim - 2))
 
 

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from data.files import write_atomically
-from scripts.readme_tables import to_markdown
+from scripts.readme_tables import markdown_table
 from scripts.results import write_result
 from training.metrics import read_metrics
 
@@ -101,7 +101,7 @@ def markdown(result: dict[str, Any]) -> str:
     parts = [
         f"# Table 4 of the FlashAttention paper, budget {result['budget']!r}\n",
         "The paper: GPT-2 small on OpenWebText, 400,000 steps of 524,288 tokens.\n",
-        to_markdown(
+        markdown_table(
             ["model", "perplexity", "days on 8 A100"],
             [
                 [row["model"], f"{row['perplexity']}", f"{row['days_on_8_a100']}"]
@@ -114,7 +114,7 @@ def markdown(result: dict[str, Any]) -> str:
         parts += [
             f"Ours, scored on {corpus}. Time is that of training, relative to {base['label']}'s; "
             "differences are nats a token, with 95% intervals over documents and seeds.\n",
-            to_markdown(
+            markdown_table(
                 [
                     "model",
                     "seeds",

@@ -1,0 +1,108 @@
+"""Tasks side by side: order, failures, what each may see, and no child that outlives us."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from scripts import gpu_pool
+from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+
+
+@pytest.fixture
+def task(tmp_path):
+    def make(name, code, needs=()):
+        return Task(
+            name=name,
+            needs=frozenset(needs),
+            commands=lambda n_gpu: [[sys.executable, "-c", code.format(n_gpu=n_gpu)]],
+            log=tmp_path / f"{name}.log",
+        )
+
+    return make
+
+
+def test_runs_all_and_waits_for_what_is_needed(task, tmp_path):
+    write = f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'a').write_text('x')"
+    read = f"print(open({str(tmp_path / 'a')!r}).read(), {{n_gpu}})"
+    said = []
+    tasks = [task("second", read, needs=["first"]), task("first", write)]
+    assert run_tasks(tasks, [["0"], ["1", "2"]], said.append) == []
+    assert (tmp_path / "second.log").read_text() == "x 2\n"
+    assert said[0].startswith("first: started on GPU 0")
+    assert said[-1] == "second: done"
+
+
+def test_each_sees_its_own_gpus(task, tmp_path):
+    show = "import os, time; time.sleep(.3); print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    tasks = [task(name, show) for name in "abc"]
+    assert run_tasks(tasks, [["4", "5"], ["7"]], lambda _: None) == []
+    seen = [(tmp_path / f"{name}.log").read_text().strip() for name in "abc"]
+    assert seen[:2] == ["4,5", "7"] and seen[2] in ("4,5", "7")
+
+
+def test_failure_stops_only_what_needs_it(task, tmp_path):
+    def broken(_):
+        raise ValueError("no steps are left")
+
+    bad = Task(name="bad", needs=frozenset(), commands=broken, log=tmp_path / "bad.log")
+    tasks = [
+        task("fails", "raise SystemExit(3)"),
+        task("child", "print(1)", needs=["fails"]),
+        task("grandchild", "print(1)", needs=["child"]),
+        bad,
+        task("other", "print('fine')"),
+    ]
+    said = []
+    assert run_tasks(tasks, [[]], said.append) == ["fails", "child", "grandchild", "bad"]
+    assert (tmp_path / "other.log").read_text() == "fine\n"
+    assert any("fails: FAILED: exit code 3, see" in line for line in said)
+    assert "bad: FAILED: no steps are left" in said
+    assert not (tmp_path / "child.log").exists()
+
+
+def test_groups(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert groups_of_gpus(2) == [["0", "1"], ["2", "3"]]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,4,6,7")
+    assert groups_of_gpus(1) == [["1"], ["3"], ["4"], ["6"], ["7"]]
+    with pytest.raises(ValueError, match=r"--gpus-per-run=8, and there are 5 GPU"):
+        groups_of_gpus(8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert groups_of_gpus(8) == [[]]
+
+
+def test_torchrun_for_several_gpus():
+    assert python_command(1, "train.py", "a")[1:] == ["train.py", "a"]
+    assert python_command(0, "train.py", "a")[1:] == ["train.py", "a"]
+    assert python_command(4, "-m", "scripts.x")[2:] == [
+        "torch.distributed.run", "--standalone", "--nproc_per_node=4", "-m", "scripts.x",
+    ]  # fmt: skip
+
+
+def test_stopping_us_stops_the_children(tmp_path):
+    pid = tmp_path / "pid"
+    child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    program = f"""
+import sys
+from pathlib import Path
+from scripts.gpu_pool import Task, run_tasks
+command = [sys.executable, "-c", {child!r}]
+run_tasks([Task(name="x", needs=frozenset(), commands=lambda n: [command],
+                log=Path({str(tmp_path / "x.log")!r}))], [[]])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=gpu_pool.__file__[: -len("scripts/gpu_pool.py")]
+    )
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

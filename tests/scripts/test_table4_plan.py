@@ -1,0 +1,115 @@
+"""Which runs there are, with which arguments, and how steps follow from the time of others."""
+
+import json
+
+import pytest
+
+from configs import load_config
+from scripts import table4_plan
+from scripts.table4_plan import BUDGETS, MODELS, final_arguments, make_jobs
+from training.metrics import METRICS
+
+
+def jobs_of(names, tmp_path, budget="minutes", seeds=1, **options):
+    return make_jobs(
+        names, BUDGETS[budget], tmp_path, data=tmp_path, vocab_size=50_257, seeds=seeds, **options
+    )
+
+
+def finish(folder, *, step, gpu_hours, max_steps=None):
+    """A run as if it had been trained."""
+    folder.mkdir(parents=True)
+    records = [
+        {"step": step, "tokens": 1, "val_loss": 1.0, "gpu_hours": gpu_hours},
+    ]
+    (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "config.yaml").write_text(
+        "model: {}\ndata: {path: x}\n"
+        f"optim: {{max_steps: {max_steps or step}, batch_tokens: 1024, micro_batch_size: 1}}\n"
+        "run: {out_dir: x}\n"
+    )
+
+
+@pytest.mark.parametrize("budget", ["minutes", "hours", "paper"])
+def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
+    plain = [name for name, model in MODELS.items() if model.same_time_as is None]
+    configs = [job.config for job in jobs_of(plain, tmp_path, budget)]
+    assert len(configs) == len(plain)
+    wanted = BUDGETS[budget]
+    for config in configs:
+        assert config.optim.max_steps * config.optim.batch_tokens == wanted.tokens
+        assert config.optim.batch_tokens == wanted.batch_tokens
+        assert (config.optim.lr, config.optim.schedule) == (configs[0].optim.lr, "linear")
+    assert len({config.model.context_length for config in configs}) == 5
+
+
+def test_paper_is_the_papers_recipe(tmp_path):
+    for job in jobs_of(["1k", "4k"], tmp_path, "paper", gpus_per_run=8):
+        config = job.config
+        assert (config.optim.max_steps, config.optim.batch_tokens) == (400_000, 524_288)
+        assert config.optim.warmup_steps == 4_000
+        assert config.model.positions == "learned" and config.model.dropout == 0.1
+        config.grad_accum_steps(world_size=8)
+
+
+def test_batch_is_shared_by_the_gpus_of_a_run(tmp_path):
+    for n_gpu in (1, 2):
+        for job in jobs_of(["1k", "16k"], tmp_path, gpus_per_run=n_gpu):
+            job.config.grad_accum_steps(world_size=n_gpu)
+    with pytest.raises(ValueError, match=r"optim.batch_tokens=32768 must be a multiple"):
+        for job in jobs_of(["16k"], tmp_path, gpus_per_run=4):
+            job.config.grad_accum_steps(world_size=4)
+
+
+def test_order_and_what_comes_along(tmp_path):
+    jobs = jobs_of(["4k_from_1k", "16k_butterfly_same_time"], tmp_path, seeds=2)
+    names = [job.folder.name for job in jobs]
+    one = ["16k", "4k", "16k_butterfly", "1k"]
+    assert set(names[:4]) == {f"{name}_seed1" for name in one}
+    assert names[0] == "16k_seed1" and names[6] == "16k_seed2"
+    assert set(names[4:6]) == {"4k_from_1k_seed1", "16k_butterfly_same_time_seed1"}
+    by_name = {job.folder.name: job for job in jobs}
+    needs = {folder.name for folder in by_name["4k_from_1k_seed2"].needs}
+    assert needs == {"1k_seed2", "4k_seed2"}
+
+
+def test_extension_has_the_time_that_is_left(tmp_path):
+    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
+    config = load_config(final_arguments(job))
+    assert config.optim.max_steps == 250  # at the speed of the 4k run
+    assert config.run.init_from == str(tmp_path / "1k_seed1")
+    assert config.model.rope_base == pytest.approx(10_000 * 4 ** (64 / 62), rel=1e-4)
+    assert config.optim.warmup_steps == 62
+    finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
+    assert load_config(final_arguments(job)).optim.max_steps == 240
+    assert not job.is_finished
+
+
+def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
+    jobs = {j.name: j for j in jobs_of(["16k_butterfly_same_time"], tmp_path)}
+    finish(tmp_path / "16k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "16k_butterfly_seed1", step=1000, gpu_hours=0.4)
+    config = load_config(final_arguments(jobs["16k_butterfly_same_time"]))
+    assert config.optim.max_steps == 2500
+    assert config.model.mask.pattern == "butterfly"
+    assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
+    assert final_arguments(jobs["16k"]) == jobs["16k"].arguments
+
+
+def test_learned_positions_are_extended_without_a_base(tmp_path):
+    jobs = {j.name: j.config.model for j in jobs_of(["4k_learned_from_1k"], tmp_path)}
+    assert {model.positions for model in jobs.values()} == {"learned"}
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(ValueError, match="model '3k' must be one of 1k, 2k"):
+        jobs_of(["3k"], tmp_path)
+    with pytest.raises(ValueError, match="optim.nonsense"):
+        jobs_of(["1k"], tmp_path, overrides=["optim.nonsense=1"])
+
+
+def test_every_model_that_is_needed_exists():
+    for name in MODELS:
+        assert set(table4_plan._needed_by(name)) <= set(MODELS)
