@@ -23,7 +23,7 @@ def train_speed() -> str:
     header = ["context", "attention", "tokens/s", "x nanoGPT, flash", "MFU, causal / full", "peak"]
     rows = _load("train_speed")["rows"]
     peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
-    return _markdown(
+    return markdown_table(
         header,
         [
             [
@@ -55,7 +55,7 @@ def same_losses() -> str:
                     f"{values['memory_gib']:.1f} GiB",
                 ]
             )
-    return _markdown(header, rows)
+    return markdown_table(header, rows)
 
 
 def noise() -> str:
@@ -70,7 +70,7 @@ def noise() -> str:
                 for kind in ("same", "different")
             )
             rows.append([context, title, same.replace("(1 pairs)", "(1 pair)"), different])
-    return _markdown(header, rows)
+    return markdown_table(header, rows)
 
 
 def attention_speed() -> str:
@@ -80,7 +80,7 @@ def attention_speed() -> str:
     cells: dict[tuple[int, bool, int], dict[str, str]] = {}
     for r in rows:
         cells.setdefault(_problem(r), {})[r["name"]] = _both(r, "tflops", ".0f")
-    return _markdown(
+    return markdown_table(
         ["head_dim", "mask", "tokens", *peers],
         [
             [
@@ -100,7 +100,7 @@ def butterfly_speed() -> str:
     rows = [r for r in _load("attention_peers")["rows"] if r["mask"] != "dense"]
     flex = {_problem(r): r for r in rows if r["name"] == "FlexAttention"}
     header = ["head_dim", "mask", "tokens", "density", "ours, ms", "FlexAttention, ms"]
-    return _markdown(
+    return markdown_table(
         [*header, "ours / (density x our dense time)"],
         [
             [
@@ -126,7 +126,7 @@ def paper_speedup() -> str:
         name = r["name"] if r["mask"] == "dense" else "sparse"
         by_length.setdefault(r["seq_len"], {})[name] = r
     names = ("standard", "SDPA flash", "ours", "sparse")
-    return _markdown(
+    return markdown_table(
         [
             "tokens",
             "standard",
@@ -189,7 +189,8 @@ def _load(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
