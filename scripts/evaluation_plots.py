@@ -205,12 +205,8 @@ def _band(
 
 
 def _estimates(rows: Sequence[Row], mean: str, interval: str) -> tuple[np.ndarray, ...]:
-    """(n,) means and both ends of their intervals; NaN where there is none.
-
-    A bootstrap of a single document has no width, and is none.
-    """
+    """(n,) means and both ends of their intervals; NaN where there is none."""
     ends = _floats([row[interval] for row in rows]).reshape(-1, 2)
-    ends[ends[:, 0] == ends[:, 1]] = np.nan
     return _floats([row[mean] for row in rows]), ends[:, 0], ends[:, 1]
 
 

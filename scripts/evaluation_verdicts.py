@@ -42,7 +42,7 @@ def verdict(difference: Row) -> str:
     """A difference with its interval in words: lower, higher, or that none is shown."""
     nats, (low, high) = difference["nats"], difference["interval"]
     if not _is_shown(difference):
-        between = f" ({low:.4f} to {high:.4f})" if _has_width(low, high) else ""
+        between = f" ({low:.4f} to {high:.4f})" if _is_known(low, high) else ""
         return f"no difference shown: {digits(nats, '.4f')} nats{between}"
     if nats < 0:
         low, high = -high, -low
@@ -53,7 +53,7 @@ def verdict(difference: Row) -> str:
 def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:
     """A mean, nats, with its interval if there is one."""
     low, high = interval
-    if not _has_width(low, high):
+    if not _is_known(low, high):
         return digits(mean, ".4f")
     return f"{digits(mean, '.4f')} ({low:.4f} to {high:.4f})"
 
@@ -126,9 +126,8 @@ def _remainder(whole: Row, rest: Row, label: str, history: int) -> str:
 def _is_shown(difference: Row) -> bool:
     """Whether the interval leaves out zero."""
     low, high = difference["interval"]
-    return _has_width(low, high) and (low > 0 or high < 0)
+    return _is_known(low, high) and (low > 0 or high < 0)
 
 
-def _has_width(low: float | None, high: float | None) -> bool:
-    """False where there is no interval: also a bootstrap of a single document has no width."""
-    return low is not None and high is not None and low < high
+def _is_known(*numbers: float | None) -> bool:
+    return all(number is not None and not math.isnan(number) for number in numbers)
