@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import Any
 
-from scripts.evaluation_verdicts import difference_of, digits, verdict, with_interval
+from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
 from scripts.readme_tables import markdown_table
 from scripts.results import Row
 
@@ -36,7 +36,7 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
 
     def mean(label: str, key: str, how: str) -> str:
         values = [run[key] for run in runs[label]]
-        return "-" if None in values else digits(fmean(values), how)
+        return digits(fmean(values), how) if is_known(*values) else "-"
 
     header = ["model", "seeds", "context", "positions", "mask", "documents", "training tokens"]
     rows = [
@@ -199,7 +199,7 @@ def _losses(rows: list[Row], *, with_stride: bool) -> str:
     lines = []
     for row in rows:
         seeds = row["nats_of_seeds"]
-        known = len(seeds) > 1 and None not in seeds
+        known = len(seeds) > 1 and is_known(*seeds)
         lines.append(
             [
                 row["label"],

@@ -42,8 +42,8 @@ def verdict(difference: Row) -> str:
     """A difference with its interval in words: lower, higher, or that none is shown."""
     nats, (low, high) = difference["nats"], difference["interval"]
     if not _is_shown(difference):
-        between = f" ({low:.4f} to {high:.4f})" if _is_known(low, high) else ""
-        return f"no difference shown: {digits(nats, '.4f')} nats{between}"
+        between = f" ({low:z.4f} to {high:z.4f})" if is_known(low, high) else ""
+        return f"no difference shown: {digits(nats, 'z.4f')} nats{between}"
     if nats < 0:
         low, high = -high, -low
     word = "lower" if nats < 0 else "higher"
@@ -53,9 +53,9 @@ def verdict(difference: Row) -> str:
 def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:
     """A mean, nats, with its interval if there is one."""
     low, high = interval
-    if not _is_known(low, high):
-        return digits(mean, ".4f")
-    return f"{digits(mean, '.4f')} ({low:.4f} to {high:.4f})"
+    if not is_known(low, high):
+        return digits(mean, "z.4f")
+    return f"{digits(mean, 'z.4f')} ({low:z.4f} to {high:z.4f})"
 
 
 def difference_of(row: Row) -> str:
@@ -65,8 +65,13 @@ def difference_of(row: Row) -> str:
 
 
 def digits(value: float | None, how: str) -> str:
-    """A number in the given format; a dash for NaN, and for null, which JSON has in its place."""
-    return "-" if value is None or math.isnan(value) else format(value, how)
+    """A number in the given format (z: no -0.0); a dash for NaN, and for null, which JSON has in its place."""
+    return format(value, how) if is_known(value) else "-"
+
+
+def is_known(*numbers: float | None) -> bool:
+    """Whether none of them is NaN, or null as in JSON."""
+    return all(number is not None and not math.isnan(number) for number in numbers)
 
 
 def _fullest(rows: list[Row], label: str, first: str) -> Row | None:
@@ -120,14 +125,12 @@ def _remainder(whole: Row, rest: Row, label: str, history: int) -> str:
     if not 0 < share < 1:
         return f"{when}, {verdict(rest)}"
     ends = sorted(abs(end) for end in rest["interval"])
-    return f"of that, {abs(rest['nats']):.4f} nats ({ends[0]:.4f} to {ends[1]:.4f}) remain {when}"
+    return (
+        f"of that, {abs(rest['nats']):z.4f} nats ({ends[0]:z.4f} to {ends[1]:z.4f}) remain {when}"
+    )
 
 
 def _is_shown(difference: Row) -> bool:
     """Whether the interval leaves out zero."""
     low, high = difference["interval"]
-    return _is_known(low, high) and (low > 0 or high < 0)
-
-
-def _is_known(*numbers: float | None) -> bool:
-    return all(number is not None and not math.isnan(number) for number in numbers)
+    return is_known(low, high) and (low > 0 or high < 0)

@@ -198,6 +198,7 @@ def test_without_sliding_windows_the_paper_s_are_compared(corpus, tmp_path_facto
         (0.031, [0.027, 0.0354], "0.0310 nats higher (0.0270 to 0.0354)"),
         (-0.031, [-0.07, 0.001], "no difference shown: -0.0310 nats (-0.0700 to 0.0010)"),
         (0.031, [0.0, 0.07], "no difference shown: 0.0310 nats (0.0000 to 0.0700)"),
+        (-1e-9, [-0.07, 1e-9], "no difference shown: 0.0000 nats (-0.0700 to 0.0000)"),
         (-0.031, [None, None], "no difference shown: -0.0310 nats"),
         (-0.031, [math.nan, math.nan], "no difference shown: -0.0310 nats"),
         (None, [None, None], "no difference shown: - nats"),
@@ -283,7 +284,7 @@ def test_numbers_that_are_none(result, tmp_path):
     for row in (result["strided"][-1], result["chunk"][-1]):
         row |= {"nats": math.nan, "nats_interval": nan, "perplexity": math.nan}
         row["difference"] |= {"nats": math.nan, "interval": nan}
-        row["nats_of_seeds"][0] = math.nan
+        row["nats_of_seeds"][1] = math.nan
     for name in TABLES[3:]:
         result[name][-1] |= {"interval": nan, "difference": math.nan, "difference_interval": nan}
     direct = markdown(result)
