@@ -65,7 +65,7 @@ def difference_of(row: Row) -> str:
 
 
 def digits(value: float | None, how: str) -> str:
-    """A number in the given format (z: no -0.0); a dash for NaN, and for null, which JSON has in its place."""
+    """A number in the given format, of which z writes no -0.0; a dash where it is not known."""
     return format(value, how) if is_known(value) else "-"
 
 

@@ -216,6 +216,10 @@ def test_words_of_a_report_follow_the_interval(result):
     (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
     assert "tokens: no difference shown: -0.3000 nats (-0.7000 to 0.1000);" in line
     assert line.endswith("16 tokens, 0.2000 nats lower (0.1000 to 0.3000).")
+    row["difference"] |= {"nats": -0.15, "interval": [-0.2, -0.1]}  # 0.2 are no part of 0.15
+    assert "when long may see only 16 tokens, 0.2000 nats lower" in markdown(result)
+    row["difference"] |= {"nats": -0.3, "interval": [-0.4, -0.2]}
+    assert "; of that, 0.2000 nats (0.1000 to 0.3000) remain when long" in markdown(result)
 
 
 def test_controls(result):
