@@ -1,0 +1,228 @@
+"""The pictures of an evaluation, from what scripts/evaluation_tables.py made.
+
+matplotlib takes a second to load, which --help should not wait for: functions load it themselves.
+"""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data.files import write_atomically
+from scripts.results import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's, which people tell apart whatever colours they see; without their yellow
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "os^Dv<>"
+LINES = ("-", "--", ":", "-.")
+FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
+SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
+
+Styles = dict[str, dict[str, str]]  # colour and marker by label
+
+
+def draw(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw what `result` has tables for, and delete the pictures that it has no table for.
+
+    Args:
+        result: as `scripts.evaluation_tables.tabulate` gave it, or read back from its JSON.
+        folder: where the pictures go; one of an earlier evaluation must not stay beside this one.
+
+    Returns:
+        The pictures, TABLE.png each.
+    """
+    labels = dict.fromkeys(run["label"] for run in result["runs"])
+    styles = {
+        label: {
+            "color": COLOURS[number % len(COLOURS)],
+            "marker": MARKERS[number % len(MARKERS)],
+        }
+        for number, label in enumerate(labels)
+    }
+    drawn = []
+    for name, make in PICTURES.items():
+        path = folder / f"{name}.png"
+        if not result[name]:
+            path.unlink(missing_ok=True)
+            continue
+        buffer = io.BytesIO()
+        make(result[name], styles).savefig(buffer, format="png", dpi=120)
+        write_atomically(path, buffer.getvalue())
+        drawn.append(path)
+    return drawn
+
+
+def by_history(rows: list[Row], styles: Styles) -> "Figure":
+    """Loss by the history of a window; on the right its difference to the first model.
+
+    A line is one model; where there are several strides or document masks, one of these.
+    """
+    loss, difference = _panels(any(row["difference"] for row in rows))
+    strides = sorted({row["stride"] for row in rows})
+    lines = list(dict.fromkeys((row["label"], row["stride"], row["document_mask"]) for row in rows))
+    for number, (label, stride, masked) in enumerate(lines):
+        line = [
+            row
+            for row in rows
+            if (row["label"], row["stride"], row["document_mask"]) == (label, stride, masked)
+        ]
+        shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
+        name = label
+        name += f", stride {stride:,}" if len(strides) > 1 else ""
+        name += ", documents masked" if masked else ""
+        look = {
+            **styles[label],
+            "linestyle": LINES[strides.index(stride) % len(LINES)],
+            "markerfacecolor": "white" if masked else styles[label]["color"],
+            "label": name,
+        }
+        histories = _floats([row["history"] for row in line]) * shift
+        _error_bars(loss, histories, line, "nats", "nats_interval", look)
+        # The row that others are compared with stands at zero, and has no interval.
+        zero = {"nats": 0.0, "interval": [0.0, 0.0]}
+        gaps = [row["difference"] or zero for row in line]
+        if difference is not None:
+            _error_bars(difference, histories, gaps, "nats", "interval", look)
+    _finish(loss, difference, "tokens that the model may see", rows[0]["label"])
+    for axes in loss.figure.axes:
+        axes.set_xticks(sorted({row["history"] for row in rows}))
+        axes.margins(x=0.1)
+    return _figure(loss)
+
+
+def by_bin(
+    rows: list[Row], styles: Styles, x_label: str, *, within_window: bool = False
+) -> "Figure":
+    """Loss over the middles of logarithmic bins; on the right its difference to the first model.
+
+    within_window: the bins end at the history of a window, and where they hold one place of each
+    window alone they are left out: too few tokens to draw next to the others.
+    """
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    loss, difference = _panels(len(labels) > 1)
+    limits = []
+    for label in labels:
+        line = [row for row in rows if row["label"] == label]
+        if within_window:
+            line = [row for row in line if 2 ** (row["bin"] - 1) < row["history"]]
+        places = [_middle(row, row["history"] if within_window else math.inf) for row in line]
+        look = {**styles[label], "label": label}
+        _band(loss, places, line, "nats", "interval", look)
+        if difference is not None:
+            _band(difference, places, line, "difference", "difference_interval", look)
+        tokens = sum(row["tokens"] for row in line)
+        limits += [row["difference"] for row in line]
+        for row in line:
+            if row["tokens"] >= FEW * tokens:
+                limits += row["difference_interval"]
+    _finish(loss, difference, x_label, labels[0])
+    limits = _floats(limits)
+    limits = limits[~np.isnan(limits)]
+    if difference is not None and limits.size and np.ptp(limits) > 0:
+        margin = 0.05 * np.ptp(limits)
+        difference.set_ylim(limits.min() - margin, limits.max() + margin)
+    return _figure(loss)
+
+
+PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
+    "strided": by_history,
+    "chunk_position": lambda rows, styles: by_bin(
+        rows, styles, "tokens before the scored one in its window", within_window=True
+    ),
+    "document_position": lambda rows, styles: by_bin(
+        rows, styles, "tokens before the scored one in its document"
+    ),
+    "document_length": lambda rows, styles: by_bin(rows, styles, "tokens of the document"),
+}
+
+
+def _panels(two: bool) -> "tuple[Axes, Axes | None]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5) if two else (6.5, 4.5), layout="constrained")
+    panels = figure.subplots(1, 1 + two, squeeze=False)[0]
+    return panels[0], panels[1] if two else None
+
+
+def _figure(axes: "Axes") -> "Figure":
+    from matplotlib.figure import Figure
+
+    assert isinstance(axes.figure, Figure)
+    return axes.figure
+
+
+def _finish(loss: "Axes", difference: "Axes | None", x_label: str, first: str) -> None:
+    """What the panels have in common."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    loss.set_ylabel("loss, nats per token")
+    handles, names = loss.get_legend_handles_labels()
+    columns = min(3, len(names))
+    _figure(loss).legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
+    if difference is not None:
+        difference.set_ylabel(f"difference to {first}, nats per token")
+        difference.axhline(0, color="black", lw=0.8, zorder=1)
+    for axes in [loss] if difference is None else [loss, difference]:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(_short))
+        axes.set_xlabel(x_label)
+        axes.grid(alpha=0.3)
+
+
+def _error_bars(
+    axes: "Axes",
+    places: np.ndarray,
+    rows: Sequence[Row],
+    mean: str,
+    interval: str,
+    look: dict[str, str],
+) -> None:
+    means, low, high = _estimates(rows, mean, interval)
+    errors = np.maximum(0, [means - low, high - means])  # the mean of few may lie outside
+    axes.errorbar(places, means, yerr=errors, ms=5, lw=1.2, capsize=3, **look)  # pyright: ignore
+
+
+def _band(
+    axes: "Axes",
+    places: Sequence[float],
+    rows: Sequence[Row],
+    mean: str,
+    interval: str,
+    look: dict[str, str],
+) -> None:
+    means, low, high = _estimates(rows, mean, interval)
+    axes.plot(places, means, ms=4, lw=1.2, **look)  # pyright: ignore
+    axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
+
+
+def _estimates(rows: Sequence[Row], mean: str, interval: str) -> tuple[np.ndarray, ...]:
+    """(n,) means and both ends of their intervals; NaN where there is none."""
+    ends = _floats([row[interval] for row in rows]).reshape(-1, 2)
+    return _floats([row[mean] for row in rows]), ends[:, 0], ends[:, 1]
+
+
+def _floats(values: Any) -> np.ndarray:
+    """Numbers, of which JSON has null for NaN."""
+    return np.array(values, dtype=np.float64)
+
+
+def _middle(row: Row, largest: float) -> float:
+    """Of a bin of `scripts.evaluation_statistics.log_bins`, on a logarithmic axis; 0 is at 1/2."""
+    number = row["bin"]
+    return 0.5 if number == 0 else math.sqrt(2 ** (number - 1) * min(2**number - 1, largest))
+
+
+def _short(tokens: float, _: Any = None) -> str:
+    """4096 as 4K."""
+    if tokens < 1:
+        return "0"
+    return f"{tokens:g}" if tokens < 1024 else f"{tokens / 1024:g}K"

@@ -1,0 +1,228 @@
+"""The sections of an evaluation's report, as parts of Markdown."""
+
+from statistics import fmean
+from typing import Any
+
+from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
+from scripts.readme_tables import markdown_table
+from scripts.results import Row
+
+BINNED = {
+    "chunk_position": (
+        "By position in the chunk",
+        "Tokens by how many stand before them in their window, where windows do not overlap. A "
+        "model is in the row of its own windows, so that a row holds other tokens for a model of "
+        "another context. A model's last row is the one place that sees its whole window.",
+    ),
+    "document_position": (
+        "By position in the document",
+        "Tokens by how many stand before them in their document, each model with its longest "
+        "history. Whatever more it sees is of other documents.",
+    ),
+    "document_length": (
+        "By length of the document",
+        "The same tokens by the length of their document. Where it is below both contexts, the "
+        "longer one adds other documents only.",
+    ),
+}
+
+
+def what_was_scored(result: dict[str, Any]) -> list[str]:
+    """The corpus, and a row for each model."""
+    data = result["data"]
+    runs: dict[str, list[Row]] = {}
+    for run in result["runs"]:
+        runs.setdefault(run["label"], []).append(run)
+
+    def mean(label: str, key: str, how: str) -> str:
+        values = [run[key] for run in runs[label]]
+        return digits(fmean(values), how) if is_known(*values) else "-"
+
+    header = ["model", "seeds", "context", "positions", "mask", "documents", "training tokens"]
+    rows = [
+        [
+            label,
+            str(len(seeds)),
+            f"{seeds[0]['context_length']:,}",
+            seeds[0]["positions"],
+            seeds[0]["mask"],
+            documents(seeds[0]),
+            mean(label, "tokens", ",.0f"),
+            mean(label, "tokens_per_s", ",.0f"),
+            mean(label, "gpu_hours", ",.2f"),
+        ]
+        for label, seeds in runs.items()
+    ]
+    return [
+        "## What was scored",
+        f"The validation split of {data['name']}: {data['documents']:,} documents, "
+        f"{data['tokens']:,} tokens, {data['text_bytes']:,} bytes of text. "
+        "The models, means over their seeds:",
+        markdown_table([*header, "tokens/s", "GPU-hours"], rows).rstrip(),
+        "Documents are packed where a token sees what stands before its document in the window, "
+        "masked where it does not.",
+    ]
+
+
+def chunk(rows: list[Row]) -> list[str]:
+    """Windows that do not overlap."""
+    if not rows:
+        return []
+    return [
+        "## As the paper evaluates",
+        "Windows do not overlap here, so that the first tokens of each have next to no history, "
+        "and the longer the windows, the fewer there are of those. A model of a longer context "
+        "would have a lower loss in this table even if it looked no further back than the others.",
+        _losses(rows, with_stride=False),
+        _compared_with(rows),
+    ]
+
+
+def strided(rows: list[Row]) -> list[str]:
+    """Windows that slide, by full and by shorter histories."""
+    if not rows:
+        return []
+    return [
+        "## On identical tokens",
+        "Windows of `history` tokens slide by `stride`, and only what is new is scored: all rows "
+        "are of the same tokens, and a token sees history - stride + 1 to history others.",
+        _losses(rows, with_stride=True),
+        _compared_with(rows),
+        "![Loss, and its difference to the first model, by history](strided.png)",
+    ]
+
+
+def control(rows: list[Row]) -> list[str]:
+    """Windows whose distant part is not the true text."""
+    if not rows:
+        return []
+    header = ["model", "history", "stride", "near", "distant text", "tokens", "nats", "perplexity"]
+    words = {"shuffle": "shuffled", "replace": "replaced"}
+    return [
+        "## Was the distant context used?",
+        "All but the scored tokens and the `near` ones before them was shuffled, or replaced by "
+        "other text. If that makes the loss higher, the model looks there; what it gains by it, "
+        "shorter histories tell (above).",
+        markdown_table(
+            [*header, "against the true text"],
+            [
+                [
+                    row["label"],
+                    f"{row['history']:,}",
+                    f"{row['stride']:,}",
+                    f"{row['near']:,}",
+                    words[row["control"]],
+                    f"{row['tokens']:,}",
+                    with_interval(row["nats"], row["nats_interval"]),
+                    digits(row["perplexity"], ".2f"),
+                    verdict(row["difference"]) if row["difference"] else "-",
+                ]
+                for row in rows
+            ],
+        ).rstrip(),
+    ]
+
+
+def by_bin(result: dict[str, Any]) -> list[str]:
+    """The three tables of logarithmic bins: a row for a bin, a column for a model."""
+    parts = []
+    for name, (title, what) in BINNED.items():
+        rows = result[name]
+        if not rows:
+            continue
+        first, *others = dict.fromkeys(row["label"] for row in rows)
+        header = ["tokens" if name == "document_length" else "tokens before", "scored"]
+        header += [f"{first}, nats", *(f"{label}, difference" for label in others)]
+        if others:
+            what += f" Of {first} the loss; the others by what separates them on the same tokens."
+        parts += [
+            f"## {title}",
+            what,
+            markdown_table(header, _bins(rows, first, others)).rstrip(),
+            f"![{title}]({name}.png)",
+        ]
+    return parts
+
+
+def _bins(rows: list[Row], first: str, others: list[str]) -> list[list[str]]:
+    bins: dict[int, dict[str, Row]] = {}
+    for row in rows:
+        bins.setdefault(row["bin"], {})[row["label"]] = row
+    lines = []
+    for _, models in sorted(bins.items()):
+        counts = [f"{row['tokens']:,}" for row in models.values()]
+        line = [
+            next(iter(models.values()))["range"],
+            " / ".join(counts) if len(set(counts)) > 1 else counts[0],
+            digits(models[first]["nats"], ".4f") if first in models else "",
+        ]
+        for label in others:
+            if label in models:
+                row = models[label]
+                line.append(with_interval(row["difference"], row["difference_interval"]))
+            else:
+                line.append("")
+        lines.append(line)
+    return lines
+
+
+def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
+    """What an interval counts, and where all of it was measured."""
+    parts = [
+        "## How intervals are made",
+        "Documents are what varies, as neighbouring tokens are alike: an interval holds the middle "
+        "95% of the means over sets of documents drawn with replacement. Differences are taken "
+        "token by token before that, so that documents which are hard for all models cancel. Where "
+        "both models have several seeds, the interval of their means, by Welch's standard error "
+        "and Student's t with the degrees of freedom of the fewer seeds, is added in quadrature. "
+        "Intervals of losses, of controls and of bins count documents alone. Where there is no "
+        "interval, all tokens are of one document, or none is there.",
+    ]
+    here = result.get("environment")
+    if here:
+        parts.append(
+            f"Made by `{here['command']}` on {here['device'] or 'a CPU'}, torch {here['torch']}, "
+            f"commit {here['commit']}, {here['date']}."
+        )
+    return parts
+
+
+def documents(row: Row) -> str:
+    """How a model was trained or scored."""
+    return "masked" if row["document_mask"] else "packed"
+
+
+def _losses(rows: list[Row], *, with_stride: bool) -> str:
+    """Rows of `chunk`, whose stride is the history, or of `strided`."""
+    header = ["model", "history", *(["stride"] if with_stride else []), "documents", "tokens"]
+    header += ["nats", "perplexity", "bits/byte", "difference, nats", "seeds apart, nats"]
+    lines = []
+    for row in rows:
+        seeds = row["nats_of_seeds"]
+        known = len(seeds) > 1 and is_known(*seeds)
+        lines.append(
+            [
+                row["label"],
+                f"{row['history']:,}",
+                *([f"{row['stride']:,}"] if with_stride else []),
+                documents(row),
+                f"{row['tokens']:,}",
+                with_interval(row["nats"], row["nats_interval"]),
+                digits(row["perplexity"], ".2f"),
+                digits(row["bits_per_byte"], ".4f"),
+                difference_of(row),
+                digits(max(seeds) - min(seeds), ".4f") if known else "-",
+            ]
+        )
+    return markdown_table(header, lines).rstrip()
+
+
+def _compared_with(rows: list[Row]) -> str:
+    found = [row["difference"] for row in rows if row["difference"]]
+    names = [f"{d['to_label']} with {d['to_history']:,} tokens of history" for d in found]
+    if not names:
+        return "In brackets: 95% intervals."
+    return (
+        f"In brackets: 95% intervals. Differences are to {' or '.join(dict.fromkeys(names))}, "
+        "scored in the same way; seeds apart: from the lowest to the highest."
+    )

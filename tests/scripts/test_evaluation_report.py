@@ -1,0 +1,386 @@
+"""The report of an evaluation: its numbers are those of the tables, its words follow from them."""
+
+import copy
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from configs import TrainConfig
+from configs.schema import RunConfig
+from data.shards import TOKENIZER, TokenStream
+from data.text import DataConfig
+from data.tokenizer import load_tokenizer
+from data.windows import Scoring
+from model import ModelConfig
+from scripts import evaluation_plots, evaluation_report
+from scripts.evaluate import Plan
+from scripts.evaluation_report import markdown, write_report
+from scripts.evaluation_tables import Scored, tabulate
+from scripts.evaluation_verdicts import verdict
+from scripts.runs import Run
+from training.checkpoint import Progress
+from training.optim import OptimConfig
+
+SHORT, LONG = "short", "long"
+CONTEXTS = {SHORT: 16, LONG: 64}
+TABLES = ("chunk", "strided", "control", "chunk_position", "document_position", "document_length")
+PICTURES = ("strided", "chunk_position", "document_position", "document_length")
+
+
+def made_up_losses(scoring: Scoring, n_tokens: int, shift: float) -> np.ndarray:
+    """Losses that fall with what a token sees, all the way, by noise that all models share."""
+    position = np.arange(n_tokens)
+    h, s, first = scoring.history, scoring.stride, scoring.first
+    seen = h - s + 1 + (position - 1 - first) % s
+    losses = 4 + np.random.default_rng(0).normal(size=n_tokens) - 0.2 * np.log2(seen) + shift
+    if scoring.control != "none":
+        losses += np.random.default_rng(1).normal(0.05, 0.01, size=n_tokens)
+    scored = (position > first) & (position <= first + scoring.n_windows(n_tokens) * s)
+    return np.where(scored, losses, np.nan).astype(np.float32)
+
+
+def evaluate(corpus, tmp_path_factory, plan: Plan, seeds: int, shift: float = 0.0):
+    """What tabulate makes of two models, of which `shift` worsens the second."""
+    stream = TokenStream(corpus, "val")
+    scored = []
+    for label, context_length in CONTEXTS.items():
+        for seed in range(seeds):
+            run = Run(
+                folder=tmp_path_factory.mktemp(label),
+                config=TrainConfig(
+                    model=ModelConfig(context_length=context_length, n_layer=1, n_head=1, n_embd=8),
+                    data=DataConfig(path=str(corpus)),
+                    optim=OptimConfig(max_steps=1, batch_tokens=64, micro_batch_size=1),
+                    run=RunConfig(out_dir="", seed=seed),
+                ),
+                tokenizer=load_tokenizer(str(corpus / TOKENIZER)),
+                checkpoint=corpus,
+                progress=Progress(step=1, tokens=64_000 + 2000 * seed, gpu_hours=1.5),
+            )
+            speeds = [{"step": n, "tokens_per_s": 1000.0 * n} for n in (1, 2, 9)]
+            lines = [json.dumps(record) + "\n" for record in speeds]
+            (run.folder / "metrics.jsonl").write_text("".join(lines))
+            off = 0.001 * seed + (shift if label == LONG else 0.0)
+            losses = {
+                scoring: made_up_losses(scoring, len(stream), off)
+                for scoring in plan.scorings(context_length, list(CONTEXTS.values()))
+            }
+            scored.append(Scored(label=label, run=run, losses=losses))
+    return tabulate(scored, stream)
+
+
+@pytest.fixture(scope="module")
+def full(corpus, tmp_path_factory):
+    """All scorings with two strides, documents packed and masked, three seeds."""
+    plan = Plan(strides=(8, 4), document_masks=(False, True))
+    return evaluate(corpus, tmp_path_factory, plan, seeds=3)
+
+
+@pytest.fixture
+def result(full):
+    return copy.deepcopy(full)
+
+
+def find(rows, label, history, **others):
+    (row,) = [
+        row
+        for row in rows
+        if (row["label"], row["history"]) == (label, history)
+        and all(row[key] == value for key, value in others.items())
+    ]
+    return row
+
+
+def sections(text):
+    """{title: {what a row starts with: its cells}}, a list of rows where they start alike."""
+    found = {}
+    for part in text.split("\n## ")[1:]:
+        rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line[:2] == "| "]
+        found[part.splitlines()[0]] = rows[:1] + rows[2:]
+    return found
+
+
+def test_losses_are_those_of_the_tables(result):
+    table = sections(markdown(result))["On identical tokens"]
+    assert len(table) - 1 == len(result["strided"]) == 12
+    for cells, row in zip(table[1:], result["strided"], strict=True):
+        low, high = row["nats_interval"]
+        spread = max(row["nats_of_seeds"]) - min(row["nats_of_seeds"])
+        difference = "-"
+        if row["difference"]:
+            ends = [f"{end:.4f}" for end in row["difference"]["interval"]]
+            difference = f"{row['difference']['nats']:.4f} ({ends[0]} to {ends[1]})"
+        assert cells == [
+            row["label"],
+            str(row["history"]),
+            str(row["stride"]),
+            "masked" if row["document_mask"] else "packed",
+            f"{row['tokens']:,}",
+            f"{row['nats']:.4f} ({low:.4f} to {high:.4f})",
+            f"{row['perplexity']:.2f}",
+            f"{row['bits_per_byte']:.4f}",
+            difference,
+            f"{spread:.4f}",
+        ]
+    assert {cells[-1] for cells in table[1:]} == {"0.0020"}
+    chunk = sections(markdown(result))["As the paper evaluates"]
+    assert [cells[:2] for cells in chunk[1:]] == [[SHORT, "16"]] * 2 + [[LONG, "64"]] * 2
+    assert [cells[4].split()[0] for cells in chunk[1:]] == [
+        f"{row['nats']:.4f}" for row in result["chunk"]
+    ]
+
+
+def test_what_was_scored_and_trained(result):
+    data = result["data"]
+    text = markdown(result)
+    assert (
+        f"{data['documents']} documents, {data['tokens']:,} tokens, {data['text_bytes']:,} b"
+        in text
+    )
+    assert sections(text)["What was scored"][1:] == [
+        [label, "3", str(n), "learned", "dense", "packed", "66,000", "2,000", "1.50"]
+        for label, n in CONTEXTS.items()
+    ]
+    result["runs"][1]["tokens_per_s"] = None
+    assert sections(markdown(result))["What was scored"][1][-2] == "-"
+
+
+def test_the_first_lines_say_what_the_rows_say(result):
+    (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
+    packed = [row for row in result["strided"] if row["stride"] == 4 and not row["document_mask"]]
+    whole, short = find(packed, LONG, 64), find(packed, SHORT, 16)
+    low, high = (-end for end in reversed(whole["difference"]["interval"]))
+    assert line == (
+        f"- **long against short**, each with its full context, on {whole['tokens']:,} identical "
+        f"tokens: {-whole['difference']['nats']:.4f} nats lower ({low:.4f} to {high:.4f}); "
+        f"perplexity {whole['perplexity']:.2f} against {short['perplexity']:.2f}; when long may "
+        # seeds 0.001 apart: 4.303 * sqrt(2 / 3) * 0.001
+        "see only 16 tokens, no difference shown: 0.0000 nats (-0.0035 to 0.0035)."
+    )
+    assert "Of one seed alone" not in markdown(result)
+
+
+def test_what_remains_of_a_difference(corpus, tmp_path_factory):
+    plan = Plan(modes=("strided", "cross"), strides=(8,))
+    text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1, shift=-0.1))
+    assert re.search(
+        r"0\.5\d+ nats lower .*; of that, 0\.1000 nats \(0\.1000 to 0\.1000\) remain when long may "
+        r"see only 16 tokens\.$",
+        text,
+        re.MULTILINE,
+    )
+    assert "Of one seed alone: short, long." in text
+    text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1, shift=0.1))
+    assert "; when long may see only 16 tokens, 0.1000 nats higher (0.1000 to 0.1000)." in text
+
+
+def test_without_sliding_windows_the_paper_s_are_compared(corpus, tmp_path_factory):
+    result = evaluate(corpus, tmp_path_factory, Plan(modes=("chunk",)), seeds=2)
+    text = markdown(result)
+    tokens = result["chunk"][1]["difference"]["tokens"]
+    start = (
+        "- **long against short**, as the paper evaluates, which flatters the longer context, on"
+    )
+    assert f"{start} {tokens:,} identical tokens: 0." in text
+    assert "when long may see" not in text
+    result["chunk"] = []
+    assert "- **long against short**: not scored in the same way." in markdown(result)
+
+
+@pytest.mark.parametrize(
+    ("nats", "interval", "words"),
+    [
+        (-0.031, [-0.035, -0.027], "0.0310 nats lower (0.0270 to 0.0350)"),
+        (0.031, [0.027, 0.0354], "0.0310 nats higher (0.0270 to 0.0354)"),
+        (-0.031, [-0.07, 0.001], "no difference shown: -0.0310 nats (-0.0700 to 0.0010)"),
+        (0.031, [0.0, 0.07], "no difference shown: 0.0310 nats (0.0000 to 0.0700)"),
+        (-1e-9, [-0.07, 1e-9], "no difference shown: 0.0000 nats (-0.0700 to 0.0000)"),
+        (-0.031, [None, None], "no difference shown: -0.0310 nats"),
+        (-0.031, [math.nan, math.nan], "no difference shown: -0.0310 nats"),
+        (None, [None, None], "no difference shown: - nats"),
+    ],
+)
+def test_words_follow_the_interval(nats, interval, words):
+    assert verdict({"nats": nats, "interval": interval}) == words
+
+
+def test_words_of_a_report_follow_the_interval(result):
+    row = find(result["strided"], LONG, 64, stride=4, document_mask=False)
+    row["difference"] |= {"nats": -0.3, "interval": [-0.7, 0.1]}
+    rest = find(result["strided"], LONG, 16, stride=4, document_mask=False)
+    rest["difference"] |= {"nats": -0.2, "interval": [-0.3, -0.1]}
+    (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
+    assert "tokens: no difference shown: -0.3000 nats (-0.7000 to 0.1000);" in line
+    assert line.endswith("16 tokens, 0.2000 nats lower (0.1000 to 0.3000).")
+    row["difference"] |= {"nats": -0.15, "interval": [-0.2, -0.1]}  # 0.2 are no part of 0.15
+    assert "when long may see only 16 tokens, 0.2000 nats lower" in markdown(result)
+    row["difference"] |= {"nats": -0.3, "interval": [-0.4, -0.2]}
+    assert "; of that, 0.2000 nats (0.1000 to 0.3000) remain when long" in markdown(result)
+
+
+def test_controls(result):
+    table = sections(markdown(result))["Was the distant context used?"]
+    assert [cells[:5] for cells in table[1:]] == [
+        [LONG, "64", "8", "16", how] for how in ("shuffled", "replaced")
+    ]
+    for cells, row in zip(table[1:], result["control"], strict=True):
+        assert cells[-1] == verdict(row["difference"])
+        assert re.fullmatch(r"0\.0\d+ nats higher \(0\.0\d+ to 0\.0\d+\)", cells[-1])
+    result["control"][0]["difference"] = None
+    assert sections(markdown(result))["Was the distant context used?"][1][-1] == "-"
+
+
+def test_bins(result):
+    found = sections(markdown(result))
+    for name, title in (
+        ("chunk_position", "By position in the chunk"),
+        ("document_position", "By position in the document"),
+        ("document_length", "By length of the document"),
+    ):
+        header, *lines = found[title]
+        assert header[2:] == ["short, nats", "long, difference"]
+        rows = {(row["range"], row["label"]): row for row in result[name]}
+        assert len(lines) == len({place for place, _ in rows})
+        for place, _, loss, difference in lines:
+            short, long = (rows.get((place, label)) for label in CONTEXTS)
+            assert loss == (f"{short['nats']:.4f}" if short else "")
+            assert difference.split(" (")[0] == f"{long['difference']:.4f}"
+    lines = {cells[0]: cells for cells in found["By position in the chunk"]}
+    assert lines["32 to 63"][2] == "" and "(-" in lines["32 to 63"][3]
+    several = [rows["tokens"] for rows in result["chunk_position"] if rows["range"] == "8 to 15"]
+    assert lines["8 to 15"][1] == " / ".join(f"{count:,}" for count in several)
+
+
+def test_files(result, tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    write_report(result, out)
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["evaluation.json", "report.md", *(f"{name}.png" for name in PICTURES)]
+    )
+    written = json.loads((out / "evaluation.json").read_text())
+    assert written.pop("environment")["torch"]
+    assert written == result
+    for name in PICTURES:
+        assert f"]({name}.png)" in (out / "report.md").read_text()
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (out / f"{name}.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    row = find(result["strided"], LONG, 64, stride=4, document_mask=False)
+    assert f"{row['nats']:.4f}" in printed and f"{row['difference']['nats']:.4f} (-" in printed
+    assert printed.endswith(f"wrote {out / 'report.md'}\n")
+
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for path in out.iterdir():
+        if path.name != "evaluation.json":
+            path.unlink()
+    evaluation_report.main([str(out)])
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    made_by = (out / "report.md").read_text().index("Made by")
+    assert (out / "report.md").read_text()[:made_by].rstrip() == markdown(result).rstrip()
+
+
+def test_numbers_that_are_none(result, tmp_path):
+    nan = [math.nan, math.nan]
+    for row in (result["strided"][-1], result["chunk"][-1]):
+        row |= {"nats": math.nan, "nats_interval": nan, "perplexity": math.nan}
+        row["difference"] |= {"nats": math.nan, "interval": nan}
+        row["nats_of_seeds"][1] = math.nan
+    for name in TABLES[3:]:
+        result[name][-1] |= {"interval": nan, "difference": math.nan, "difference_interval": nan}
+    direct = markdown(result)
+    write_report(result, tmp_path)
+    text = (tmp_path / "evaluation.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith(direct.rstrip()) and "nan" not in report
+    assert sections(report)["On identical tokens"][-1][5:] == ["-"] * 2 + [
+        f"{result['strided'][-1]['bits_per_byte']:.4f}", "-", "-"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [(), *((name,) for name in TABLES)], ids=str)
+def test_tables_that_are_empty(kept, full, tmp_path, capsys):
+    for name in PICTURES:
+        (tmp_path / f"{name}.png").write_text("of an earlier evaluation")
+    some = {**full, **{name: [] for name in TABLES if name not in kept}}
+    write_report(some, tmp_path)
+    titles = [f"## {title}" for title in sections(markdown(some))]
+    assert len(titles) == 2 + len(kept)
+    pictures = {path.stem for path in tmp_path.glob("*.png")}
+    assert pictures == set(kept) & set(PICTURES)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    assert set(re.findall(r"\((\w+)\.png\)", markdown(some))) == pictures
+    assert ("perplexity" in capsys.readouterr().out) == (kept in [("chunk",), ("strided",)])
+
+
+def test_one_model_is_compared_with_nothing(result, tmp_path):
+    result["runs"] = [run for run in result["runs"] if run["label"] == SHORT]
+    for name in TABLES:
+        result[name] = [row for row in result[name] if row["label"] == SHORT]
+    write_report(result, tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    assert "against" not in report and "Differences are to" not in report
+    assert len(list(tmp_path.glob("*.png"))) == len(PICTURES)
+
+
+def test_a_folder_without_an_evaluation(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no evaluation.json: give the --out of"):
+        evaluation_report.main([str(tmp_path)])
+
+
+def styles():
+    return {
+        label: {"color": evaluation_plots.COLOURS[number], "marker": "o"}
+        for number, label in enumerate(CONTEXTS)
+    }
+
+
+def test_picture_of_histories(result):
+    rows = [row for row in result["strided"] if row["stride"] == 4 and not row["document_mask"]]
+    loss, difference = evaluation_plots.by_history(rows, styles()).axes
+    assert [tuple(axes.get_xticks()) for axes in (loss, difference)] == [(16, 64)] * 2
+    for axes in (loss, difference):
+        short, long = axes.containers
+        assert [c.get_label() for c in (short, long)] == [SHORT, LONG]
+        assert to_hex(long[0].get_color()) == evaluation_plots.COLOURS[1].lower()
+    wanted = [find(rows, LONG, history) for history in (16, 64)]
+    line, _, (bars,) = loss.containers[1]
+    assert line.get_ydata() == pytest.approx([row["nats"] for row in wanted])
+    ends = [segment[:, 1] for segment in bars.get_segments()]
+    assert np.array(ends) == pytest.approx(np.array([row["nats_interval"] for row in wanted]))
+    line, _, (bars,) = difference.containers[1]
+    assert line.get_ydata() == pytest.approx([row["difference"]["nats"] for row in wanted])
+    assert difference.containers[0][0].get_ydata() == [0.0]
+
+
+def test_picture_of_positions(result):
+    rows = result["chunk_position"]
+    figure = evaluation_plots.by_bin(rows, styles(), "tokens", within_window=True)
+    loss, difference = figure.axes
+    for number, (label, context) in enumerate(CONTEXTS.items()):
+        line = loss.lines[number]
+        # the last bin is the one place that sees the whole window
+        wanted = [row for row in rows if row["label"] == label][:-1]
+        assert list(line.get_ydata()) == [row["nats"] for row in wanted]
+        assert list(line.get_xdata()) == [
+            math.sqrt(2 ** (row["bin"] - 1) * (2 ** row["bin"] - 1)) for row in wanted
+        ]
+        assert line.get_xdata()[-1] < context
+        assert to_hex(line.get_color()) == evaluation_plots.COLOURS[number].lower()
+        assert list(difference.lines[number].get_ydata()) == [row["difference"] for row in wanted]
+        assert len(loss.collections) == 2
+    low, high = difference.get_ylim()
+    assert low < min(row["difference"] for row in rows) and high > 0
+    assert loss.get_xscale() == "log" and loss.xaxis.get_transform().base == 2
+
+
+def test_the_first_token_of_a_document_is_drawn_at_zero(result):
+    loss, _ = evaluation_plots.by_bin(result["document_position"], styles(), "tokens").axes
+    assert loss.lines[0].get_xdata()[:2] == pytest.approx([0.5, 1])
+    assert [loss.xaxis.get_major_formatter()(x) for x in (0.5, 1, 512, 4096)] == [
+        "0", "1", "512", "4K"
+    ]  # fmt: skip
