@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 import torch
 
@@ -105,15 +106,17 @@ def _run(task: Task, gpus: list[str], children: set[subprocess.Popen]) -> str | 
         return str(error)
     with task.log.open("a", encoding="utf-8") as log:
         for command in commands:
-            process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment
-            )
+            process = _start(command, log, environment)
             children.add(process)
             code = process.wait()
             children.discard(process)
             if code != 0:
                 return f"exit code {code}, see {task.log}"
     return None
+
+
+def _start(command: Sequence[str], log: IO[str], environment: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
 def _name(gpus: list[str]) -> str:
