@@ -168,7 +168,7 @@ class ScoringWindows:
         tokens, targets = text[:, :-1], text[:, -stride:]
         if self.scoring.control != "none":
             tokens = tokens.copy()
-            distant = history - stride - self.scoring.near
+            distant = history - stride + 1 - self.scoring.near
             for row, (window, start) in enumerate(zip(windows, starts, strict=True)):
                 tokens[row, :distant] = self._altered(tokens[row, :distant], int(window), start)
         doc_start = None
