@@ -16,7 +16,9 @@ B, H, D = 3, 2, 4
 def make_model(**changes: Any) -> GPT:
     torch.manual_seed(0)
     shape: dict[str, Any] = {"context_length": CONTEXT, "n_head": 4, "n_embd": 32, **changes}
-    model = GPT(ModelConfig(vocab_size=VOCAB, n_layer=N_LAYER, **shape)).eval().requires_grad_(False)
+    model = (
+        GPT(ModelConfig(vocab_size=VOCAB, n_layer=N_LAYER, **shape)).eval().requires_grad_(False)
+    )
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
     return model

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +62,7 @@ def brute_force(model, text, history, stride, first, eot_id=None):
         ends = [i + 1 for i, token in enumerate(window) if token == eot_id]
         borders = [0, *(end for end in ends if end < history), history]
         logits = torch.cat(
-            [
-                model(torch.tensor([window[start:end]]))[0]
-                for start, end in zip(borders, borders[1:], strict=False)
-            ]
+            [model(torch.tensor([window[start:end]]))[0] for start, end in pairwise(borders)]
         )
         for index in range(history - stride, history):
             position = begin + index + 1
