@@ -240,7 +240,8 @@ def evaluate_runs(
     scored = []
     for name, run in zip(names, runs, strict=True):
         wanted = plan.scorings(run.config.model.context_length, contexts)
-        losses = score(open_run(run.folder), stream, wanted, processes, batch_tokens)
+        # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
+        losses = score(replace(run), stream, wanted, processes, batch_tokens)
         scored.append(Scored(label=name, run=run, losses=losses))
     return scored, stream
 

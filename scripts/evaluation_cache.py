@@ -46,8 +46,7 @@ def _origin(run: Run, stream: TokenStream) -> str:
     shards = "".join(shard.sha256 for shard in stream.info.shards)
     return json.dumps(
         {
-            "checkpoint": run.checkpoint.name,
-            # A run that was trained anew has checkpoints of the same names, and took another time.
+            # Not just the step: a run that was trained anew took another time.
             "progress": asdict(run.progress),
             "config": sha256(to_yaml(run.config).encode()).hexdigest(),
             "text": sha256(shards.encode()).hexdigest(),
