@@ -7,6 +7,7 @@ compared on the same tokens, by the differences of their losses.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -110,8 +111,7 @@ def estimate(
     if len(present) == 0:
         return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
     counts, sums = counts[:, present], sums[:, present]
-    chances = np.full(len(present), 1 / len(present))
-    draws = np.random.default_rng(seed).multinomial(len(present), chances, size=resamples)
+    draws = _draws(len(present), resamples, seed)
     with np.errstate(invalid="ignore"):  # 0 / 0 where a draw has no token of a bin
         means = (draws @ sums.T) / (draws @ counts.T)  # (resamples, n_bins)
         middle = sums.sum(axis=1) / counts.sum(axis=1)
@@ -124,6 +124,14 @@ def estimate(
             low, high = np.quantile(drawn, [tail, 1 - tail])
         result.append(Estimate(mean=float(middle[number]), low=float(low), high=float(high)))
     return result
+
+
+@lru_cache(maxsize=1)  # drawing takes longer than all else, and rows of a table share their draws
+def _draws(n_documents: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each draw has each document: (resamples, n_documents), float64 to be fast."""
+    chances = np.full(n_documents, 1 / n_documents)
+    draws = np.random.default_rng(seed).multinomial(n_documents, chances, size=resamples)
+    return draws.astype(np.float64)
 
 
 def seed_half_width(a: list[float], b: list[float]) -> float | None:
