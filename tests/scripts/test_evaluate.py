@@ -287,6 +287,8 @@ def test_other_plans():
         "h32_s32_f0",
         "h32_s32_f0_documents",
     ]
+    later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
+    assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
     near = Plan(modes=("control",), strides=(8,), near=100)
     assert near.scorings(64, (64, 128)) == []
     assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [

@@ -37,12 +37,13 @@ def base(stream):
 def scored(stream, tmp_path):
     """Make a run with these losses, of which a scoring sees the tokens that it scores."""
 
-    def make(label, losses, *, seed=1, context_length=64):
+    def make(label, losses, *, seed=1, context_length=64, document_mask=False):
         config = load_config(
             [
                 "configs/quickstart.yaml",
                 f"run.seed={seed}",
                 f"model.context_length={context_length}",
+                f"data.document_mask={document_mask}",
             ]
         )
         folder = tmp_path / f"{label}_seed{seed}"
@@ -282,6 +283,45 @@ def test_bins_of_positions_in_the_window_and_in_the_document(scored, stream, bas
     check("document_position", "b", 64, of_document, steps + shared, gaps)
     check("document_length", "b", 64, [241] * n, steps + shared, gaps)
     assert {row["range"] for row in result["document_length"]} == {"128 to 255"}
+
+
+def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, stream, base):
+    masked = {"document_mask": True}
+    shape = {"history": 64, "stride": 8, "first": 64}
+    finer = Scoring(history=64, stride=4, first=64)
+    chunk_masked = Scoring(history=64, stride=64, **masked)
+    packed = scored(
+        "packed",
+        {
+            SHORT: base,
+            LONG: base + 1,
+            finer: base + 2,
+            Scoring(**shape, **masked): base + 3,
+            chunk_masked: base + 4,
+            CHUNK_LONG: base + 5,
+        },
+    )
+    alone = scored(
+        "alone",
+        {
+            LONG: base + 6,
+            Scoring(**shape, **masked): base + 7,
+            CHUNK_LONG: base + 8,
+            chunk_masked: base + 9,
+        },
+        document_mask=True,
+    )
+    result = tabulate([packed, alone], stream)
+    for table, strides, gap in (("as_trained", [4, 8], 5), ("as_trained_chunk", [64, 64], 4)):
+        assert [row["label"] for row in result[table]] == ["packed", "alone"]
+        assert [row["stride"] for row in result[table]] == strides
+        assert [row["document_mask"] for row in result[table]] == [False, True]
+        first, second = result[table]
+        assert first["difference"] is None
+        assert second["difference"]["nats"] == pytest.approx(gap, abs=1e-5)
+    assert len({row["tokens"] for row in result["as_trained"]}) == 1
+    gaps = [row["difference"] for row in result["document_position"] if row["label"] == "alone"]
+    assert gaps == pytest.approx([5] * len(gaps), abs=1e-5)
 
 
 def test_json_can_hold_all_of_it(scored, stream, base):
