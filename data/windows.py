@@ -46,7 +46,8 @@ class Scoring:
 
     control: Control = "none"
     """What is done to the distant part of a window, all but the scored tokens and `near` before
-    them. none; shuffle: its tokens in another order; replace: the text half a stream away."""
+    them. none; shuffle: its tokens in another order; replace: the text half a stream away, the end
+    of the stream followed by its beginning."""
 
     near: int = 0
     """With a control: how many tokens before the first scored one stay as they are."""
@@ -124,7 +125,8 @@ class ScoringWindows:
             seed: of the order into which control="shuffle" puts a window.
 
         Raises:
-            ValueError: the stream is too short for a single window.
+            ValueError: the stream is too short for a single window, or for other text than the
+                window's own.
         """
         self.n_windows = scoring.n_windows(len(stream))
         if self.n_windows == 0:
@@ -132,6 +134,12 @@ class ScoringWindows:
                 f"{stream.split} of {stream.path} has {len(stream)} tokens, and scoring with "
                 f"history={scoring.history}, stride={scoring.stride}, first={scoring.first} needs "
                 f"{scoring.first + scoring.stride + 1}: take a longer text or a shorter history."
+            )
+        if scoring.control == "replace" and len(stream) < 2 * (scoring.history + 1):
+            raise ValueError(
+                f"{stream.split} of {stream.path} has {len(stream)} tokens, and control=replace "
+                f"with history={scoring.history} needs {2 * (scoring.history + 1)}, so that what "
+                "replaces a window is not its own text: take a longer text or a shorter history."
             )
         self.stream = stream
         self.scoring = scoring
@@ -160,7 +168,7 @@ class ScoringWindows:
         tokens, targets = text[:, :-1], text[:, -stride:]
         if self.scoring.control != "none":
             tokens = tokens.copy()
-            distant = history - stride - self.scoring.near
+            distant = history - stride + 1 - self.scoring.near
             for row, (window, start) in enumerate(zip(windows, starts, strict=True)):
                 tokens[row, :distant] = self._altered(tokens[row, :distant], int(window), start)
         doc_start = None
@@ -177,5 +185,7 @@ class ScoringWindows:
     def _altered(self, distant: np.ndarray, window: int, start: int) -> np.ndarray:
         if self.scoring.control == "shuffle":
             return np.random.default_rng((self.seed, window)).permutation(distant)
-        elsewhere = (start + len(self.stream) // 2) % (len(self.stream) - len(distant) + 1)
-        return self.stream.read(int(elsewhere), len(distant))
+        elsewhere = int(start + len(self.stream) // 2) % len(self.stream)
+        before_end = min(len(distant), len(self.stream) - elsewhere)
+        rest = self.stream.read(0, len(distant) - before_end)
+        return np.concatenate([self.stream.read(elsewhere, before_end), rest])

@@ -61,8 +61,17 @@ class Plan:
     document_masks: tuple[bool, ...] = (False,)
 
     def scorings(self, context_length: int, contexts: Sequence[int]) -> list[Scoring]:
-        """What a model with this context is scored by, beside models with `contexts`."""
+        """What a model with this context is scored by, beside models with `contexts`.
+
+        Raises:
+            ValueError: strided is wanted, and no stride fits into the context.
+        """
         first = max(contexts) if self.first is None else self.first
+        if "strided" in self.modes and min(self.strides) > context_length:
+            raise ValueError(
+                f"--stride={min(self.strides)} is longer than a context of {context_length} tokens "
+                "that is to be scored: take a shorter one, or --modes without strided"
+            )
         wanted = []
         for masked in self.document_masks:
             if "chunk" in self.modes:
@@ -86,17 +95,13 @@ class Plan:
         if "control" in self.modes:
             near = min(contexts) if self.near is None else self.near
             stride = max(self.strides)
-            for control in ("shuffle", "replace"):
-                if near < context_length - stride:
-                    wanted.append(
-                        Scoring(
-                            history=context_length,
-                            stride=stride,
-                            first=first,
-                            control=control,
-                            near=near,
-                        )
-                    )
+            if near < context_length - stride:
+                undisturbed = Scoring(history=context_length, stride=stride, first=first)
+                wanted += [
+                    undisturbed,
+                    replace(undisturbed, control="shuffle", near=near),
+                    replace(undisturbed, control="replace", near=near),
+                ]
         return list(dict.fromkeys(wanted))
 
 
@@ -175,23 +180,40 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """What each run is called: its folder, without the seed where it is one of several.
 
     Raises:
-        ValueError: runs that are called the same differ in more than their seed.
+        ValueError: runs that are called the same differ in more than their seed, or not at all.
     """
     names = [re.sub(r"_seed\d+$", "", run.folder.resolve().name) for run in runs]
-    first: dict[str, Run] = {}
+    known: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
-        other = first.setdefault(name, run)
-        if _without_seed(run.config) != _without_seed(other.config):
-            raise ValueError(
-                f"{run.folder} and {other.folder} are both called {name}, but differ in more than "
-                "run.seed: rename one of the folders"
-            )
+        for other in known.setdefault(name, []):
+            if _without_seed(run.config) != _without_seed(other.config):
+                raise ValueError(
+                    f"{run.folder} and {other.folder} are both called {name}, but differ in more "
+                    "than run.seed: rename one of the folders"
+                )
+            if run.progress.step != other.progress.step:
+                raise ValueError(
+                    f"{run.folder} is at step {run.progress.step} and {other.folder} at step "
+                    f"{other.progress.step}, so they are no two seeds of {name}: train both to "
+                    "the same step"
+                )
+            if _origin(run.config) == _origin(other.config):
+                raise ValueError(
+                    f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
+                    "two seeds would seem to agree, leave one out"
+                )
+        known[name].append(run)
     return names
 
 
 def _without_seed(config: TrainConfig) -> TrainConfig:
     run = replace(config.run, seed=0, out_dir="", init_from=None)
     return replace(config, run=run)
+
+
+def _origin(config: TrainConfig) -> tuple[int, str | None]:
+    """What two seeds of one model differ in."""
+    return config.run.seed, config.run.init_from
 
 
 def evaluate_runs(
@@ -218,7 +240,8 @@ def evaluate_runs(
     scored = []
     for name, run in zip(names, runs, strict=True):
         wanted = plan.scorings(run.config.model.context_length, contexts)
-        losses = score(open_run(run.folder), stream, wanted, processes, batch_tokens)
+        # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
+        losses = score(replace(run), stream, wanted, processes, batch_tokens)
         scored.append(Scored(label=name, run=run, losses=losses))
     return scored, stream
 

@@ -2,11 +2,13 @@
 
 import io
 import json
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
+from configs import to_yaml
 from data.files import write_atomically
 from data.shards import TokenStream
 from data.windows import Scoring
@@ -43,5 +45,10 @@ def _origin(run: Run, stream: TokenStream) -> str:
     """What the losses depend on beside the scoring."""
     shards = "".join(shard.sha256 for shard in stream.info.shards)
     return json.dumps(
-        {"checkpoint": run.checkpoint.name, "text": sha256(shards.encode()).hexdigest()}
+        {
+            # Not just the step: a run that was trained anew took another time.
+            "progress": asdict(run.progress),
+            "config": sha256(to_yaml(run.config).encode()).hexdigest(),
+            "text": sha256(shards.encode()).hexdigest(),
+        }
     )

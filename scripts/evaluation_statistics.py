@@ -7,6 +7,7 @@ compared on the same tokens, by the differences of their losses.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,7 +22,11 @@ _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean and the interval that holds it with 95% confidence, nats; NaN where nothing counts."""
+    """A mean and the interval that holds it with 95% confidence, nats.
+
+    NaN where nothing counts; low and high also where all is of one document, which does not tell
+    how others would differ.
+    """
 
     mean: float
     low: float
@@ -103,9 +108,10 @@ def estimate(
     sums = sums.reshape(shape)
 
     present = np.flatnonzero(counts.sum(axis=0))  # documents without a scored token tell nothing
+    if len(present) == 0:
+        return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
     counts, sums = counts[:, present], sums[:, present]
-    chances = np.full(len(present), 1 / max(1, len(present)))
-    draws = np.random.default_rng(seed).multinomial(len(present), chances, size=resamples)
+    draws = _draws(len(present), resamples, seed)
     with np.errstate(invalid="ignore"):  # 0 / 0 where a draw has no token of a bin
         means = (draws @ sums.T) / (draws @ counts.T)  # (resamples, n_bins)
         middle = sums.sum(axis=1) / counts.sum(axis=1)
@@ -113,9 +119,19 @@ def estimate(
     result = []
     for number in range(n_bins):
         drawn = means[:, number][~np.isnan(means[:, number])]
-        low, high = np.quantile(drawn, [tail, 1 - tail]) if len(drawn) else (math.nan, math.nan)
+        low = high = math.nan
+        if np.count_nonzero(counts[number]) > 1:
+            low, high = np.quantile(drawn, [tail, 1 - tail])
         result.append(Estimate(mean=float(middle[number]), low=float(low), high=float(high)))
     return result
+
+
+@lru_cache(maxsize=1)  # drawing takes longer than all else, and rows of a table share their draws
+def _draws(n_documents: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each draw has each document: (resamples, n_documents), float64 to be fast."""
+    chances = np.full(n_documents, 1 / n_documents)
+    draws = np.random.default_rng(seed).multinomial(n_documents, chances, size=resamples)
+    return draws.astype(np.float64)
 
 
 def seed_half_width(a: list[float], b: list[float]) -> float | None:

@@ -18,6 +18,7 @@ from data.windows import Scoring
 from model.flops import count_params
 from scripts.evaluation_statistics import (
     Corpus,
+    Estimate,
     bin_name,
     describe_corpus,
     estimate,
@@ -192,7 +193,7 @@ def _tabulate(row: Row, versus: Row | None, corpus: Corpus) -> dict[str, Any]:
         "tokens": int(counted.sum()),
         "bytes": n_bytes,
         "nats": mean.mean,
-        "nats_interval": [mean.low, mean.high],
+        "nats_interval": _interval(mean),
         "nats_of_seeds": [float(np.nanmean(s, dtype=np.float64)) for s in row.seeds],
         "perplexity": math.exp(mean.mean),
         "bits_per_byte": nats / math.log(2) / n_bytes,
@@ -214,10 +215,15 @@ def _difference(row: Row, versus: Row, corpus: Corpus) -> dict[str, Any]:
         "to_history": versus.scoring.history,
         "tokens": int(shared.sum()),
         "nats": both.mean,
-        "interval": [both.low, both.high],
-        "interval_of_documents": [documents.low, documents.high],
+        "interval": _interval(both),
+        "interval_of_documents": _interval(documents),
         "half_width_of_seeds": seeds,
     }
+
+
+def _interval(of: Estimate) -> list[float | None]:
+    """From low to high; None, as JSON has no NaN, where a single document tells of no others."""
+    return [None if math.isnan(end) else end for end in (of.low, of.high)]
 
 
 def _window_history(row: Row) -> np.ndarray:
@@ -247,9 +253,9 @@ def _binned(rows: list[Row], corpus: Corpus, lengths: Any) -> Table:
                         "range": bin_name(number),
                         "tokens": int(count),
                         "nats": means[number].mean,
-                        "interval": [means[number].low, means[number].high],
+                        "interval": _interval(means[number]),
                         "difference": gaps[number].mean,
-                        "difference_interval": [gaps[number].low, gaps[number].high],
+                        "difference_interval": _interval(gaps[number]),
                     }
                 )
     return table

@@ -33,6 +33,7 @@ def token_losses(
         (n_tokens,) float32, nats; NaN where nothing was scored. The same on every process.
 
     Raises:
+        FloatingPointError: a loss is not finite.
         AssertionError: a position was scored twice.
     """
     device = processes.device
@@ -47,8 +48,14 @@ def token_losses(
             loss = model(*inputs[:2], doc_start=inputs[2], reduction="none")
         where = positions.to(device).flatten()
         losses[where] = loss[: len(positions)].flatten().float()
-        scored[where] += 1
+        scored.index_add_(0, where, torch.ones_like(where, dtype=scored.dtype))
     processes.sum(losses)
     processes.sum(scored)
     assert int(scored.max()) <= 1, "a position was scored twice"
+    n_broken = int((~losses.isfinite()).sum())
+    if n_broken:
+        raise FloatingPointError(
+            f"the losses of {n_broken:,} of {int(scored.sum()):,} tokens are not finite: the model "
+            "is broken, evaluate an earlier checkpoint"
+        )
     return torch.where(scored == 1, losses, torch.nan).cpu().numpy()

@@ -2,6 +2,7 @@ import json
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +115,30 @@ def test_wrong_vocabulary_or_merges_are_refused(two_files, which, text):
     two_files[which].write_text(text)
     with pytest.raises(ValueError, match="must be the vocabulary and the merges"):
         gpt2_tokenizer(*two_files)
+
+
+@pytest.mark.parametrize("text", [*ODD_TEXTS, f"a{END_OF_TEXT}b", "東京 naïve 🦋🦋 cafés, 東"])
+def test_bytes_of_tokens_add_up_to_those_of_the_text(tokenizer, text):
+    sizes = tokenizer.token_bytes()
+    assert sizes.shape == (tokenizer.vocab_size,) and sizes.dtype == np.int64
+    ids = tokenizer.encode(text)
+    assert sizes[ids].sum() == len(text.encode())
+    assert (sizes[ids] > 0).all()  # the parts of a character that several tokens share, too
+    assert sizes[tokenizer.eot_id] == 0
+
+
+def test_bytes_of_tokens_need_a_byte_level_tokenizer(tokenizer):
+    words = Tokenizer(models.WordLevel(vocab={"a": 0, "b": 1}, unk_token="a"))
+    words.add_special_tokens([END_OF_TEXT])
+    with pytest.raises(ValueError, match="tokenizer 'words' must be a byte-level BPE"):
+        TextTokenizer(words, "words").token_bytes()
+    # an added token is written as it is, and no other special token is text either
+    inner = Tokenizer.from_str(tokenizer.to_json())
+    inner.add_tokens(["東京 "])
+    inner.add_special_tokens(["<|pad|>"])
+    more = TextTokenizer(inner, "more")
+    assert more.token_bytes()[-2:].tolist() == [7, 0]
+    assert more.token_bytes()[more.encode("x東京 y")].sum() == 9
 
 
 def test_training_is_deterministic_and_bounded_below(texts, tokenizer):

@@ -1,11 +1,12 @@
 """The cache: what it hands back, what it refuses, and hidden states that do not see it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from model import GPT, ModelConfig
+from model import GPT, MaskConfig, ModelConfig
 from model.cache import KVCache
 
 VOCAB, CONTEXT, N_LAYER = 61, 16, 2
@@ -14,10 +15,10 @@ B, H, D = 3, 2, 4
 
 def make_model(**changes: Any) -> GPT:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=VOCAB, context_length=CONTEXT, n_layer=N_LAYER, n_head=4, n_embd=32, **changes
+    shape: dict[str, Any] = {"context_length": CONTEXT, "n_head": 4, "n_embd": 32, **changes}
+    model = (
+        GPT(ModelConfig(vocab_size=VOCAB, n_layer=N_LAYER, **shape)).eval().requires_grad_(False)
     )
-    model = GPT(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
     return model
@@ -109,6 +110,42 @@ def test_hidden_states_do_not_see_where_the_text_was_cut(
     hidden = [model.hidden(part, cache=cache) for part in tokens.split(parts, dim=1)]
     assert cache.length == sum(parts)
     torch.testing.assert_close(torch.cat(hidden, dim=1), model.hidden(tokens), rtol=1e-4, atol=1e-5)
+
+
+SPARSEST = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("mask", [SPARSEST, replace(SPARSEST, window_blocks=2, global_blocks=1)])
+@pytest.mark.parametrize("first", [1, 16, 21, 47])
+def test_tokens_one_by_one_under_a_butterfly(positions: str, mask: MaskConfig, first: int) -> None:
+    model = make_model(context_length=83, positions=positions, mask=mask)
+    cache = KVCache(N_LAYER, 83)
+    tokens = torch.randint(VOCAB, (2, 83))  # six blocks, the last one cut off
+    parts = tokens.split([first, *[1] * (83 - first)], dim=1)
+    hidden = torch.cat([model.hidden(part, cache=cache) for part in parts], dim=1)
+    whole = model.hidden(tokens)
+    torch.testing.assert_close(hidden, whole, rtol=1e-4, atol=1e-5)
+    dense = make_model(context_length=83, positions=positions).hidden(tokens)
+    assert ((dense - whole).abs().amax(dim=-1) > 1e-3)[:, 64:].all()
+
+
+def test_several_tokens_behind_others_are_refused_under_a_butterfly() -> None:
+    model, cache = make_model(context_length=64, mask=SPARSEST), KVCache(N_LAYER, 64)
+    model.hidden(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
+    with pytest.raises(ValueError, match=r"2 new tokens after 20.*=butterfly one follows at a"):
+        model.hidden(torch.zeros(1, 2, dtype=torch.int64), cache=cache)
+    assert cache.length == 20
+    model.hidden(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+    assert cache.length == 21
+
+
+def test_documents_are_refused_with_a_cache() -> None:
+    model, cache = make_model(), KVCache(N_LAYER, CONTEXT)
+    tokens = torch.zeros(1, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="doc_start and cache exclude each other"):
+        model.hidden(tokens, doc_start=torch.zeros_like(tokens, dtype=torch.int32), cache=cache)
+    assert cache.length == 0
 
 
 def test_triton_serves_chunks() -> None:

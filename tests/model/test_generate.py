@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import GPT, ModelConfig
+from model import GPT, MaskConfig, ModelConfig
 from model.generate import generate, probabilities, stream, window_start
 
 VOCAB, CONTEXT = 61, 16
@@ -96,6 +96,20 @@ def test_the_cache_changes_no_token_of_short_contexts(
     prompts = torch.tensor([[5, 9], [0, 1]])
     cached = generate(model, prompts, 20, **draws)
     assert torch.equal(cached, generate(model, prompts, 20, cached=False, **draws))
+
+
+@POSITIONS
+@pytest.mark.parametrize("draws", DRAWS[1:])
+@pytest.mark.parametrize("n_prompt", [1, 37, 150])
+def test_the_cache_changes_no_token_under_a_butterfly(
+    positions: str, draws: dict[str, Any], n_prompt: int
+) -> None:
+    mask = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0)
+    shape = {"context_length": 70, "positions": positions}  # five blocks, the last one cut off
+    model, prompts = make_model(**shape, mask=mask), torch.randint(VOCAB, (2, n_prompt))
+    cached = generate(model, prompts, 150, **draws)  # the window moves three times or four
+    assert torch.equal(cached, generate(model, prompts, 150, cached=False, **draws))
+    assert not torch.equal(cached, generate(make_model(**shape), prompts, 150, **draws))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "reference"])

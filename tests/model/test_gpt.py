@@ -1,6 +1,7 @@
 """What a GPT promises beside GPT-2's numbers: loss, positions, dropout, tracing."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -60,6 +61,33 @@ def test_losses_of_single_tokens_make_up_the_sum() -> None:
     assert losses.shape == targets.shape and losses.dtype == torch.float32
     assert (losses[targets == -100] == 0).all()
     torch.testing.assert_close(losses.sum(), model(tokens, targets, reduction="sum"))
+
+
+@pytest.mark.parametrize("n_targets", [1, 6, 16, 17])
+def test_fewer_targets_are_those_of_the_last_tokens(n_targets: int) -> None:
+    model = make_model()
+    tokens, targets = make_batch()
+    targets[1, -3:] = -100
+    doc_start = torch.zeros_like(tokens, dtype=torch.int32)
+    doc_start[:, 5:] = 5
+    losses = model(tokens, targets, doc_start=doc_start, reduction="none")
+    last = targets[:, -n_targets:]
+    some = model(tokens, last, doc_start=doc_start, reduction="none")
+    assert some.shape == last.shape
+    torch.testing.assert_close(some, losses[:, -n_targets:])
+    counted = losses[:, -n_targets:][last != -100]
+    torch.testing.assert_close(model(tokens, last, doc_start=doc_start), counted.mean())
+
+
+def test_fewer_targets_have_the_gradients_of_the_others_left_out() -> None:
+    model = make_model()
+    tokens, targets = make_batch()
+    model(tokens, targets[:, -6:]).backward()
+    grads = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(tokens, torch.cat([torch.full((3, 11), -100), targets[:, -6:]], dim=1)).backward()
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6)
 
 
 MASKS = {
@@ -300,5 +328,7 @@ def test_errors_name_what_came_and_what_to_do() -> None:
         model(torch.zeros(1, 33, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"shape \(17,\) and must be \(batch, tokens\)"):
         model(tokens[0])
-    with pytest.raises(ValueError, match=r"\(3, 16\) and tokens \(3, 17\)"):
-        model(tokens, targets[:, 1:])
+    for unfit in (targets[:, :0], targets[:2], targets[0], torch.cat([targets, targets], dim=1)):
+        shape = re.escape(str(tuple(unfit.shape)))
+        with pytest.raises(ValueError, match=rf"{shape} and tokens \(3, 17\).*needs one target"):
+            model(tokens, unfit)

@@ -1,0 +1,371 @@
+"""Whole evaluations of tiny runs on the CPU."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from configs import load_config
+from data.shards import TokenStream
+from data.windows import Scoring
+from scripts import evaluate
+from scripts.evaluate import Plan, labels
+from scripts.evaluation_cache import read_losses, write_losses
+from scripts.runs import Run, open_run
+from training.checkpoint import Progress
+
+BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.context_length=64")
+
+
+@pytest.fixture
+def train(run, tmp_path):
+    """Train for some steps into a folder of this name, which is returned."""
+
+    def train(name, *overrides, steps=2):
+        folder = tmp_path / name
+        run(f"run.out_dir={folder}", f"optim.max_steps={steps}", "optim.warmup_steps=0", *overrides)
+        return folder
+
+    return train
+
+
+@pytest.fixture
+def result_of(monkeypatch):
+    """Run the command; returns what it would report."""
+
+    def main(*arguments):
+        seen = []
+        monkeypatch.setattr(evaluate, "write_report", lambda result, out: seen.append(result))
+        evaluate.main([*map(str, arguments), "--device", "cpu"])
+        (result,) = seen
+        return result
+
+    return main
+
+
+def by_hand(folder, stream, scoring):
+    """Mean loss of the scored tokens and their number, one window after the other."""
+    run = open_run(folder)
+    text = torch.from_numpy(stream.read(0, len(stream)))
+    losses = []
+    for begin in range(
+        scoring.first + scoring.stride - scoring.history,
+        len(text) - scoring.history,
+        scoring.stride,
+    ):
+        window = text[begin : begin + scoring.history]
+        targets = text[begin + 1 : begin + scoring.history + 1]
+        doc_start = torch.zeros_like(window, dtype=torch.int32)
+        for end in (
+            (window == run.tokenizer.eot_id).nonzero()[:, 0] if scoring.document_mask else ()
+        ):
+            doc_start[end + 1 :] = end + 1
+        with torch.no_grad():
+            log_p = run.model(window[None], doc_start=doc_start[None])[0].log_softmax(-1)
+        losses += (-log_p[range(len(window)), targets])[-scoring.stride :].tolist()
+    return np.mean(losses), len(losses)
+
+
+def find(table, label, **fields):
+    (row,) = [
+        row
+        for row in table
+        if row["label"] == label and all(row[name] == value for name, value in fields.items())
+    ]
+    return row
+
+
+def test_two_models_one_with_two_seeds(train, result_of, corpus, tmp_path):
+    short = [train(f"short_seed{seed}", f"run.seed={seed}") for seed in (1, 2)]
+    long = train("long", "model.context_length=64", steps=4)
+    result = result_of(*short, long, "--stride", 8, "--out", tmp_path / "out")
+    assert [(row["label"], row["history"]) for row in result["chunk"]] == [
+        ("short", 32),
+        ("long", 64),
+    ]
+    assert [(row["label"], row["history"], row["stride"]) for row in result["strided"]] == [
+        ("short", 32, 8),
+        ("long", 32, 8),
+        ("long", 64, 8),
+    ]
+    assert [(row["label"], row["control"], row["near"]) for row in result["control"]] == [
+        ("long", "shuffle", 32),
+        ("long", "replace", 32),
+    ]
+    assert {row["first"] for row in result["strided"] + result["control"]} == {64}
+    assert [(run["label"], run["seed"], run["step"]) for run in result["runs"]] == [
+        ("short", 1, 2),
+        ("short", 2, 2),
+        ("long", 1111, 4),
+    ]
+
+    stream = TokenStream(corpus, "val")
+    strided = {h: Scoring(history=h, stride=8, first=64) for h in (32, 64)}
+    n_tokens = (len(stream) - 1 - 64) // 8 * 8
+    for row in result["strided"]:
+        folders = short if row["label"] == "short" else [long]
+        expected = [by_hand(folder, stream, strided[row["history"]]) for folder in folders]
+        assert {count for _, count in expected} == {row["tokens"]} == {n_tokens}
+        means = [mean for mean, _ in expected]
+        assert row["nats_of_seeds"] == pytest.approx(means, rel=1e-5)
+        assert row["nats"] == pytest.approx(np.mean(means), rel=1e-5)
+        assert row["perplexity"] == pytest.approx(math.exp(np.mean(means)), rel=1e-4)
+    chunk = find(result["chunk"], "long")
+    expected, count = by_hand(long, stream, Scoring(history=64, stride=64))
+    assert (chunk["tokens"], chunk["nats"]) == (count, pytest.approx(expected, rel=1e-5))
+
+    a, cross, b = result["strided"]
+    assert a["difference"] is None
+    assert cross["difference"]["nats"] == pytest.approx(cross["nats"] - a["nats"], abs=1e-6)
+    assert b["difference"]["nats"] == pytest.approx(b["nats"] - a["nats"], abs=1e-6)
+    for row in result["control"]:
+        difference = row["difference"]
+        assert difference["nats"] == pytest.approx(row["nats"] - b["nats"], abs=1e-6)
+        assert difference["nats"] != 0 and difference["to_history"] == 64
+    assert result["chunk_position"] and result["document_position"] and result["document_length"]
+
+
+def fail(*_, **__):
+    raise AssertionError("scored again")
+
+
+def test_losses_are_kept_until_the_run_was_trained_on(train, result_of, monkeypatch):
+    short, long = train("short"), train("long", "model.context_length=64")
+    command = (short, long, "--stride", 8, "--modes", "chunk", "strided", "cross")
+    first = result_of(*command)
+    files = sorted(path.name for path in (long / "scores" / "shards").iterdir())
+    assert files == ["h32_s8_f64.npz", "h64_s64_f0.npz", "h64_s8_f64.npz"]
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "token_losses", fail)
+        patch.setattr(evaluate.Run, "model", property(fail))
+        assert result_of(*command) == first
+        assert result_of(short, "--modes", "chunk")["chunk"] == first["chunk"][:1]
+        with pytest.raises(AssertionError, match="scored again"):
+            result_of(*command, "--documents", "both")
+
+    train("long", "model.context_length=64", steps=4)
+    scored = []
+    token_losses = evaluate.token_losses
+    monkeypatch.setattr(
+        evaluate,
+        "token_losses",
+        lambda model, *rest: scored.append(1) or token_losses(model, *rest),
+    )
+    second = result_of(*command)
+    assert len(scored) == 3  # of the long one alone
+    assert find(second["chunk"], "short")["nats"] == find(first["chunk"], "short")["nats"]
+    for row, before in zip(second["strided"], first["strided"], strict=True):
+        assert (row["nats"] == before["nats"]) == (row["label"] == "short")
+    assert result_of(*command) == second
+    assert len(scored) == 3
+
+
+def test_controls_are_scored_with_what_they_are_compared_with(train, result_of):
+    result = result_of(
+        train("run", steps=1), "--modes", "control", "--stride", 3, "--near", 4,
+        "--documents", "masked",
+    )  # fmt: skip
+    (clean,) = result["strided"]
+    assert (clean["history"], clean["stride"], clean["document_mask"]) == (32, 3, False)
+    for row in result["control"]:
+        assert row["difference"]["nats"] == pytest.approx(row["nats"] - clean["nats"], abs=1e-6)
+    assert len(result["control"]) == 2
+
+
+def test_a_butterfly_with_and_without_documents(train, result_of, corpus):
+    folder = train("butterfly", *BUTTERFLY, "model.mask.global_blocks=0", steps=1)
+    result = result_of(
+        folder, "--stride", 7, "--histories", 37, "--documents", "both", "--batch-tokens", 200
+    )
+    stream = TokenStream(corpus, "val")
+    rows = result["chunk"] + result["strided"]
+    assert len(rows) == 6
+    for row in rows:
+        scoring = Scoring(**{name: row[name] for name in Scoring.__dataclass_fields__})
+        expected, _ = by_hand(folder, stream, scoring)
+        assert row["nats"] == pytest.approx(expected, rel=1e-5)
+    assert len({row["nats"] for row in rows}) == 6
+
+
+def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
+    folder = train("run", *BUTTERFLY, steps=1)
+    command = (folder, "--stride", 8, "--histories", 48, "--near", 20)
+    eager = result_of(*command)
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("compile: false", "compile: true"))
+    shapes = []
+    compiler = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", lambda *a, **k: shapes.append(1) or compiler(*a, **k))
+    compiled = result_of(*command)
+    assert len(shapes) == 3  # chunk, cross, and strided with its controls
+    for table in ("chunk", "strided", "control"):
+        assert len(compiled[table]) == len(eager[table])
+        for row, expected in zip(compiled[table], eager[table], strict=True):
+            assert row["nats"] == pytest.approx(expected["nats"], rel=1e-5)
+
+
+def test_text_of_another_tokenizer_is_refused(train, corpus, tmp_path):
+    folder = train("run", steps=1)
+    shutil.copytree(corpus, tmp_path / "other")
+    manifest = tmp_path / "other" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    values["tokenizer"]["sha256"] = "abc"
+    manifest.write_text(json.dumps(values))
+    arguments = [str(folder), "--data", str(manifest.parent), "--stride", "8", "--device", "cpu"]
+    with pytest.raises(
+        ValueError, match=r"other was made with a tokenizer of sha256=abc, and .*run"
+    ):
+        evaluate.main(arguments)
+    assert not (folder / "scores").exists()
+
+
+@pytest.mark.distributed
+def test_two_processes_keep_the_losses_of_one(train, result_of):
+    folder = train("run", steps=1)
+    command = [folder, "--stride", "5", "--near", "11"]
+    scores = folder / "scores"
+    result_of(*command)
+    alone = scores.rename(folder / "alone")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+            "-m", "scripts.evaluate", *command, "--device", "cpu", "--score-only",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = sorted(path.relative_to(alone) for path in alone.rglob("*.npz"))
+    assert len(expected) == 4
+    assert sorted(path.relative_to(scores) for path in scores.rglob("*.npz")) == expected
+    for path in expected:
+        np.testing.assert_allclose(
+            np.load(scores / path)["losses"], np.load(alone / path)["losses"], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_the_default_plan():
+    contexts = (1024, 4096)
+    assert Plan().scorings(1024, contexts) == [
+        Scoring(history=1024, stride=1024),
+        Scoring(history=1024, stride=512, first=4096),
+    ]
+    full = {"history": 4096, "stride": 512, "first": 4096}
+    assert Plan().scorings(4096, contexts) == [
+        Scoring(history=4096, stride=4096),
+        Scoring(history=1024, stride=512, first=4096),
+        Scoring(**full),
+        Scoring(**full, control="shuffle", near=1024),
+        Scoring(**full, control="replace", near=1024),
+    ]
+    assert Plan().scorings(1024, (1024,)) == [
+        Scoring(history=1024, stride=1024),
+        Scoring(history=1024, stride=512, first=1024),
+    ]
+
+
+def test_other_plans():
+    plan = Plan(
+        modes=("strided", "cross"), strides=(64, 512), histories=(256, 2048), document_masks=(True,)
+    )
+    assert [scoring.name for scoring in plan.scorings(1024, (1024, 4096))] == [
+        "h256_s64_f4096_documents",
+        "h1024_s64_f4096_documents",
+        "h1024_s512_f4096_documents",
+    ]
+    both = Plan(modes=("chunk",), document_masks=(False, True))
+    assert [scoring.name for scoring in both.scorings(32, (32,))] == [
+        "h32_s32_f0",
+        "h32_s32_f0_documents",
+    ]
+    later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
+    assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
+    near = Plan(modes=("control",), strides=(8,), near=100)
+    assert near.scorings(64, (64, 128)) == []
+    assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [
+        "h128_s8_f128",
+        "h128_s8_f128_shuffle100",
+        "h128_s8_f128_replace100",
+    ]
+    with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
+        Plan().scorings(256, (256, 1024))
+    assert Plan(modes=("chunk", "cross")).scorings(256, (256,)) == [
+        Scoring(history=256, stride=256)
+    ]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A run that was never trained, for what needs no weights."""
+
+    def make(name, *overrides, step=3, gpu_hours=0.5):
+        folder = tmp_path / name
+        return Run(
+            folder=folder,
+            config=load_config(
+                ["configs/quickstart.yaml", f"run.out_dir={folder}", *map(str, overrides)]
+            ),
+            tokenizer=None,
+            checkpoint=folder / "checkpoints" / f"step_{step:08d}",
+            progress=Progress(step=step, gpu_hours=gpu_hours),
+        )
+
+    return make
+
+
+def test_labels_group_seeds(opened):
+    runs = [
+        opened("small_seed1", "run.seed=1"),
+        opened("small_seed22", "run.seed=22", "run.init_from=elsewhere"),
+        opened("large_seeds", "model.n_layer=7"),
+        opened("seed3", "model.n_layer=9"),
+        opened("small_seed3", "run.seed=1", "run.init_from=elsewhere"),
+        opened("small_1k", step=9),
+    ]
+    assert labels(runs) == ["small", "small", "large_seeds", "seed3", "small", "small_1k"]
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "message"),
+    [
+        (("run.seed=2", "optim.lr=1e-5"), 3, "are both called a, but differ in more than run.seed"),
+        (("run.seed=2",), 4, r"a_seed2 is at step 4 and .*a_seed1 at step 3.*to the same step"),
+        (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),
+    ],
+)
+def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
+    runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
+    with pytest.raises(ValueError, match=message):
+        labels([opened("b", "model.n_layer=9"), *runs])
+
+
+def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    losses = np.array([np.nan, 1.5, np.nan], dtype=np.float32)
+    assert read_losses(run, stream, scoring) is None
+    write_losses(run, stream, scoring, losses)
+    known = read_losses(run, stream, scoring)
+    assert known.dtype == np.float32 and np.array_equal(known, losses, equal_nan=True)
+    assert read_losses(run, stream, replace(scoring, first=8)) is None
+    for other in (
+        opened("run", step=4),
+        opened("run", gpu_hours=0.6),  # trained once more, to the same step
+        opened("run", "run.dtype=bfloat16"),
+    ):
+        assert read_losses(other, stream, scoring) is None
+    elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)
+    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is not None
+    manifest = elsewhere / "manifest.json"
+    (shard,) = stream.info.shards
+    manifest.write_text(manifest.read_text().replace(shard.sha256, "abc"))
+    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None
