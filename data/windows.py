@@ -72,6 +72,11 @@ class Scoring:
                 f"near={self.near} with control={self.control} must be at least 0 and below "
                 f"history - stride = {self.history - self.stride}: nothing distant is left."
             )
+        if self.control != "none" and self.document_mask:
+            raise ValueError(
+                f"control={self.control} with document_mask: the text that it moves has other "
+                "documents. Take one of them."
+            )
         if self.control == "none" and self.near:
             raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
 

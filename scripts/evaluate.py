@@ -58,10 +58,18 @@ class Plan:
     """For control; None means the shortest context of all runs."""
     first: int | None = None
     """Positions up to this one are scored in chunks only; None means the longest context."""
-    document_masks: tuple[bool, ...] = (False,)
+    document_masks: tuple[bool, ...] | None = None
+    """Whether a token sees what stands before its document; None means as in training."""
 
-    def scorings(self, context_length: int, contexts: Sequence[int]) -> list[Scoring]:
-        """What a model with this context is scored by, beside models with `contexts`.
+    def scorings(
+        self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
+    ) -> list[Scoring]:
+        """What a model is scored by.
+
+        Args:
+            context_length: the model's.
+            contexts: of all models, this one among them.
+            document_mask: whether it was trained with documents masked.
 
         Raises:
             ValueError: strided is wanted, and no stride fits into the context.
@@ -73,7 +81,8 @@ class Plan:
                 "that is to be scored: take a shorter one, or --modes without strided"
             )
         wanted = []
-        for masked in self.document_masks:
+        masks = (document_mask,) if self.document_masks is None else self.document_masks
+        for masked in masks:
             if "chunk" in self.modes:
                 wanted.append(
                     Scoring(history=context_length, stride=context_length, document_mask=masked)
@@ -92,7 +101,7 @@ class Plan:
                                 document_mask=masked,
                             )
                         )
-        if "control" in self.modes:
+        if "control" in self.modes and not document_mask:
             near = min(contexts) if self.near is None else self.near
             stride = max(self.strides)
             if near < context_length - stride:
@@ -125,15 +134,8 @@ def score(
         (n_tokens,) float32 each, nats, NaN where not scored; the same on every process.
 
     Raises:
-        ValueError: the stream was made with another tokenizer, or is too short.
+        ValueError: the stream is too short.
     """
-    there = stream.manifest.tokenizer.sha256
-    if there != run.tokenizer.sha256:
-        raise ValueError(
-            f"{stream.path} was made with a tokenizer of sha256={there}, and {run.folder} was "
-            f"trained with {run.tokenizer.sha256}: prepare the text with {run.folder}'s "
-            "tokenizer.json (--tokenizer)"
-        )
     config = run.config
     if batch_tokens is None:
         batch_tokens = config.optim.micro_batch_size * config.model.context_length
@@ -164,6 +166,17 @@ def score(
                 write_losses(run, stream, scoring, known)
         losses[scoring] = known
     return losses
+
+
+def check_tokenizer(run: Run, stream: TokenStream) -> None:
+    """Refuse text that was made with another tokenizer than the run was trained with."""
+    there = stream.manifest.tokenizer.sha256
+    if there != run.tokenizer.sha256:
+        raise ValueError(
+            f"{stream.path} was made with a tokenizer of sha256={there}, and {run.folder} was "
+            f"trained with {run.tokenizer.sha256}: prepare the text with {run.folder}'s "
+            "tokenizer.json (--tokenizer)"
+        )
 
 
 def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
@@ -232,14 +245,24 @@ def evaluate_runs(
         processes: all of them take a share.
         data: token shards whose validation split is scored; None takes those of the first run.
         batch_tokens: as in `score`.
+
+    Raises:
+        ValueError: the text is too short, or was made with another tokenizer than a run; or runs
+            of the same name are no seeds of one model.
     """
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
     stream = TokenStream(data or runs[0].config.data.path, "val")
+    for run in runs:
+        check_tokenizer(run, stream)
     contexts = [run.config.model.context_length for run in runs]
     scored = []
     for name, run in zip(names, runs, strict=True):
-        wanted = plan.scorings(run.config.model.context_length, contexts)
+        wanted = plan.scorings(
+            run.config.model.context_length,
+            contexts,
+            document_mask=run.config.data.document_mask,
+        )
         # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
         losses = score(replace(run), stream, wanted, processes, batch_tokens)
         scored.append(Scored(label=name, run=run, losses=losses))
@@ -265,9 +288,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--documents",
-        choices=("packed", "masked", "both"),
-        default="packed",
-        help="whether a token sees what stands before its document",
+        choices=("trained", "packed", "masked", "both"),
+        default="trained",
+        help="does a token see what stands before its document? (default: as in training)",
     )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--batch-tokens", type=int, help="read at once (default: as in training)")
@@ -275,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--score-only", action="store_true", help="keep the losses in the runs, write no report"
     )
     args = parser.parse_args(argv)
-    masks = {"packed": (False,), "masked": (True,), "both": (False, True)}
+    masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
         modes=tuple(args.modes),
         strides=tuple(args.strides),
@@ -284,6 +307,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         first=args.first,
         document_masks=masks[args.documents],
     )
+    torch.set_float32_matmul_precision("high")  # as in training
     with start_processes(args.device) as processes:
         scored, stream = evaluate_runs(
             args.runs, plan, processes, data=args.data, batch_tokens=args.batch_tokens

@@ -97,22 +97,14 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     return _figure(loss)
 
 
-def by_bin(
-    rows: list[Row], styles: Styles, x_label: str, *, within_window: bool = False
-) -> "Figure":
-    """Loss over the middles of logarithmic bins; on the right its difference to the first model.
-
-    within_window: the bins end at the history of a window, and where they hold one place of each
-    window alone they are left out: too few tokens to draw next to the others.
-    """
+def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
+    """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
     loss, difference = _panels(len(labels) > 1)
     limits = []
     for label in labels:
         line = [row for row in rows if row["label"] == label]
-        if within_window:
-            line = [row for row in line if 2 ** (row["bin"] - 1) < row["history"]]
-        places = [_middle(row, row["history"] if within_window else math.inf) for row in line]
+        places = [_middle(row) for row in line]
         look = {**styles[label], "label": label}
         _band(loss, places, line, "nats", "interval", look)
         if difference is not None:
@@ -133,9 +125,7 @@ def by_bin(
 
 PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
     "strided": by_history,
-    "chunk_position": lambda rows, styles: by_bin(
-        rows, styles, "tokens before the scored one in its window", within_window=True
-    ),
+    "chunk_position": lambda rows, styles: by_bin(rows, styles, "position in the window"),
     "document_position": lambda rows, styles: by_bin(
         rows, styles, "tokens before the scored one in its document"
     ),
@@ -215,10 +205,10 @@ def _floats(values: Any) -> np.ndarray:
     return np.array(values, dtype=np.float64)
 
 
-def _middle(row: Row, largest: float) -> float:
+def _middle(row: Row) -> float:
     """Of a bin of `scripts.evaluation_statistics.log_bins`, on a logarithmic axis; 0 is at 1/2."""
     number = row["bin"]
-    return 0.5 if number == 0 else math.sqrt(2 ** (number - 1) * min(2**number - 1, largest))
+    return 0.5 if number == 0 else math.sqrt(2 ** (number - 1) * (2**number - 1))
 
 
 def _short(tokens: float, _: Any = None) -> str:

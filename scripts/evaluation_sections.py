@@ -10,9 +10,10 @@ from scripts.results import Row
 BINNED = {
     "chunk_position": (
         "By position in the chunk",
-        "Tokens by how many stand before them in their window, where windows do not overlap. A "
+        "Tokens by where in its window the one before them stands, from 0, where windows do not "
+        "overlap. A "
         "model is in the row of its own windows, so that a row holds other tokens for a model of "
-        "another context. A model's last row is the one place that sees its whole window.",
+        "another context.",
     ),
     "document_position": (
         "By position in the document",
@@ -24,6 +25,12 @@ BINNED = {
         "The same tokens by the length of their document. Where it is below both contexts, the "
         "longer one adds other documents only.",
     ),
+}
+
+BIN_NAMES = {
+    "chunk_position": "position",
+    "document_position": "tokens before",
+    "document_length": "tokens",
 }
 
 
@@ -131,7 +138,7 @@ def by_bin(result: dict[str, Any]) -> list[str]:
         if not rows:
             continue
         first, *others = dict.fromkeys(row["label"] for row in rows)
-        header = ["tokens" if name == "document_length" else "tokens before", "scored"]
+        header = [BIN_NAMES[name], "scored"]
         header += [f"{first}, nats", *(f"{label}, difference" for label in others)]
         if others:
             what += f" Of {first} the loss; the others by what separates them on the same tokens."

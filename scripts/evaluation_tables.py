@@ -95,7 +95,7 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
         "as_trained_chunk": [
             _tabulate(r, _first(as_trained_chunk, r), corpus) for r in as_trained_chunk
         ],
-        "chunk_position": _binned(_common(as_trained_chunk), corpus, _window_history),
+        "chunk_position": _binned(_common(as_trained_chunk), corpus, _window_position),
         "document_position": _binned(binned, corpus, lambda _: corpus.history),
         "document_length": _binned(binned, corpus, lambda _: corpus.document_length),
     }
@@ -226,10 +226,10 @@ def _interval(of: Estimate) -> list[float | None]:
     return [None if math.isnan(end) else end for end in (of.low, of.high)]
 
 
-def _window_history(row: Row) -> np.ndarray:
-    """Tokens that a target of the paper's chunks has before it in its window."""
+def _window_position(row: Row) -> np.ndarray:
+    """Where in its chunk the token stands, from 0, of which each target is the next."""
     positions = np.arange(len(row.seeds[0]))
-    return (positions - 1) % row.scoring.history + 1
+    return (positions - 1) % row.scoring.history
 
 
 def _binned(rows: list[Row], corpus: Corpus, lengths: Any) -> Table:

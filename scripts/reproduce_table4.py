@@ -38,7 +38,7 @@ def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
         histories=tuple(contexts),
         near=contexts[0],
         first=contexts[-1],
-        document_masks=(False, True) if masked else (False,),
+        document_masks=(False, True) if masked else None,
     )
 
 
@@ -54,7 +54,7 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
             "--first": (plan.first,),
         }
         options = [word for name, values in numbers.items() for word in (name, *map(str, values))]
-        if len(plan.document_masks) > 1:
+        if plan.document_masks is not None:
             options += ["--documents", "both"]
         scoring = [
             python_command(

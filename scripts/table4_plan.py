@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from configs import TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
@@ -177,22 +178,23 @@ def final_arguments(job: Job) -> tuple[str, ...]:
 
 
 def _affordable_steps(job: Job, model: Model) -> int:
-    """Steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal model."""
+    """Steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal model.
+
+    Times are those of the first seed, so that all seeds have the same steps.
+    """
     assert model.same_time_as is not None
-    sibling = job.folder.with_name(f"{model.same_time_as}_seed{job.seed}")
-    hours = read_metrics(sibling)[-1]["gpu_hours"]
-    timed = sibling
+    out = job.folder.parent
+    hours = _last(out, model.same_time_as)["gpu_hours"]
+    equal = job.name.removesuffix("_same_time") if model.starts_from is None else model.same_time_as
     if model.starts_from is not None:
-        hours -= read_metrics(_folder(job, model.starts_from))[-1]["gpu_hours"]
-    elif model.overrides == _BUTTERFLY:
-        timed = _folder(job, job.name.removesuffix("_same_time"))
-    last = read_metrics(timed)[-1]
-    hours_a_step = last["gpu_hours"] / last["step"]
+        hours -= _last(out, model.starts_from)["gpu_hours"]
+    hours_a_step = _last(out, equal)["gpu_hours"] / _last(out, equal)["step"]
     return max(LOG_STEPS, round(hours / hours_a_step / LOG_STEPS) * LOG_STEPS)
 
 
-def _folder(job: Job, name: str) -> Path:
-    return job.folder.with_name(f"{name}_seed{job.seed}")
+def _last(out: Path, name: str) -> dict[str, Any]:
+    """The last record of a model's first seed."""
+    return read_metrics(out / f"{name}_seed1")[-1]
 
 
 def _needed_by(name: str) -> list[str]:
@@ -252,10 +254,14 @@ def _job(
             before = load_config(_recipe(model.starts_from, budget)).model.context_length
             base = _stretched_base(context_length / before, recipe.model.head_dim)
             arguments.append(f"model.rope_base={base:.0f}")
-    needs = tuple(out / f"{other}_seed{seed}" for other in _needed_by(name))
+    needs = {out / f"{other}_seed1" for other in _needed_by(name)}  # their times
+    if model.starts_from is not None:
+        needs.add(out / f"{model.starts_from}_seed{seed}")
     arguments += overrides
     load_config(arguments)  # what cannot be is refused before anything runs
-    return Job(name=name, seed=seed, folder=folder, arguments=tuple(arguments), needs=needs)
+    return Job(
+        name=name, seed=seed, folder=folder, arguments=tuple(arguments), needs=tuple(sorted(needs))
+    )
 
 
 def _recipe(name: str, budget: Budget) -> list[str]:

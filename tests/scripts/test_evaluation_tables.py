@@ -272,7 +272,7 @@ def test_bins_of_positions_in_the_window_and_in_the_document(scored, stream, bas
 
     # the chunks of 64 leave out a few tokens more than those of 32
     shared = np.where((position >= 1) & (position < 961), 0.0, np.nan)
-    before = {h: [(p - 1) % h + 1 for p in position] for h in (32, 64)}
+    before = {h: [(p - 1) % h for p in position] for h in (32, 64)}
     check("chunk_position", "a", 32, before[32], base + shared, shared)
     check("chunk_position", "b", 64, before[64], steps + shared, shared - position / n)
     end = scored_to(LONG, n)

@@ -70,11 +70,12 @@ def test_order_and_what_comes_along(tmp_path):
     assert set(names[4:6]) == {"4k_from_1k_seed1", "16k_butterfly_same_time_seed1"}
     by_name = {job.folder.name: job for job in jobs}
     needs = {folder.name for folder in by_name["4k_from_1k_seed2"].needs}
-    assert needs == {"1k_seed2", "4k_seed2"}
+    assert needs == {"1k_seed2", "1k_seed1", "4k_seed1"}
 
 
 def test_extension_has_the_time_that_is_left(tmp_path):
-    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
+    jobs = jobs_of(["4k_from_1k"], tmp_path, seeds=2)
+    job, second = (j for j in jobs if j.name == "4k_from_1k")
     finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
     finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
     config = load_config(final_arguments(job))
@@ -82,6 +83,8 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     assert config.run.init_from == str(tmp_path / "1k_seed1")
     assert config.model.rope_base == pytest.approx(10_000 * 4 ** (64 / 62), rel=1e-4)
     assert config.optim.warmup_steps == 62
+    assert final_arguments(job)[-3:] == final_arguments(second)[-3:]  # the same for all seeds
+    assert f"run.init_from={tmp_path / '1k_seed2'}" in second.arguments
     finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
     assert load_config(final_arguments(job)).optim.max_steps == 240
     assert not job.is_finished
