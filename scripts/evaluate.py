@@ -103,7 +103,8 @@ class Plan:
                         )
         if "control" in self.modes and not document_mask:
             near = min(contexts) if self.near is None else self.near
-            stride = max(self.strides)
+            # two passes more, so with fewer windows; what is distant is most of one all the same
+            stride = max(*self.strides, context_length // 4)
             if near < context_length - stride:
                 undisturbed = Scoring(history=context_length, stride=stride, first=first)
                 wanted += [
@@ -113,58 +114,66 @@ class Plan:
                 ]
         return list(dict.fromkeys(wanted))
 
+    def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
+        """The same for the model of a run."""
+        return self.scorings(
+            config.model.context_length, contexts, document_mask=config.data.document_mask
+        )
+
 
 def score(
     run: Run,
-    stream: TokenStream,
+    streams: Sequence[TokenStream],
     scorings: Sequence[Scoring],
     processes: Processes,
     batch_tokens: int | None = None,
-) -> dict[Scoring, np.ndarray]:
+) -> list[dict[Scoring, np.ndarray]]:
     """Losses of every token by every scoring, from the run's folder where they are known.
 
     Args:
         run: the model; its weights are read if something is to be scored.
-        stream: the validation split.
-        scorings: how to score; those of one shape are best next to each other.
+        streams: validation splits.
+        scorings: how to score each; those of one shape are best next to each other.
         processes: all of them take a share.
         batch_tokens: tokens that a GPU reads at once; None takes what training took.
 
     Returns:
-        (n_tokens,) float32 each, nats, NaN where not scored; the same on every process.
+        For each stream (n_tokens,) float32 by scoring, nats, NaN where not scored; the same on
+        every process.
 
     Raises:
-        ValueError: the stream is too short.
+        ValueError: a stream is too short.
     """
     config = run.config
     if batch_tokens is None:
         batch_tokens = config.optim.micro_batch_size * config.model.context_length
-    losses = {}
+    losses: list[dict[Scoring, np.ndarray]] = [{} for _ in streams]
     compiled_for: tuple[int, int, bool] | None = None
     model: nn.Module = nn.Identity()
     for scoring in scorings:
-        known = read_losses(run, stream, scoring) if processes.is_main else None
-        known = processes.agree(known)
-        if known is None:
-            shape = scoring.history, scoring.stride, scoring.document_mask
-            if compiled_for != shape:
-                model, compiled_for = _ready(run, scoring, processes.device), shape
-            known = token_losses(
-                model,
-                ScoringWindows(
-                    stream,
-                    scoring,
-                    max(1, batch_tokens // scoring.history),
-                    rank=processes.rank,
-                    world_size=processes.world_size,
-                ),
-                len(stream),
-                processes,
-                lambda: autocast(config.run.dtype, processes.device),
-            )
-            if processes.is_main:
-                write_losses(run, stream, scoring, known)
-        losses[scoring] = known
+        for stream, of_stream in zip(streams, losses, strict=True):
+            known = read_losses(run, stream, scoring) if processes.is_main else None
+            known = processes.agree(known)
+            if known is None:
+                shape = scoring.history, scoring.stride, scoring.document_mask
+                if compiled_for != shape:
+                    model, compiled_for = _ready(run, scoring, processes.device), shape
+                known = token_losses(
+                    model,
+                    ScoringWindows(
+                        stream,
+                        scoring,
+                        max(1, batch_tokens // scoring.history),
+                        rank=processes.rank,
+                        world_size=processes.world_size,
+                    ),
+                    len(stream),
+                    processes,
+                    lambda: autocast(config.run.dtype, processes.device),
+                )
+                if processes.is_main:
+                    write_losses(run, stream, scoring, known)
+            of_stream[scoring] = known
     return losses
 
 
@@ -234,39 +243,51 @@ def evaluate_runs(
     plan: Plan,
     processes: Processes,
     *,
-    data: Path | None = None,
+    corpora: Sequence[Path] = (),
     batch_tokens: int | None = None,
-) -> tuple[list[Scored], TokenStream]:
+) -> list[tuple[list[Scored], TokenStream]]:
     """Score all runs, one model in memory after the other.
 
     Args:
         folders: of the runs.
         plan: which scorings.
         processes: all of them take a share.
-        data: token shards whose validation split is scored; None takes those of the first run.
+        corpora: token shards whose validation splits are scored; those of the first run if empty.
         batch_tokens: as in `score`.
 
+    Returns:
+        For each corpus, what each run was scored, and the split.
+
     Raises:
-        ValueError: the text is too short, or was made with another tokenizer than a run; or runs
+        ValueError: a text is too short, or was made with another tokenizer than a run; or runs
             of the same name are no seeds of one model.
     """
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
-    stream = TokenStream(data or runs[0].config.data.path, "val")
+    streams = [TokenStream(path, "val") for path in corpora or [runs[0].config.data.path]]
     for run in runs:
-        check_tokenizer(run, stream)
+        for stream in streams:
+            check_tokenizer(run, stream)
     contexts = [run.config.model.context_length for run in runs]
-    scored = []
+    scored: list[list[Scored]] = [[] for _ in streams]
     for name, run in zip(names, runs, strict=True):
-        wanted = plan.scorings(
-            run.config.model.context_length,
-            contexts,
-            document_mask=run.config.data.document_mask,
-        )
+        wanted = plan.scorings_of(run.config, contexts)
         # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
-        losses = score(replace(run), stream, wanted, processes, batch_tokens)
-        scored.append(Scored(label=name, run=run, losses=losses))
-    return scored, stream
+        losses = score(replace(run), streams, wanted, processes, batch_tokens)
+        for of_corpus, of_stream in zip(scored, losses, strict=True):
+            of_corpus.append(Scored(label=name, run=run, losses=of_stream))
+    return list(zip(scored, streams, strict=True))
+
+
+def is_scored(folder: Path, plan: Plan, contexts: Sequence[int], corpora: Sequence[Path]) -> bool:
+    """Whether nothing is left to score of a run that is finished."""
+    run = open_run(folder)
+    streams = [TokenStream(path, "val") for path in corpora]
+    return all(
+        read_losses(run, stream, scoring) is not None
+        for scoring in plan.scorings_of(run.config, contexts)
+        for stream in streams
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -277,7 +298,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--data", type=Path, help="token shards (default: the first run's)")
+    parser.add_argument(
+        "--data", type=Path, nargs="+", default=[], dest="corpora", metavar="FOLDER",
+        help="token shards (default: the first run's); of several, each has a report",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("out/evaluation"))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--stride", nargs="+", type=int, default=[STRIDE], dest="strides")
@@ -309,11 +333,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     torch.set_float32_matmul_precision("high")  # as in training
     with start_processes(args.device) as processes:
-        scored, stream = evaluate_runs(
-            args.runs, plan, processes, data=args.data, batch_tokens=args.batch_tokens
+        evaluated = evaluate_runs(
+            args.runs, plan, processes, corpora=args.corpora, batch_tokens=args.batch_tokens
         )
         if processes.is_main and not args.score_only:
-            write_report(tabulate(scored, stream), args.out)
+            for scored, stream in evaluated:
+                several = len(evaluated) > 1
+                out = args.out / stream.path.resolve().name if several else args.out
+                write_report(tabulate(scored, stream), out)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
-from scripts.evaluate import STRIDE, Plan, evaluate_runs
+from scripts.evaluate import STRIDE, Plan, evaluate_runs, is_scored
 from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
@@ -43,7 +43,7 @@ def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
 
 
 def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
-    """Train a run and score it on each corpus."""
+    """Train a run and score it on all corpora."""
 
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job))
@@ -56,14 +56,11 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
         options = [word for name, values in numbers.items() for word in (name, *map(str, values))]
         if plan.document_masks is not None:
             options += ["--documents", "both"]
-        scoring = [
-            python_command(
-                n_gpu, "-m", "scripts.evaluate", str(job.folder), "--score-only",
-                "--data", str(corpus), *options,
-            )
-            for corpus in score_on
-        ]  # fmt: skip
-        return scoring if job.is_finished else [train, *scoring]
+        scoring = python_command(
+            n_gpu, "-m", "scripts.evaluate", str(job.folder), "--score-only",
+            "--data", *map(str, score_on), *options,
+        )  # fmt: skip
+        return [scoring] if job.is_finished else [train, scoring]
 
     return Task(
         name=job.folder.name,
@@ -76,26 +73,29 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
 def report(
     jobs: Sequence[Job], plan: Plan, budget: str, score_on: Sequence[Path], out: Path
 ) -> None:
-    """Write the reports of what is finished: one evaluation a corpus, and the table.
+    """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
     Raises:
-        ValueError: no run is finished.
+        ValueError: nothing is.
     """
     order = {name: number for number, name in enumerate(MODELS)}
-    finished = sorted(
-        (job for job in jobs if job.is_finished), key=lambda job: (order[job.name], job.seed)
+    ready = sorted(
+        (job for job in jobs if job.is_finished and is_scored(job.folder, plan, (), score_on)),
+        key=lambda job: (order[job.name], job.seed),
     )
-    if not finished:
-        raise ValueError(f"no run in {out} is finished: there is nothing to report yet")
+    if not ready:
+        raise ValueError(f"no run in {out} is finished and scored: there is nothing to report yet")
+    left_out = [job.folder.name for job in jobs if job not in ready]
+    if left_out:
+        print(f"not finished, and not in the report: {', '.join(left_out)}")
     results = {}
     with start_processes("auto") as processes:
-        for corpus in score_on:
-            scored, stream = evaluate_runs(
-                [job.folder for job in finished], plan, processes, data=corpus
-            )
-            results[corpus.name] = tabulate(scored, stream)
-            write_report(results[corpus.name], out / f"evaluation_{corpus.resolve().name}")
-    write_table4(results, {job.folder: job.name for job in finished}, budget, out)
+        folders = [job.folder for job in ready]
+        for scored, stream in evaluate_runs(folders, plan, processes, corpora=score_on):
+            name = stream.path.resolve().name
+            results[name] = tabulate(scored, stream)
+            write_report(results[name], out / f"evaluation_{name}")
+    write_table4(results, {job.folder: job.name for job in ready}, budget, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,6 +25,8 @@ class Model:
     """Model whose weights it starts with; the time of that run counts as its own."""
     same_time_as: str | None = None
     """Model whose GPU-hours it is trained for, instead of the budget's tokens."""
+    share: float = 1.0
+    """Of the budget's steps that it is trained for."""
 
 
 MODELS = {
@@ -37,7 +39,17 @@ MODELS = {
     "16k_butterfly": Model(context="16k", overrides=_BUTTERFLY),
     "4k_butterfly_same_time": Model(context="4k", overrides=_BUTTERFLY, same_time_as="4k"),
     "16k_butterfly_same_time": Model(context="16k", overrides=_BUTTERFLY, same_time_as="16k"),
+    "1k_same_time": Model(context="1k", same_time_as="4k"),
     "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
+    "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
+    "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
+    "1k_then_16k": Model(context="16k", starts_from="1k", share=1 / 3),
+    "1k_then_4k_butterfly": Model(
+        context="4k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
+    ),
+    "1k_then_16k_butterfly": Model(
+        context="16k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
+    ),
     "1k_documents": Model(context="1k", overrides=_DOCUMENTS),
     "4k_documents": Model(context="4k", overrides=_DOCUMENTS),
     "1k_learned": Model(context="1k", overrides=_LEARNED),
@@ -84,7 +96,8 @@ BUDGETS = {
 """smoke: to see the command work, on a CPU. minutes: 118M tokens, 4 minutes a run on an H200 at 1K.
 hours: 472M tokens. paper: 210B tokens, as arXiv 2205.14135, appendix E.2, has them."""
 
-LOG_STEPS, EVALUATIONS, SAVES = 10, 8, 4  # steps between records; times a run
+LOG_STEPS = 10  # between records of the training loss
+EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and between checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +181,11 @@ def final_arguments(job: Job) -> tuple[str, ...]:
         steps = load_config([str(begun)]).optim.max_steps
     else:
         steps = _affordable_steps(job, model)
-    evaluate_every = _every(steps, EVALUATIONS)
     return (
         *job.arguments,
         f"optim.max_steps={steps}",
         f"optim.warmup_steps={_warmup(steps)}",
-        f"run.eval_every={evaluate_every}",
+        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
     )
 
 
@@ -228,6 +240,7 @@ def _job(
     model = MODELS[name]
     folder = out / f"{name}_seed{seed}"
     recipe_arguments = _recipe(name, budget)
+    steps = round(budget.steps * model.share)
     recipe = load_config(recipe_arguments)
     context_length = recipe.model.context_length
     at_once = recipe.optim.micro_batch_size * context_length
@@ -236,15 +249,16 @@ def _job(
         *recipe_arguments,
         f"model.vocab_size={vocab_size}",
         f"data.path={data}",
-        f"optim.max_steps={budget.steps}",
-        f"optim.warmup_steps={_warmup(budget.steps)}",
+        f"optim.max_steps={steps}",
+        f"optim.warmup_steps={_warmup(steps)}",
         f"optim.batch_tokens={budget.batch_tokens}",
         f"optim.micro_batch_size={max(1, at_once // context_length)}",
-        f"run.seed={seed}",
+        # not the windows again that the first part began with
+        f"run.seed={seed if model.starts_from is None else 1000 + seed}",
         f"run.out_dir={folder}",
         f"run.log_every={LOG_STEPS}",
-        f"run.eval_every={_every(budget.steps, EVALUATIONS)}",
-        f"run.save_every={_every(budget.steps, SAVES)}",
+        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
+        f"run.save_every={_every(steps // 2, SAVE_STEPS)}",
         "run.keep_last=1",
     ]
     if model.starts_from is not None:
@@ -283,6 +297,6 @@ def _warmup(steps: int) -> int:
     return min(steps // 4, max(steps // 100, 200))
 
 
-def _every(steps: int, times: int) -> int:
-    """Steps between two of so many events in a run, a multiple of LOG_STEPS."""
-    return max(1, steps // times // LOG_STEPS) * LOG_STEPS
+def _every(steps: int, most: int) -> int:
+    """So many steps or fewer, a multiple of LOG_STEPS."""
+    return max(1, min(steps, most) // LOG_STEPS) * LOG_STEPS

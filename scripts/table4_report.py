@@ -8,6 +8,7 @@ from typing import Any
 from data.files import write_atomically
 from scripts.readme_tables import markdown_table
 from scripts.results import write_result
+from scripts.table4_plan import MODELS
 from training.metrics import read_metrics
 
 PAPER = (
@@ -39,7 +40,7 @@ def write_table4(
             {"model": model, "perplexity": perplexity, "days_on_8_a100": days}
             for model, perplexity, days in PAPER
         ],
-        "rows": {corpus: rows(tables) for corpus, tables in evaluations.items()},
+        "rows": {corpus: with_first_parts(rows(tables)) for corpus, tables in evaluations.items()},
         "curves": curves(runs),
     }
     write_result(out / "table4.json", result)
@@ -77,11 +78,32 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
     return result
 
 
+def with_first_parts(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`table`, where what another model's weights took counts for those that start with them."""
+    known = {row["label"]: row for row in table}
+    return [
+        row | {key: row[key] + first[key] for key in ("tokens", "gpu_hours")} if first else row
+        for row in table
+        for first in [known.get(MODELS[row["label"]].starts_from or "")]
+    ]
+
+
 def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
-    """For each model the validation loss over tokens and GPU-hours, the mean over its seeds."""
+    """For each model the validation loss over tokens and GPU-hours, the mean over its seeds.
+
+    The curve of a model that starts with another's weights begins where that one's ends.
+    """
     by_model: dict[str, list[list[dict[str, Any]]]] = {}
     for folder, model in runs.items():
         evaluations = [r for r in read_metrics(folder) if "val_loss" in r]
+        origin = MODELS[model].starts_from
+        if origin is not None:
+            seed = folder.name.rpartition("_seed")[2]
+            start = read_metrics(folder.with_name(f"{origin}_seed{seed}"))[-1]
+            evaluations = [
+                r | {key: r[key] + start[key] for key in ("tokens", "gpu_hours")}
+                for r in evaluations
+            ]
         by_model.setdefault(model, []).append(evaluations)
     return {
         model: [
