@@ -3,6 +3,7 @@
 from statistics import fmean
 from typing import Any
 
+from scripts.evaluation_statistics import LEAST_DOCUMENTS
 from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
 from scripts.readme_tables import markdown_table
 from scripts.results import Row
@@ -178,12 +179,14 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
     parts = [
         "## How intervals are made",
         "Documents are what varies, as neighbouring tokens are alike: an interval holds the middle "
-        "95% of the means over sets of documents drawn with replacement. Differences are taken "
-        "token by token before that, so that documents which are hard for all models cancel. Where "
-        "both models have several seeds, the interval of their means, by Welch's standard error "
-        "and Student's t with the degrees of freedom of the fewer seeds, is added in quadrature. "
-        "Intervals of losses, of controls and of bins count documents alone. Where there is no "
-        "interval, all tokens are of one document, or none is there.",
+        "of the means over sets of documents drawn with replacement, 95% of them for many "
+        "documents, and more for few, as far out as Student's t asks (the expanded percentile "
+        "interval of Hesterberg, arXiv 1411.5279). Differences are taken token by token before "
+        "that, so that documents which are hard for all models cancel. Where both models have "
+        "several seeds, the interval of their means, by Welch's standard error and Student's t "
+        "with the degrees of freedom of the fewer seeds, is added in quadrature. Intervals of "
+        "losses, of controls and of bins count documents alone. Where there is no interval, the "
+        f"tokens are of fewer than {LEAST_DOCUMENTS} documents.",
     ]
     here = result.get("environment")
     if here:

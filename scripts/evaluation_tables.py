@@ -222,7 +222,7 @@ def _difference(row: Row, versus: Row, corpus: Corpus) -> dict[str, Any]:
 
 
 def _interval(of: Estimate) -> list[float | None]:
-    """From low to high; None, as JSON has no NaN, where a single document tells of no others."""
+    """From low to high; None, as JSON has no NaN, where too few documents tell of no others."""
     return [None if math.isnan(end) else end for end in (of.low, of.high)]
 
 

@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from data.files import write_atomically
+from scripts.evaluation_verdicts import with_interval
 from scripts.readme_tables import markdown_table
 from scripts.results import write_result
 from scripts.table4_plan import MODELS
@@ -170,10 +171,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _difference(difference: dict[str, Any] | None) -> str:
-    if difference is None:
-        return ""
-    low, high = difference["interval"]
-    return f"{difference['nats']:+.4f} ({low:+.4f} to {high:+.4f})"
+    return "" if difference is None else with_interval(difference["nats"], difference["interval"])
 
 
 def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:

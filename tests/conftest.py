@@ -52,13 +52,14 @@ def corpus(tmp_path_factory):
     rng = random.Random(0)
     nouns, verbs = ["the cat", "a dog", "one bird"], ["sees", "hears", "follows"]
 
-    def document():
+    def document(sentences):
         return " ".join(
-            f"{rng.choice(nouns)} {rng.choice(verbs)} {rng.choice(nouns)}." for _ in range(40)
+            f"{rng.choice(nouns)} {rng.choice(verbs)} {rng.choice(nouns)}."
+            for _ in range(sentences)
         )
 
-    for name, count in (("train", 60), ("val", 4)):
-        lines = [json.dumps({"text": document()}) for _ in range(count)]
+    for name, count, sentences in (("train", 60, 40), ("val", 8, 20)):
+        lines = [json.dumps({"text": document(sentences)}) for _ in range(count)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     from data.prepare import prepare
     from data.sources import open_source

@@ -195,6 +195,34 @@ def test_a_butterfly_with_and_without_documents(train, result_of, corpus):
     assert len({row["nats"] for row in rows}) == 6
 
 
+def test_documents_are_masked_where_they_were_in_training(train, result_of, corpus):
+    masked = train("masked", "data.document_mask=true", steps=1)
+    packed = train("packed", steps=1)
+    result = result_of(masked, packed, "--stride", 3, "--near", 4, "--histories", 17)
+    stream = TokenStream(corpus, "val")
+    rows = result["chunk"] + result["strided"]
+    assert [(row["label"], row["history"], row["document_mask"]) for row in rows] == [
+        (label, history, label == "masked")
+        for histories in ((32,), (17, 32))
+        for label in ("masked", "packed")
+        for history in histories
+    ]
+    for row in rows:
+        scoring = Scoring(**{name: row[name] for name in Scoring.__dataclass_fields__})
+        expected, _ = by_hand(masked if row["label"] == "masked" else packed, stream, scoring)
+        assert row["nats"] == pytest.approx(expected, rel=1e-5)
+    assert [(row["label"], row["control"]) for row in result["control"]] == [
+        ("packed", "shuffle"),
+        ("packed", "replace"),
+    ]
+    files = sorted(path.name for path in (masked / "scores" / "shards").iterdir())
+    assert files == [
+        "h17_s3_f32_documents.npz", "h32_s32_f0_documents.npz", "h32_s3_f32_documents.npz"
+    ]  # fmt: skip
+    for table in ("as_trained", "as_trained_chunk"):
+        assert [row["document_mask"] for row in result[table]] == [True, False]
+
+
 def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
     folder = train("run", *BUTTERFLY, steps=1)
     command = (folder, "--stride", 8, "--histories", 48, "--near", 20)

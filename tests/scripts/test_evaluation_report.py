@@ -178,6 +178,26 @@ def test_what_remains_of_a_difference(corpus, tmp_path_factory):
     assert "; when long may see only 16 tokens, 0.1000 nats higher (0.1000 to 0.1000)." in text
 
 
+def test_too_few_documents_show_no_difference(corpus, tmp_path_factory, tmp_path):
+    plan = Plan(strides=(8,), first=4 * 121)  # all of four documents
+    result = evaluate(corpus, tmp_path_factory, plan, seeds=2, shift=-0.1)
+    write_report(result, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    (line,) = [x for x in text.splitlines() if x.startswith("- **")]
+    assert re.search(
+        r"tokens: no difference shown: -0\.5\d+ nats; perplexity [\d.]+ against [\d.]+; when long "
+        r"may see only 16 tokens, no difference shown: -0\.1000 nats\.$",
+        line,
+    )
+    found = sections(text)
+    cells = [row[-2] for row in found["On identical tokens"][1:]]
+    assert cells[0] == "-" and all(re.fullmatch(r"-0\.\d{4}", some) for some in cells[1:])
+    for row in found["Was the distant context used?"][1:]:
+        assert re.fullmatch(r"no difference shown: 0\.0\d+ nats", row[-1])
+    assert "no interval, the tokens are of fewer than 5 documents." in text
+    assert "nan" not in text
+
+
 def test_without_sliding_windows_the_paper_s_are_compared(corpus, tmp_path_factory):
     result = evaluate(corpus, tmp_path_factory, Plan(modes=("chunk",)), seeds=2)
     text = markdown(result)

@@ -9,6 +9,7 @@ import pytest
 from data.shards import TokenStream
 from data.tokenizer import load_tokenizer
 from scripts.evaluation_statistics import (
+    LEAST_DOCUMENTS,
     Corpus,
     Estimate,
     bin_name,
@@ -53,7 +54,7 @@ def test_a_corpus_is_described_token_by_token(corpus):
         if token == tokenizer.eot_id:
             assert history == lengths[document] and known.n_bytes[position] == 0
             document, history = document + 1, 0
-    assert document == known.n_documents == 4
+    assert document == known.n_documents == 8
     assert known.n_bytes.sum() == stream.info.text_bytes
 
 
@@ -126,30 +127,43 @@ def test_bins_add_up_to_the_whole():
 
 def test_documents_that_were_not_scored_do_not_count():
     rng = np.random.default_rng(5)
-    lengths = np.array([9, 4, 30, 4, 11])
+    lengths = np.array([9, 4, 30, 4, 11, 6, 2])
     values = by_document(rng, lengths)
     without = np.concatenate([values[:13], values[43:]])
     values[13:43] = np.nan
-    assert estimate(values, corpus_of(lengths)) == estimate(without, corpus_of([9, 4, 4, 11]))
+    (got,) = estimate(values, corpus_of(lengths))
+    assert [got] == estimate(without, corpus_of([9, 4, 4, 11, 6, 2]))
+    assert got.low < got.mean < got.high
 
 
 def test_nothing_to_count_is_nan():
-    known = corpus_of([3, 3])
-    values = np.array([1.0, 2.0, np.nan, 3.0, 4.0, np.nan])
-    first, empty, last = estimate(values, known, bins=np.array([0, 2, 2, 0, 2, 1]))
+    known = corpus_of([3] * 6)
+    values = np.array([1.0, 2.0, np.nan, 3.0, 4.0, np.nan] * 3)
+    first, empty, last = estimate(values, known, bins=np.array([0, 2, 2, 0, 2, 1] * 3))
     assert (first.mean, last.mean) == (2.0, 3.0)
     assert (first.low, first.high) == (1.0, 3.0)
     assert all(math.isnan(number) for number in (empty.mean, empty.low, empty.high))
-    for nothing in estimate(np.full(6, np.nan), known, bins=np.array([0, 1, 0, 1, 0, 1])):
+    for nothing in estimate(np.full(18, np.nan), known, bins=np.array([0, 1] * 9)):
         assert all(math.isnan(number) for number in (nothing.mean, nothing.low, nothing.high))
 
 
-def test_one_document_has_a_mean_and_no_interval():
-    (got,) = estimate(np.array([1.0, 2.0, np.nan]), corpus_of([2, 1]))
-    assert got.mean == 1.5
-    assert math.isnan(got.low) and math.isnan(got.high)
-    one, two = estimate(np.arange(4.0), corpus_of([2, 2]), bins=np.array([0, 1, 1, 1]))
-    assert math.isnan(one.low) and not math.isnan(two.low)
+@pytest.mark.parametrize("n", range(1, LEAST_DOCUMENTS + 2))
+def test_fewer_documents_have_a_mean_and_no_interval(n):
+    values = np.append(np.arange(2.0 * n), np.nan)
+    (got,) = estimate(values, corpus_of([2] * n + [1]))
+    assert got.mean == pytest.approx(n - 0.5)
+    missing = n < LEAST_DOCUMENTS
+    assert (math.isnan(got.low), math.isnan(got.high)) == (missing, missing)
+    both = widen(got, 0.1)
+    assert (math.isnan(both.low), math.isnan(both.high)) == (missing, missing)
+
+
+def test_documents_are_counted_bin_by_bin():
+    """The first bin holds a token of all but one document, the second of each."""
+    bins = np.array([0, 1] * (LEAST_DOCUMENTS - 1) + [1, 1])
+    few, enough = estimate(np.arange(len(bins)), corpus_of([2] * LEAST_DOCUMENTS), bins=bins)
+    assert math.isnan(few.low) and math.isnan(few.high)
+    assert enough.low < enough.mean < enough.high
 
 
 def test_the_same_seed_draws_the_same_documents():

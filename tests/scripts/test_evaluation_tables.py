@@ -155,9 +155,10 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
 
 
 def test_a_difference_of_every_token_is_sure_and_one_of_some_documents_is_not(scored, stream, base):
-    halves = base + np.where(np.arange(len(stream)) < 482, 0.5, -0.1)  # two documents each
+    late = Scoring(history=64, stride=8, first=2 * 121)
+    halves = base + np.where(np.arange(len(stream)) < 5 * 121, 0.5, -0.1)  # three documents each
     result = tabulate(
-        [scored("a", {LONG: base}), scored("b", {LONG: base - 0.5}), scored("c", {LONG: halves})],
+        [scored("a", {late: base}), scored("b", {late: base - 0.5}), scored("c", {late: halves})],
         stream,
     )
     for label, expected in (("b", (-0.5, -0.5)), ("c", (-0.1, 0.5))):
@@ -165,6 +166,22 @@ def test_a_difference_of_every_token_is_sure_and_one_of_some_documents_is_not(sc
         assert difference["interval"] == pytest.approx(expected, abs=1e-5)
         assert difference["interval_of_documents"] == difference["interval"]
         assert difference["half_width_of_seeds"] is None
+
+
+def test_a_difference_on_fewer_documents_has_no_interval(scored, stream, base):
+    late = Scoring(history=64, stride=8, first=4 * 121)  # all of four documents
+    runs = [
+        scored(label, {late: base + up}, seed=seed)
+        for label, ups in (("a", (0.0, 0.1)), ("b", (0.9, 1.2)))
+        for seed, up in enumerate(ups)
+    ]
+    _, row = tabulate(runs, stream)["strided"]
+    difference = row["difference"]
+    assert difference["nats"] == pytest.approx(1.0, abs=1e-5)
+    assert difference["half_width_of_seeds"] > 0  # seeds alone make no interval
+    none = [None, None]
+    assert row["nats_interval"] == none
+    assert difference["interval"] == difference["interval_of_documents"] == none
 
 
 def test_chunks_keep_their_own_tokens_and_differ_over_shared_ones(scored, stream, base):
@@ -270,19 +287,19 @@ def test_bins_of_positions_in_the_window_and_in_the_document(scored, stream, bas
             assert row["nats"] == pytest.approx(mean, rel=1e-5)
             assert row["difference"] == pytest.approx(gaps[row["bin"]][1], abs=1e-5)
 
-    # the chunks of 64 leave out a few tokens more than those of 32
+    # the last 7 tokens fill no chunk
     shared = np.where((position >= 1) & (position < 961), 0.0, np.nan)
     before = {h: [(p - 1) % h for p in position] for h in (32, 64)}
     check("chunk_position", "a", 32, before[32], base + shared, shared)
     check("chunk_position", "b", 64, before[64], steps + shared, shared - position / n)
     end = scored_to(LONG, n)
     shared = np.where((position >= 65) & (position < end), 0.0, np.nan)
-    of_document = position % 241
+    of_document = position % 121
     gaps = shared - position / n - 0.25
     check("document_position", "a", 32, of_document, base + 0.25 + shared, shared)
     check("document_position", "b", 64, of_document, steps + shared, gaps)
-    check("document_length", "b", 64, [241] * n, steps + shared, gaps)
-    assert {row["range"] for row in result["document_length"]} == {"128 to 255"}
+    check("document_length", "b", 64, [121] * n, steps + shared, gaps)
+    assert {row["range"] for row in result["document_length"]} == {"64 to 127"}
 
 
 def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, stream, base):
@@ -325,20 +342,23 @@ def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, st
 
 
 def test_json_can_hold_all_of_it(scored, stream, base):
-    early = Scoring(history=64, stride=64, first=600)
-    last = Scoring(history=64, stride=64, first=700)  # of two documents, mostly the last one
+    early = Scoring(history=64, stride=64, first=300)
+    last = Scoring(history=64, stride=64, first=3 * 121 + 7)  # of five documents, all of four
     a = scored("a", {early: base, CHUNK_LONG: base}, context_length=128)
     (a.run.folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": i, "tokens_per_s": i * 1.0}) + "\n" for i in (1, 9, 2))
     )
     result = tabulate([a, scored("b", {last: base})], stream)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    intervals = [row["interval"] for row in result["document_position"]]
-    assert [None, None] in intervals and len({tuple(some) for some in intervals}) > 1
+    for row in result["document_position"]:
+        none = row["bin"] < 4  # up to 7 tokens before
+        assert (row["interval"] == [None, None]) == none
+        assert (row["difference_interval"] == [None, None]) == none
+    assert {row["bin"] for row in result["document_position"]} == set(range(8))
     assert result["data"] == {
         "name": Path(stream.path).name,
-        "tokens": 964,
-        "documents": 4,
+        "tokens": 968,
+        "documents": 8,
         "text_bytes": stream.info.text_bytes,
     }
     described, without = result["runs"]

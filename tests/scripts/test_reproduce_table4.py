@@ -163,3 +163,23 @@ def test_rows_take_each_model_as_it_was_trained():
         }
     )
     assert (row["gpu_hours"], row["paper_perplexity"], row["perplexity"]) == (2, 2.0, 1.9)
+
+
+@pytest.mark.parametrize(
+    ("difference", "cell"),
+    [
+        (None, ""),
+        ({"nats": -0.031, "interval": [-0.035, -0.027]}, "-0.0310 (-0.0350 to -0.0270)"),
+        ({"nats": 0.031, "interval": [None, None]}, "0.0310"),
+        ({"nats": -0.031, "interval": [math.nan, math.nan]}, "-0.0310"),
+    ],
+)
+def test_differences_with_and_without_an_interval(difference, cell):
+    row = {
+        "label": "a", "seeds": 1, "tokens": 10, "gpu_hours": 2.0, "tokens_per_s": 2.0,
+        "paper_perplexity": 2.0, "paper_difference": difference,
+        "perplexity": 1.9, "difference": None,
+    }  # fmt: skip
+    text = markdown({"budget": "smoke", "paper": [], "rows": {"shards": [row]}})
+    (line,) = [x for x in text.splitlines() if x.startswith("| a |")]
+    assert [some.strip() for some in line.split("|")][8:11] == [cell, "1.90", ""]
