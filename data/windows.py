@@ -19,7 +19,7 @@ import torch
 from data.shards import TokenStream
 from data.text import doc_starts
 
-Control = Literal["none", "shuffle", "replace"]
+Control = Literal["none", "intact", "shuffle", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Scoring:
 
     control: Control = "none"
     """What is done to the distant part of a window, all but the scored tokens and `near` before
-    them. none; shuffle: its tokens in another order; replace: the text half a stream away, the end
+    them. none and intact: nothing; shuffle: its tokens in another order; replace: the text half a stream away, the end
     of the stream followed by its beginning."""
 
     near: int = 0
@@ -171,7 +171,7 @@ class ScoringWindows:
         starts = ends - history
         text = np.stack([self.stream.read(start, history + 1) for start in starts.tolist()])
         tokens, targets = text[:, :-1], text[:, -stride:]
-        if self.scoring.control != "none":
+        if self.scoring.control in ("shuffle", "replace"):
             tokens = tokens.copy()
             distant = history - stride + 1 - self.scoring.near
             for row, (window, start) in enumerate(zip(windows, starts, strict=True)):

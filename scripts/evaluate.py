@@ -103,14 +103,18 @@ class Plan:
                         )
         if "control" in self.modes and not document_mask:
             near = min(contexts) if self.near is None else self.near
-            # two passes more, so with fewer windows; what is distant is most of one all the same
-            stride = max(*self.strides, context_length // 4)
+            # three more passes, so with fewer windows; their distant part is large all the same
+            stride = max(max(self.strides), context_length // 4)
             if near < context_length - stride:
-                undisturbed = Scoring(history=context_length, stride=stride, first=first)
                 wanted += [
-                    undisturbed,
-                    replace(undisturbed, control="shuffle", near=near),
-                    replace(undisturbed, control="replace", near=near),
+                    Scoring(
+                        history=context_length,
+                        stride=stride,
+                        first=first,
+                        control=control,
+                        near=near,
+                    )
+                    for control in ("intact", "shuffle", "replace")
                 ]
         return list(dict.fromkeys(wanted))
 

@@ -105,7 +105,7 @@ def control(rows: list[Row]) -> list[str]:
     if not rows:
         return []
     header = ["model", "history", "stride", "near", "distant text", "tokens", "nats", "perplexity"]
-    words = {"shuffle": "shuffled", "replace": "replaced"}
+    words = {"intact": "as it is", "shuffle": "shuffled", "replace": "replaced"}
     return [
         "## Was the distant context used?",
         "All but the scored tokens and the `near` ones before them was shuffled, or replaced by "

@@ -93,7 +93,7 @@ def estimate(
     """Mean of `values` in each bin, with the interval of a bootstrap over documents.
 
     A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
-    is wider than a normal distribution (Hesterberg, arXiv 1411.5279, section 5.3, the "expanded
+    is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
     percentile" interval).
 
     Args:

@@ -7,7 +7,7 @@ differences are taken over the tokens that two rows share.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -90,7 +90,7 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
         "runs": [_describe(s) for s in scored],
         "chunk": [_tabulate(r, _same_way(chunk, r), corpus) for r in chunk],
         "strided": [_tabulate(r, _same_way(strided, r), corpus) for r in _common(strided)],
-        "control": [_tabulate(r, _undisturbed(rows, r), corpus) for r in control],
+        "control": [_tabulate(r, _undisturbed(control, r), corpus) for r in control],
         "as_trained": [_tabulate(r, _first(as_trained, r), corpus) for r in as_trained],
         "as_trained_chunk": [
             _tabulate(r, _first(as_trained_chunk, r), corpus) for r in as_trained_chunk
@@ -163,17 +163,10 @@ def _same_way(rows: list[Row], row: Row) -> Row | None:
 
 def _undisturbed(rows: list[Row], row: Row) -> Row | None:
     """The same model and windows with their distant part as it was."""
-    for r in rows:
-        if (
-            r.label == row.label
-            and r.scoring.control == "none"
-            and not r.scoring.document_mask
-            and r.scoring.history == row.scoring.history
-            and r.scoring.stride == row.scoring.stride
-            and r.scoring.first == row.scoring.first
-        ):
-            return r
-    return None
+    if row.scoring.control == "intact":
+        return None
+    intact = replace(row.scoring, control="intact")
+    return next(r for r in rows if (r.label, r.scoring) == (row.label, intact))
 
 
 def _is(a: Row, b: Row) -> bool:

@@ -1,6 +1,7 @@
 """Which runs there are, with which arguments, and how steps follow from the time of others."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,8 @@ from configs import load_config
 from scripts import table4_plan
 from scripts.table4_plan import BUDGETS, MODELS, final_arguments, make_jobs
 from training.metrics import METRICS
+
+WHOLE = {"same_time_as": None, "starts_from": None, "share": 1.0}
 
 
 def jobs_of(names, tmp_path, budget="minutes", seeds=1, **options):
@@ -32,7 +35,7 @@ def finish(folder, *, step, gpu_hours, max_steps=None):
 
 @pytest.mark.parametrize("budget", ["minutes", "hours", "paper"])
 def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
-    plain = [name for name, model in MODELS.items() if model.same_time_as is None]
+    plain = [name for name, model in MODELS.items() if model == replace(model, **WHOLE)]
     configs = [job.config for job in jobs_of(plain, tmp_path, budget)]
     assert len(configs) == len(plain)
     wanted = BUDGETS[budget]
@@ -99,6 +102,25 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     assert config.model.mask.pattern == "butterfly"
     assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
     assert final_arguments(jobs["16k"]) == jobs["16k"].arguments
+
+
+def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
+    names = [name for name in MODELS if name.startswith("1k_then_")]
+    configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
+    assert len(configs) == 5
+    assert {c.optim.max_steps for c in configs.values()} == {BUDGETS["minutes"].steps // 3}
+    assert {c.run.init_from for c in configs.values()} == {str(tmp_path / "1k_seed1")}
+    assert {c.run.seed for c in configs.values()} == {1001}  # other windows than the first part
+    bases = {name: c.model.rope_base for name, c in configs.items()}
+    assert bases["1k_then_1k"] == 10_000
+    assert bases["1k_then_16k"] == pytest.approx(10_000 * 16 ** (64 / 62), rel=1e-4)
+
+
+def test_long_runs_are_saved_and_evaluated_every_some_steps(tmp_path):
+    (job,) = jobs_of(["1k"], tmp_path, "paper")
+    assert (job.config.run.eval_every, job.config.run.save_every) == (1000, 2000)
+    (job,) = jobs_of(["1k"], tmp_path, "smoke")
+    assert job.config.run.eval_every == job.config.run.save_every == 10
 
 
 def test_learned_positions_are_extended_without_a_base(tmp_path):
