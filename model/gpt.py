@@ -190,9 +190,21 @@ class GPT(nn.Module):
             raise ValueError("doc_start and cache exclude each other: generate one document a row.")
         past = 0 if cache is None else cache.length
         seq_len = past + tokens.shape[1]
+        x, rotary = self._embed(tokens, past, doc_start)
+        mask = self._mask(past, seq_len)
+        for block in self.blocks:
+            x = block(x, rotary, mask=mask, doc_start=doc_start, cache=cache)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return self.ln_f(x)
+
+    def _embed(
+        self, tokens: Tensor, past: int, doc_start: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The first block's input, and the tables of rotary positions if they are such."""
+        seq_len = past + tokens.shape[1]
         positions = torch.arange(past, seq_len, device=tokens.device)
         x = self.tok_emb(tokens)
-        rotary = None
         if self.config.positions == "learned":
             if seq_len > self.config.context_length:
                 raise ValueError(
@@ -201,17 +213,12 @@ class GPT(nn.Module):
                     "model.context_length, or set model.positions=rotary."
                 )
             x = x + self.pos_emb(positions if doc_start is None else positions - doc_start)
+            rotary = None
         elif seq_len <= self.config.context_length:
             rotary = self.rotary_cos[past:seq_len], self.rotary_sin[past:seq_len]
         else:
             rotary = self._rotary_tables(positions)
-        x = self.emb_dropout(x)
-        mask = self._mask(past, seq_len)
-        for block in self.blocks:
-            x = block(x, rotary, mask=mask, doc_start=doc_start, cache=cache)
-        if cache is not None:
-            cache.advance(tokens.shape[1])
-        return self.ln_f(x)
+        return self.emb_dropout(x), rotary
 
     def _rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
