@@ -46,11 +46,13 @@ class Scoring:
 
     control: Control = "none"
     """What is done to the distant part of a window, all but the scored tokens and `near` before
-    them. none and intact: nothing; shuffle: its tokens in another order; replace: the text half a stream away, the end
-    of the stream followed by its beginning."""
+    them. none: nothing. intact: nothing either, to compare the others with. shuffle: its tokens in
+    another order. replace: the text half a stream away, the end of the stream followed by its
+    beginning."""
 
     near: int = 0
-    """With a control: how many tokens before the first scored one stay as they are."""
+    """With a control: how many tokens before the first scored one stay as they are. With intact, as
+    for what is compared with it."""
 
     def __post_init__(self) -> None:
         if self.history < 1 or not 1 <= self.stride <= self.history:

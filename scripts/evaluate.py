@@ -1,9 +1,9 @@
 """Score runs on the same validation tokens, and say what their context is worth.
 
-    python -m scripts.evaluate out/gpt2_small_1k out/gpt2_small_4k [--data out/data/books]
+    python -m scripts.evaluate out/gpt2_small_1k out/gpt2_small_4k [--data FOLDER [FOLDER ...]]
     torchrun --standalone --nproc_per_node=8 -m scripts.evaluate RUN [RUN ...]
 
-Four scorings, each one pass over the validation split by all processes:
+Four ways to score, of one or more passes over the validation split by all processes:
 
     chunk     as the FlashAttention paper evaluates: windows of the model's context that do not
               overlap. A longer context then also has fewer tokens at the start of a window, and
@@ -12,12 +12,14 @@ Four scorings, each one pass over the validation split by all processes:
               each with nearly all of its history.
     cross     strided with less history than the model was trained on: what does a 4K model make of
               1K? With --histories, any.
-    control   the part of the window that is more than --near tokens away is shuffled, or replaced
-              by other text: the loss must rise if it was used.
+    control   the part of the window that is more than --near tokens away is left intact, shuffled,
+              or replaced by other text: the loss must rise from the first to the others if that
+              part was used. Windows slide by a quarter of the context, or --stride if that is more.
 
 Runs named NAME_seed1, NAME_seed2 ... that differ in nothing else count as one model with several
-seeds. Differences are to the first model. Written to --out: evaluation.json, report.md, pictures.
-What has been scored is kept in the folder of the run and not scored again.
+seeds. Differences are to the first model. Written to --out: evaluation.json, report.md, pictures;
+for several --data into a folder for each, of its name. What has been scored is kept in the folder
+of the run and not scored again.
 """
 
 import argparse
@@ -55,7 +57,8 @@ class Plan:
     histories: tuple[int, ...] = ()
     """For cross; none means the contexts of all runs."""
     near: int | None = None
-    """For control; None means the shortest context of all runs."""
+    """For control: tokens before the scored ones that stay as they are; None means the shortest
+    context of all runs."""
     first: int | None = None
     """Positions up to this one are scored in chunks only; None means the longest context."""
     document_masks: tuple[bool, ...] | None = None
@@ -181,6 +184,25 @@ def score(
     return losses
 
 
+def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
+    """The validation split of each folder of token shards.
+
+    Raises:
+        ValueError: two folders have the same name, by which losses and reports are kept.
+    """
+    named: dict[str, Path] = {}
+    for path in corpora:
+        name = path.resolve().name
+        if name in named:
+            raise ValueError(
+                f"{named[name]} and {path} are both called {name}, by which losses and reports are "
+                "kept: rename one of the folders, or score them one after the other with another "
+                "--out"
+            )
+        named[name] = path
+    return [TokenStream(path, "val") for path in corpora]
+
+
 def check_tokenizer(run: Run, stream: TokenStream) -> None:
     """Refuse text that was made with another tokenizer than the run was trained with."""
     there = stream.manifest.tokenizer.sha256
@@ -263,12 +285,12 @@ def evaluate_runs(
         For each corpus, what each run was scored, and the split.
 
     Raises:
-        ValueError: a text is too short, or was made with another tokenizer than a run; or runs
-            of the same name are no seeds of one model.
+        ValueError: a text is too short, or was made with another tokenizer than a run; runs of
+            the same name are no seeds of one model; or corpora have the same name.
     """
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
-    streams = [TokenStream(path, "val") for path in corpora or [runs[0].config.data.path]]
+    streams = validation_splits(corpora or [Path(runs[0].config.data.path)])
     for run in runs:
         for stream in streams:
             check_tokenizer(run, stream)
@@ -284,13 +306,23 @@ def evaluate_runs(
 
 
 def is_scored(folder: Path, plan: Plan, contexts: Sequence[int], corpora: Sequence[Path]) -> bool:
-    """Whether nothing is left to score of a run that is finished."""
+    """Whether `evaluate_runs` would find all losses of a run in its folder.
+
+    Args:
+        folder: of the run.
+        plan: which scorings.
+        contexts: of all runs that are evaluated with it; only read where `plan` leaves out a value.
+        corpora: token shards.
+
+    Raises:
+        FileNotFoundError: the run has no checkpoint.
+        ValueError: corpora have the same name.
+    """
     run = open_run(folder)
-    streams = [TokenStream(path, "val") for path in corpora]
     return all(
         read_losses(run, stream, scoring) is not None
+        for stream in validation_splits(corpora)
         for scoring in plan.scorings_of(run.config, contexts)
-        for stream in streams
     )
 
 

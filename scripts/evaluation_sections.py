@@ -108,9 +108,10 @@ def control(rows: list[Row]) -> list[str]:
     words = {"intact": "as it is", "shuffle": "shuffled", "replace": "replaced"}
     return [
         "## Was the distant context used?",
-        "All but the scored tokens and the `near` ones before them was shuffled, or replaced by "
-        "other text. If that makes the loss higher, the model looks there; what it gains by it, "
-        "shorter histories tell (above).",
+        "All but the scored tokens and the `near` ones before them was left as it is, shuffled, or "
+        "replaced by other text. If that makes the loss higher, the model looks there; what it "
+        "gains by it, shorter histories tell (above). A model is compared with itself, in the same "
+        "windows; those of another context may slide by another stride.",
         markdown_table(
             [*header, "against the true text"],
             [

@@ -1,8 +1,9 @@
 """From losses of single tokens to the tables of an evaluation, as JSON can hold them.
 
-Every table compares on identical tokens: those that all of its rows have scored. Only in "chunk",
-where the paper's evaluation leaves out what does not fill a window, the rows' own tokens count, and
-differences are taken over the tokens that two rows share.
+Every table compares on identical tokens: those that all of its rows have scored. In two the rows'
+own tokens count, and differences are taken over the tokens that two rows share: in "chunk", where
+the paper's evaluation leaves out what does not fill a window, and in "control", where a model is
+compared with nothing but itself.
 """
 
 import math
@@ -66,8 +67,9 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
         stream: the validation split that they were scored on.
 
     Returns:
-        data: what was scored. runs: what was trained, one entry a run. chunk, strided, control:
-        lists of rows, each compared with the first model scored in the same way. as_trained and
+        data: what was scored. runs: what was trained, one entry a run. chunk, strided: lists of
+        rows, each compared with the first model scored in the same way. control: the same, but
+        compared with the same model and windows, their distant part intact. as_trained and
         as_trained_chunk: one row a model, with all of its history, documents masked if it was
         trained so. chunk_position, document_position, document_length: the mean loss of those in
         logarithmic bins, and its difference to the first model.
@@ -162,11 +164,11 @@ def _same_way(rows: list[Row], row: Row) -> Row | None:
 
 
 def _undisturbed(rows: list[Row], row: Row) -> Row | None:
-    """The same model and windows with their distant part as it was."""
+    """What a control is compared with: the same model and windows, their distant part intact."""
     if row.scoring.control == "intact":
         return None
     intact = replace(row.scoring, control="intact")
-    return next(r for r in rows if (r.label, r.scoring) == (row.label, intact))
+    return next((r for r in rows if (r.label, r.scoring) == (row.label, intact)), None)
 
 
 def _is(a: Row, b: Row) -> bool:

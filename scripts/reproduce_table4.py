@@ -17,7 +17,7 @@ from pathlib import Path
 
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
-from scripts.evaluate import STRIDE, Plan, evaluate_runs, is_scored
+from scripts.evaluate import STRIDE, Plan, evaluate_runs, is_scored, validation_splits
 from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
@@ -75,19 +75,26 @@ def report(
 ) -> None:
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
+    Nothing is scored here. A run is left out as well if it starts with the weights of one that
+    does not tell what it took.
+
     Raises:
-        ValueError: nothing is.
+        ValueError: nothing is trained and scored.
     """
     order = {name: number for number, name in enumerate(MODELS)}
     ready = sorted(
-        (job for job in jobs if job.is_finished and is_scored(job.folder, plan, (), score_on)),
+        (
+            job
+            for job in jobs
+            if job.is_finished and job.cost_is_known and is_scored(job.folder, plan, (), score_on)
+        ),
         key=lambda job: (order[job.name], job.seed),
     )
     if not ready:
         raise ValueError(f"no run in {out} is finished and scored: there is nothing to report yet")
     left_out = [job.folder.name for job in jobs if job not in ready]
     if left_out:
-        print(f"not finished, and not in the report: {', '.join(left_out)}")
+        print(f"not finished and scored, so not in the report: {', '.join(left_out)}")
     results = {}
     with start_processes("auto") as processes:
         folders = [job.folder for job in ready]
@@ -115,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)"
     )
     parser.add_argument("--stride", type=int, nargs="+", default=[STRIDE])
-    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
+    parser.add_argument(
+        "--report-only", action="store_true", help="report on what is finished and scored"
+    )
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py"
     )
@@ -123,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     budget = BUDGETS[args.budget]
     out = args.out or Path(f"out/table4_{args.budget}")
     score_on = args.score_on or [args.data]
+    validation_splits(score_on)  # what cannot be scored is refused before anything is trained
     jobs = make_jobs(
         args.models,
         budget,

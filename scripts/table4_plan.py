@@ -8,6 +8,7 @@ from typing import Any
 from configs import TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
+from training.checkpoint import latest_checkpoint, read_progress
 from training.metrics import read_metrics
 
 _BUTTERFLY = ("model.mask.pattern=butterfly",)
@@ -120,12 +121,36 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its last evaluation is there."""
-        begun = self.folder / "config.yaml"
-        if not begun.exists():
+        """Whether its last evaluation is there, and the checkpoint that is saved after it."""
+        last = _last_step(self.folder)
+        checkpoint = latest_checkpoint(self.folder)
+        if last is None or checkpoint is None:
             return False
-        last = load_config([str(begun)]).optim.max_steps
-        return any("val_loss" in r and r["step"] == last for r in read_metrics(self.folder))
+        return read_progress(checkpoint)[0].step == last
+
+    @property
+    def cost_is_known(self) -> bool:
+        """Whether the run whose weights it starts with, if there is one, tells what it took."""
+        first = first_part(self.folder, self.name)
+        return first is None or _last_step(first) is not None
+
+
+def first_part(folder: Path, name: str) -> Path | None:
+    """The run whose weights the run of model `name` in `folder` starts with, of the same seed."""
+    origin = MODELS[name].starts_from
+    if origin is None:
+        return None
+    return folder.with_name(f"{origin}_seed{folder.name.rpartition('_seed')[2]}")
+
+
+def _last_step(folder: Path) -> int | None:
+    """Where a run's last evaluation was made; None if it was not yet."""
+    begun = folder / "config.yaml"
+    if not begun.exists():
+        return None
+    last = load_config([str(begun)]).optim.max_steps
+    evaluated = {r["step"] for r in read_metrics(folder) if "val_loss" in r}
+    return last if last in evaluated else None
 
 
 def make_jobs(

@@ -6,10 +6,10 @@ from statistics import mean
 from typing import Any
 
 from data.files import write_atomically
-from scripts.evaluation_verdicts import with_interval
+from scripts.evaluation_verdicts import digits, is_known, with_interval
 from scripts.readme_tables import markdown_table
 from scripts.results import write_result
-from scripts.table4_plan import MODELS
+from scripts.table4_plan import first_part
 from training.metrics import read_metrics
 
 PAPER = (
@@ -19,6 +19,8 @@ PAPER = (
     ("FlashAttention, 4K", 17.5, 3.6),
 )
 """arXiv 2205.14135, Table 4: GPT-2 small on OpenWebText, perplexity, days on 8 A100."""
+
+COST = ("tokens", "gpu_hours")
 
 
 def write_table4(
@@ -31,7 +33,8 @@ def write_table4(
 
     Args:
         evaluations: by corpus, what `scripts.evaluation_tables.tabulate` gives.
-        runs: folders of the finished runs, and the model of each.
+        runs: folders of the finished runs, and the model of each; beside them those of the runs
+            that they start from.
         budget: its name.
         out: folder.
     """
@@ -41,7 +44,9 @@ def write_table4(
             {"model": model, "perplexity": perplexity, "days_on_8_a100": days}
             for model, perplexity, days in PAPER
         ],
-        "rows": {corpus: with_first_parts(rows(tables)) for corpus, tables in evaluations.items()},
+        "rows": {
+            corpus: with_first_parts(rows(tables), runs) for corpus, tables in evaluations.items()
+        },
         "curves": curves(runs),
     }
     write_result(out / "table4.json", result)
@@ -57,6 +62,7 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
     result = []
     for label in dict.fromkeys(run["label"] for run in tables["runs"]):
         runs = [run for run in tables["runs"] if run["label"] == label]
+        speeds = [run["tokens_per_s"] for run in runs]
         (chunk,) = (row for row in tables["as_trained_chunk"] if row["label"] == label)
         (strided,) = (row for row in tables["as_trained"] if row["label"] == label)
         result.append(
@@ -65,7 +71,8 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
                 "seeds": len(runs),
                 "tokens": runs[0]["tokens"],
                 "gpu_hours": mean(run["gpu_hours"] for run in runs),
-                "tokens_per_s": mean(run["tokens_per_s"] for run in runs),
+                # a run of few steps has none, as the first ones are not timed
+                "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
                 "paper_perplexity": chunk["perplexity"],
                 "paper_nats": chunk["nats"],
                 "paper_difference": chunk["difference"],
@@ -79,32 +86,33 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
     return result
 
 
-def with_first_parts(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`table`, where what another model's weights took counts for those that start with them."""
-    known = {row["label"]: row for row in table}
+def with_first_parts(table: list[dict[str, Any]], runs: Mapping[Path, str]) -> list[dict[str, Any]]:
+    """`table`, where what another model's weights took counts for those that start with them.
+
+    That follows from the folders of `runs`, as the other model may not be in the table itself.
+    """
+    before: dict[str, list[dict[str, float]]] = {}
+    for folder, model in runs.items():
+        before.setdefault(model, []).append(_before(folder, model))
     return [
-        row | {key: row[key] + first[key] for key in ("tokens", "gpu_hours")} if first else row
+        row | {key: row[key] + mean(b[key] for b in before[row["label"]]) for key in COST}
         for row in table
-        for first in [known.get(MODELS[row["label"]].starts_from or "")]
     ]
 
 
 def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
     """For each model the validation loss over tokens and GPU-hours, the mean over its seeds.
 
-    The curve of a model that starts with another's weights begins where that one's ends.
+    The curve of a model that starts with another's weights goes on from where that one's ends.
     """
     by_model: dict[str, list[list[dict[str, Any]]]] = {}
     for folder, model in runs.items():
-        evaluations = [r for r in read_metrics(folder) if "val_loss" in r]
-        origin = MODELS[model].starts_from
-        if origin is not None:
-            seed = folder.name.rpartition("_seed")[2]
-            start = read_metrics(folder.with_name(f"{origin}_seed{seed}"))[-1]
-            evaluations = [
-                r | {key: r[key] + start[key] for key in ("tokens", "gpu_hours")}
-                for r in evaluations
-            ]
+        before = _before(folder, model)
+        evaluations = [
+            r | {key: r[key] + before[key] for key in COST}
+            for r in read_metrics(folder)
+            if "val_loss" in r
+        ]
         by_model.setdefault(model, []).append(evaluations)
     return {
         model: [
@@ -117,6 +125,15 @@ def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
         ]
         for model, seeds in by_model.items()
     }
+
+
+def _before(folder: Path, model: str) -> dict[str, float]:
+    """What the run took whose weights this one started with; zeros if there is none."""
+    origin = first_part(folder, model)
+    if origin is None:
+        return dict.fromkeys(COST, 0)
+    last = read_metrics(origin)[-1]
+    return {key: last[key] for key in COST}
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -155,7 +172,7 @@ def markdown(result: dict[str, Any]) -> str:
                         row["label"],
                         str(row["seeds"]),
                         f"{row['tokens'] / 1e6:,.0f}M",
-                        f"{row['tokens_per_s']:,.0f}",
+                        digits(row["tokens_per_s"], ",.0f"),
                         f"{row['gpu_hours']:.3f}",
                         f"{row['gpu_hours'] / base['gpu_hours']:.2f}",
                         f"{row['paper_perplexity']:.2f}",

@@ -69,6 +69,23 @@ def corpus(tmp_path_factory):
     return folder / "shards"
 
 
+@pytest.fixture(scope="session")
+def other_corpus(corpus, tmp_path_factory):
+    """Other sentences in other documents, by the tokenizer of `corpus`."""
+    folder = tmp_path_factory.mktemp("other")
+    for name, count in (("train", 1), ("val", 11)):
+        lines = [
+            json.dumps({"text": f"a dog follows {n} birds. " * (4 + n % 5)}) for n in range(count)
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    from data.prepare import prepare
+    from data.sources import open_source
+
+    source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
+    prepare(source, folder / "birds", tokenizer=str(corpus / "tokenizer.json"))
+    return folder / "birds"
+
+
 @pytest.fixture
 def run(corpus, tmp_path):
     """Write a small configuration; returns a function that trains with it."""

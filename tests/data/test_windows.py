@@ -144,6 +144,14 @@ def test_controls_leave_alone_what_is_near(ring, control, history, stride, first
     assert changed > len(clean) / 4  # two tokens in another order may stay where they are
 
 
+@pytest.mark.parametrize(("history", "stride", "first", "near"), CONTROLLED)
+def test_intact_windows_are_those_without_a_control(ring, history, stride, first, near):
+    stream = ring(19)  # too short for other text, which is not needed
+    shape = {"history": history, "stride": stride, "first": min(first, 11)}
+    intact = scored_windows(stream, Scoring(**shape, control="intact", near=near), seed=1)
+    assert intact == scored_windows(stream, Scoring(**shape)) != []
+
+
 def test_shuffles_differ_by_window_and_seed_and_are_repeatable(ring):
     stream = ring(301)
     scoring = Scoring(history=20, stride=4, first=16, control="shuffle", near=3)
@@ -183,7 +191,7 @@ def test_what_replaces_is_a_text_from_outside_the_window(ring, n_tokens):
         ({"history": 4, "stride": 5}, "history=4 and stride=5"),
         ({"history": 9, "stride": 2, "first": 6}, "first=6 must be at least history - stride = 7"),
         ({"history": 4, "stride": 4, "first": -1}, "first=-1 must be at least"),
-        ({"history": 4, "stride": 4, "control": "drop"}, "'drop'.* none, shuffle, replace"),
+        ({"history": 4, "stride": 4, "control": "drop"}, "'drop'.* none, intact, shuffle, replace"),
         (
             {"history": 9, "stride": 2, "first": 7, "control": "shuffle", "near": 7},
             "near=7 with control=shuffle must be at least 0 and below history - stride = 7",
@@ -193,6 +201,14 @@ def test_what_replaces_is_a_text_from_outside_the_window(ring, n_tokens):
             "near=-1 with control=replace",
         ),
         ({"history": 4, "stride": 4, "control": "shuffle"}, "nothing distant is left"),
+        (
+            {"history": 9, "stride": 2, "first": 7, "control": "intact", "near": 7},
+            "near=7 with control=intact must be at least 0 and below history - stride = 7",
+        ),
+        (
+            {"history": 4, "stride": 1, "first": 3, "control": "intact", "document_mask": True},
+            "control=intact with document_mask",
+        ),
         (
             {"history": 4, "stride": 1, "first": 3, "control": "replace", "document_mask": True},
             "control=replace with document_mask",
@@ -223,6 +239,8 @@ def test_names_tell_scorings_apart():
             (False, True),
             (
                 {},
+                {"control": "intact"},
+                {"control": "intact", "near": 1},
                 {"control": "shuffle"},
                 {"control": "shuffle", "near": 1},
                 {"control": "replace", "near": 1},

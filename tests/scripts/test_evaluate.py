@@ -17,7 +17,7 @@ from configs import load_config
 from data.shards import TokenStream
 from data.windows import Scoring
 from scripts import evaluate
-from scripts.evaluate import Plan, labels
+from scripts.evaluate import Plan, is_scored, labels
 from scripts.evaluation_cache import read_losses, write_losses
 from scripts.runs import Run, open_run
 from training.checkpoint import Progress
@@ -42,13 +42,18 @@ def result_of(monkeypatch):
     """Run the command; returns what it would report."""
 
     def main(*arguments):
-        seen = []
-        monkeypatch.setattr(evaluate, "write_report", lambda result, out: seen.append(result))
-        evaluate.main([*map(str, arguments), "--device", "cpu"])
-        (result,) = seen
+        ((_, result),) = results_of(monkeypatch, *arguments)
         return result
 
     return main
+
+
+def results_of(monkeypatch, *arguments):
+    """Run the command; returns each folder that it would write, with what it would report."""
+    seen = []
+    monkeypatch.setattr(evaluate, "write_report", lambda result, out: seen.append((out, result)))
+    evaluate.main([*map(str, arguments), "--device", "cpu"])
+    return seen
 
 
 def by_hand(folder, stream, scoring):
@@ -96,10 +101,9 @@ def test_two_models_one_with_two_seeds(train, result_of, corpus, tmp_path):
         ("long", 32, 8),
         ("long", 64, 8),
     ]
-    assert [(row["label"], row["control"], row["near"]) for row in result["control"]] == [
-        ("long", "shuffle", 32),
-        ("long", "replace", 32),
-    ]
+    assert [
+        (row["label"], row["control"], row["stride"], row["near"]) for row in result["control"]
+    ] == [("long", control, 16, 32) for control in ("intact", "shuffle", "replace")]
     assert {row["first"] for row in result["strided"] + result["control"]} == {64}
     assert [(run["label"], run["seed"], run["step"]) for run in result["runs"]] == [
         ("short", 1, 2),
@@ -126,10 +130,15 @@ def test_two_models_one_with_two_seeds(train, result_of, corpus, tmp_path):
     assert a["difference"] is None
     assert cross["difference"]["nats"] == pytest.approx(cross["nats"] - a["nats"], abs=1e-6)
     assert b["difference"]["nats"] == pytest.approx(b["nats"] - a["nats"], abs=1e-6)
-    for row in result["control"]:
+    intact, *disturbed = result["control"]
+    expected, count = by_hand(long, stream, Scoring(history=64, stride=16, first=64))
+    assert (intact["tokens"], intact["nats"]) == (count, pytest.approx(expected, rel=1e-5))
+    assert intact["difference"] is None
+    for row in disturbed:
         difference = row["difference"]
-        assert difference["nats"] == pytest.approx(row["nats"] - b["nats"], abs=1e-6)
+        assert difference["nats"] == pytest.approx(row["nats"] - intact["nats"], abs=1e-6)
         assert difference["nats"] != 0 and difference["to_history"] == 64
+        assert row["tokens"] == difference["tokens"] == count
     assert result["chunk_position"] and result["document_position"] and result["document_length"]
 
 
@@ -168,16 +177,24 @@ def test_losses_are_kept_until_the_run_was_trained_on(train, result_of, monkeypa
     assert len(scored) == 3
 
 
-def test_controls_are_scored_with_what_they_are_compared_with(train, result_of):
+@pytest.mark.parametrize(("strides", "stride"), [((3,), 8), ((3, 11), 11)])
+def test_controls_are_scored_with_what_they_are_compared_with(
+    train, result_of, corpus, strides, stride
+):
+    folder = train("run", steps=1)
     result = result_of(
-        train("run", steps=1), "--modes", "control", "--stride", 3, "--near", 4,
-        "--documents", "masked",
-    )  # fmt: skip
-    (clean,) = result["strided"]
-    assert (clean["history"], clean["stride"], clean["document_mask"]) == (32, 3, False)
-    for row in result["control"]:
-        assert row["difference"]["nats"] == pytest.approx(row["nats"] - clean["nats"], abs=1e-6)
-    assert len(result["control"]) == 2
+        folder, "--modes", "control", "--stride", *strides, "--near", 4, "--documents", "masked"
+    )
+    assert result["strided"] == []
+    intact, *disturbed = result["control"]
+    assert (intact["history"], intact["stride"], intact["document_mask"]) == (32, stride, False)
+    assert (intact["control"], intact["near"], intact["difference"]) == ("intact", 4, None)
+    clean = Scoring(history=32, stride=stride, first=32)
+    expected, count = by_hand(folder, TokenStream(corpus, "val"), clean)
+    assert (intact["nats"], intact["tokens"]) == (pytest.approx(expected, rel=1e-5), count)
+    assert [row["control"] for row in disturbed] == ["shuffle", "replace"]
+    for row in disturbed:
+        assert row["difference"]["nats"] == pytest.approx(row["nats"] - intact["nats"], abs=1e-6)
 
 
 def test_a_butterfly_with_and_without_documents(train, result_of, corpus):
@@ -212,6 +229,7 @@ def test_documents_are_masked_where_they_were_in_training(train, result_of, corp
         expected, _ = by_hand(masked if row["label"] == "masked" else packed, stream, scoring)
         assert row["nats"] == pytest.approx(expected, rel=1e-5)
     assert [(row["label"], row["control"]) for row in result["control"]] == [
+        ("packed", "intact"),
         ("packed", "shuffle"),
         ("packed", "replace"),
     ]
@@ -219,11 +237,78 @@ def test_documents_are_masked_where_they_were_in_training(train, result_of, corp
     assert files == [
         "h17_s3_f32_documents.npz", "h32_s32_f0_documents.npz", "h32_s3_f32_documents.npz"
     ]  # fmt: skip
+    files = sorted(path.name for path in (packed / "scores" / "shards").iterdir())
+    assert files == [
+        "h17_s3_f32.npz", "h32_s32_f0.npz", "h32_s3_f32.npz",
+        *(f"h32_s8_f32_{control}4.npz" for control in ("intact", "replace", "shuffle")),
+    ]  # fmt: skip
     for table in ("as_trained", "as_trained_chunk"):
         assert [row["document_mask"] for row in result[table]] == [True, False]
 
 
-def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
+def test_several_corpora_have_a_report_each(train, monkeypatch, corpus, other_corpus, tmp_path):
+    folders = train("short", steps=1), train("long", "model.context_length=64", steps=1)
+    command = (*folders, "--stride", 8, "--near", 20, "--out", tmp_path / "out", "--data")
+    both = results_of(monkeypatch, *command, other_corpus, corpus)
+    assert [(out, result["data"]["name"]) for out, result in both] == [
+        (tmp_path / "out" / "birds", "birds"),
+        (tmp_path / "out" / "shards", "shards"),
+    ]
+    tables = [result for _, result in both]
+    assert tables[0]["data"]["documents"] == 11
+    scoring = Scoring(history=64, stride=8, first=64)
+    for path, result in zip((other_corpus, corpus), tables, strict=True):
+        expected, count = by_hand(folders[1], TokenStream(path, "val"), scoring)
+        row = find(result["strided"], "long", history=64)
+        assert (row["nats"], row["tokens"]) == (pytest.approx(expected, rel=1e-5), count)
+        assert [(row["label"], row["control"]) for row in result["control"]] == [
+            (label, control)
+            for label in ("short", "long")
+            for control in ("intact", "shuffle", "replace")
+        ]
+    for folder, count in zip(folders, (5, 6), strict=True):
+        for name in ("birds", "shards"):
+            assert len(list((folder / "scores" / name).iterdir())) == count
+
+    monkeypatch.setattr(evaluate, "token_losses", fail)
+    for path, result in zip((other_corpus, corpus), tables, strict=True):
+        assert results_of(monkeypatch, *command, path) == [(tmp_path / "out", result)]
+
+
+def test_corpora_of_one_name_are_refused(train, corpus, tmp_path):
+    folder = train("run", steps=1)
+    elsewhere = shutil.copytree(corpus, tmp_path / corpus.name)
+    command = [str(folder), "--stride", "8", "--device", "cpu", "--data", str(corpus)]
+    for again in (elsewhere, corpus):
+        with pytest.raises(ValueError, match=r"shards and .*shards are both called shards, by wh"):
+            evaluate.main([*command, str(again)])
+    assert not (folder / "scores").exists()
+
+
+def test_a_run_is_scored_once_nothing_is_left(train, result_of, corpus, other_corpus):
+    folder = train("run", steps=1)
+    plan = Plan(strides=(8,), near=4)
+    contexts = (32,)
+    assert not is_scored(folder, plan, contexts, [corpus])
+    result_of(folder, "--stride", 8, "--near", 4, "--data", corpus)
+    assert is_scored(folder, plan, contexts, [corpus])
+    assert not is_scored(folder, plan, contexts, [corpus, other_corpus])
+    assert not is_scored(folder, plan, contexts, [other_corpus, corpus])
+    assert not is_scored(folder, replace(plan, near=5), contexts, [corpus])
+    assert not is_scored(folder, plan, (32, 64), [corpus])  # from another position on
+    whole = replace(plan, first=32, histories=(32,))
+    assert is_scored(folder, whole, (), [corpus])
+    kept = sorted((folder / "scores" / "shards").iterdir())
+    assert len(kept) == 5
+    for path in kept:
+        away = path.rename(folder / path.name)
+        assert not is_scored(folder, plan, contexts, [corpus])
+        away.rename(path)
+    train("run", steps=2)
+    assert not is_scored(folder, plan, contexts, [corpus])
+
+
+def test_compiled_once_for_every_shape(train, result_of, monkeypatch, corpus, other_corpus):
     folder = train("run", *BUTTERFLY, steps=1)
     command = (folder, "--stride", 8, "--histories", 48, "--near", 20)
     eager = result_of(*command)
@@ -233,11 +318,15 @@ def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
     compiler = partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", lambda *a, **k: shapes.append(1) or compiler(*a, **k))
     compiled = result_of(*command)
-    assert len(shapes) == 3  # chunk, cross, and strided with its controls
+    assert len(shapes) == 4  # chunk, cross, strided, and all controls
     for table in ("chunk", "strided", "control"):
         assert len(compiled[table]) == len(eager[table])
         for row, expected in zip(compiled[table], eager[table], strict=True):
             assert row["nats"] == pytest.approx(expected["nats"], rel=1e-5)
+    shapes.clear()
+    shutil.rmtree(folder / "scores")
+    assert len(results_of(monkeypatch, *command, "--data", corpus, other_corpus)) == 2
+    assert len(shapes) == 4  # no more for two corpora
 
 
 def test_text_of_another_tokenizer_is_refused(train, corpus, tmp_path):
@@ -252,6 +341,18 @@ def test_text_of_another_tokenizer_is_refused(train, corpus, tmp_path):
         ValueError, match=r"other was made with a tokenizer of sha256=abc, and .*run"
     ):
         evaluate.main(arguments)
+    other = train("run_of_the_other_text", steps=1)
+    spec = json.loads((other / "tokenizer.json").read_text())
+    spec["model"]["merges"].pop()
+    (other / "tokenizer.json").write_text(json.dumps(spec))
+    for runs, corpora in (
+        ([folder], [corpus, manifest.parent]),  # the second corpus is wrong
+        ([folder, other], [corpus]),  # the second run is
+    ):
+        with pytest.raises(ValueError, match=r"was made with a tokenizer of sha256="):
+            evaluate.main(
+                [*map(str, runs), "--data", *map(str, corpora), "--stride", "8", "--device", "cpu"]
+            )
     assert not (folder / "scores").exists()
 
 
@@ -273,7 +374,7 @@ def test_two_processes_keep_the_losses_of_one(train, result_of):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     expected = sorted(path.relative_to(alone) for path in alone.rglob("*.npz"))
-    assert len(expected) == 4
+    assert len(expected) == 5
     assert sorted(path.relative_to(scores) for path in scores.rglob("*.npz")) == expected
     for path in expected:
         np.testing.assert_allclose(
@@ -292,8 +393,10 @@ def test_the_default_plan():
         Scoring(history=4096, stride=4096),
         Scoring(history=1024, stride=512, first=4096),
         Scoring(**full),
-        Scoring(**full, control="shuffle", near=1024),
-        Scoring(**full, control="replace", near=1024),
+        *(
+            Scoring(history=4096, stride=1024, first=4096, control=control, near=1024)
+            for control in ("intact", "shuffle", "replace")
+        ),
     ]
     assert Plan().scorings(1024, (1024,)) == [
         Scoring(history=1024, stride=1024),
@@ -317,13 +420,18 @@ def test_other_plans():
     ]
     later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
     assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
-    near = Plan(modes=("control",), strides=(8,), near=100)
+    near = Plan(modes=("control",), strides=(8,), near=95)
     assert near.scorings(64, (64, 128)) == []
     assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [
-        "h128_s8_f128",
-        "h128_s8_f128_shuffle100",
-        "h128_s8_f128_replace100",
+        "h128_s32_f128_intact95",
+        "h128_s32_f128_shuffle95",
+        "h128_s32_f128_replace95",
     ]
+    assert replace(near, near=96).scorings(128, (64, 128)) == []  # nothing distant is left
+    wide = replace(near, strides=(8, 40, 33), near=87)
+    assert {scoring.stride for scoring in wide.scorings(128, (64, 128))} == {40}
+    assert replace(wide, near=88).scorings(128, (64, 128)) == []
+    assert near.scorings(128, (128,), document_mask=True) == []
     with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
         Plan().scorings(256, (256, 1024))
     assert Plan(modes=("chunk", "cross")).scorings(256, (256,)) == [

@@ -37,7 +37,7 @@ def made_up_losses(scoring: Scoring, n_tokens: int, shift: float) -> np.ndarray:
     h, s, first = scoring.history, scoring.stride, scoring.first
     seen = h - s + 1 + (position - 1 - first) % s
     losses = 4 + np.random.default_rng(0).normal(size=n_tokens) - 0.2 * np.log2(seen) + shift
-    if scoring.control != "none":
+    if scoring.control in ("shuffle", "replace"):
         losses += np.random.default_rng(1).normal(0.05, 0.01, size=n_tokens)
     scored = (position > first) & (position <= first + scoring.n_windows(n_tokens) * s)
     return np.where(scored, losses, np.nan).astype(np.float32)
@@ -192,7 +192,9 @@ def test_too_few_documents_show_no_difference(corpus, tmp_path_factory, tmp_path
     found = sections(text)
     cells = [row[-2] for row in found["On identical tokens"][1:]]
     assert cells[0] == "-" and all(re.fullmatch(r"-0\.\d{4}", some) for some in cells[1:])
-    for row in found["Was the distant context used?"][1:]:
+    intact, *disturbed = found["Was the distant context used?"][1:]
+    assert intact[-1] == "-" and len(disturbed) == 2
+    for row in disturbed:
         assert re.fullmatch(r"no difference shown: 0\.0\d+ nats", row[-1])
     assert "no interval, the tokens are of fewer than 5 documents." in text
     assert "nan" not in text
@@ -245,13 +247,17 @@ def test_words_of_a_report_follow_the_interval(result):
 def test_controls(result):
     table = sections(markdown(result))["Was the distant context used?"]
     assert [cells[:5] for cells in table[1:]] == [
-        [LONG, "64", "8", "16", how] for how in ("shuffled", "replaced")
+        [LONG, "64", "16", "16", how] for how in ("as it is", "shuffled", "replaced")
     ]
     for cells, row in zip(table[1:], result["control"], strict=True):
+        low, high = row["nats_interval"]
+        assert cells[5:7] == [f"{row['tokens']:,}", f"{row['nats']:.4f} ({low:.4f} to {high:.4f})"]
+    assert table[1][-1] == "-"
+    for cells, row in zip(table[2:], result["control"][1:], strict=True):
         assert cells[-1] == verdict(row["difference"])
         assert re.fullmatch(r"0\.0\d+ nats higher \(0\.0\d+ to 0\.0\d+\)", cells[-1])
-    result["control"][0]["difference"] = None
-    assert sections(markdown(result))["Was the distant context used?"][1][-1] == "-"
+    result["control"][1]["difference"] = None
+    assert sections(markdown(result))["Was the distant context used?"][2][-1] == "-"
 
 
 def test_bins(result):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -198,17 +199,32 @@ def test_chunks_keep_their_own_tokens_and_differ_over_shared_ones(scored, stream
     assert {row["tokens"] for row in result["document_length"]} == {950}
 
 
-def test_controls_are_compared_with_their_own_clean_scoring(scored, stream, base):
+def test_controls_are_compared_with_their_own_intact_windows(scored, stream, base):
     control = {"history": 64, "stride": 8, "first": 64, "near": 5}
     shuffle = Scoring(**control, control="shuffle")
     swapped = Scoring(**control, control="replace")
-    a = scored("a", {SHORT: base, LONG: base + 1, shuffle: base + 1.25, swapped: base + 1.5})
+    intact = Scoring(**control, control="intact")
+    others = {  # that differ from it in one field each, with losses that would be seen
+        replace(intact, **{name: value}): base + 90 + number
+        for number, (name, value) in enumerate(
+            (("history", 32), ("stride", 4), ("first", 72), ("near", 6))
+        )
+    }
+    a = scored(
+        "a",
+        {**others, LONG: base + 9, intact: base + 1, shuffle: base + 1.25, swapped: base + 1.5},
+    )
     b = [
-        scored("b", {SHORT: base, LONG: base + d, shuffle: base + d + 0.5}, seed=seed)
+        scored("b", {SHORT: base, intact: base + d, shuffle: base + d + 0.5}, seed=seed)
         for seed, d in ((1, 3), (2, 4))
     ]
     result = tabulate([a, *b], stream)
-    assert len(result["control"]) == 3
+    assert len(result["control"]) == len(others) + 5
+    here = slice(scored_from(intact), scored_to(intact, len(stream)))
+    for label, up in (("a", 1), ("b", 3.5)):
+        row = find(result["control"], label, control="intact", **control)
+        assert row["difference"] is None
+        assert row["nats"] == pytest.approx(base[here].mean() + up, rel=1e-6)
     for label, kind, rise in (("a", "shuffle", 0.25), ("a", "replace", 0.5), ("b", "shuffle", 0.5)):
         row = find(result["control"], label, control=kind)
         difference = row["difference"]
@@ -218,7 +234,8 @@ def test_controls_are_compared_with_their_own_clean_scoring(scored, stream, base
         assert difference["half_width_of_seeds"] is None  # the same weights twice
     alone = tabulate([scored("c", {shuffle: base})], stream)
     assert alone["control"][0]["difference"] is None
-    assert len(result["strided"]) == 4
+    assert [(row["label"], row["history"]) for row in result["strided"]] == [("a", 64), ("b", 32)]
+    assert [row["label"] for row in result["as_trained"]] == ["a", "b"]
 
 
 def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):

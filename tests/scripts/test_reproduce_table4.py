@@ -2,14 +2,15 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
 from configs import load_config
-from scripts import gpu_pool, reproduce_table4, table4_plan
+from scripts import evaluate, gpu_pool, reproduce_table4, table4_plan
 from scripts.table4_plan import BUDGETS, Budget, Model
-from scripts.table4_report import markdown, rows
-from training.metrics import read_metrics
+from scripts.table4_report import curves, markdown, rows, with_first_parts
+from training.metrics import METRICS, read_metrics
 
 TINY = (
     "model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.positions=rotary",
@@ -30,6 +31,7 @@ def tiny(monkeypatch, corpus, tmp_path):
         "long_from_short": Model(
             context="4k", overrides=LONG, starts_from="short", same_time_as="long"
         ),
+        "short_then_long": Model(context="4k", overrides=LONG, starts_from="short", share=1 / 2),
         "short_documents": Model(context="1k", overrides=(*SHORT, "data.document_mask=true")),
     }
     budget = Budget(steps=20, batch_tokens=256, seeds=2, overrides=TINY)
@@ -40,7 +42,6 @@ def tiny(monkeypatch, corpus, tmp_path):
 
     def run_here(command, *_):
         """Instead of a child, which would take seconds to start."""
-        from scripts import evaluate
         from train import main
 
         ran.append(command[1:])
@@ -86,6 +87,16 @@ def test_trains_scores_and_reports_once(tiny, corpus):
     assert all(row["seeds"] == 2 for row in table)
     same = [row for row in table if row["label"] != "long_from_short"]
     assert {row["tokens"] for row in same} == {20 * 256}
+    # what the short model took counts for the one that it was extended to
+    (extended,) = (row for row in table if row["label"] == "long_from_short")
+    last = [
+        [read_metrics(out / f"{name}_seed{seed}")[-1] for seed in (1, 2)]
+        for name in ("short", "long_from_short")
+    ]
+    assert extended["tokens"] == sum(records[0]["tokens"] for records in last)
+    assert extended["gpu_hours"] == pytest.approx(
+        sum(record["gpu_hours"] for records in last for record in records) / 2
+    )
     assert len({row["scored_tokens"] for row in table}) == 1
     for row in table:
         assert row["perplexity"] == pytest.approx(math.exp(row["nats"]))
@@ -129,8 +140,147 @@ def test_curves_are_means_over_seeds(tiny):
 
 
 def test_nothing_is_finished(tiny):
-    with pytest.raises(ValueError, match="no run in .* is finished: there is nothing to report"):
+    with pytest.raises(ValueError, match="no run in .* is finished and scored: there is nothing"):
         tiny("--models", "short", "--report-only")
+
+
+def report_only(tiny, monkeypatch, *names):
+    """Labels, and seeds of each, of a report for which nothing may be trained or scored."""
+
+    def fail(*_, **__):
+        raise AssertionError("trained or scored")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "token_losses", fail)
+        patch.setattr(evaluate.Run, "model", property(fail))
+        patch.setattr("scripts.gpu_pool._start", fail)
+        patch.setattr(reproduce_table4, "write_report", lambda *_: None)  # pictures take seconds
+        patch.setattr("scripts.table4_report.draw", lambda *_: None)
+        out, _ = tiny("--models", *names, "--report-only")
+    result = json.loads((out / "table4.json").read_text())
+    (table,) = result["rows"].values()
+    assert list(result["curves"]) == [row["label"] for row in table]
+    return {row["label"]: row["seeds"] for row in table}, table
+
+
+def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsys, corpus):
+    names = ["short", "long"]
+    out, _ = tiny("--models", *names)
+    capsys.readouterr()
+    seeds, complete = report_only(tiny, monkeypatch, *names)
+    assert seeds == {"short": 2, "long": 2}
+    assert "not in the report" not in capsys.readouterr().out
+
+    shutil.rmtree(out / "long_seed1" / "scores")
+    seeds, table = report_only(tiny, monkeypatch, *names)
+    assert seeds == {"short": 2, "long": 1}
+    assert "not finished and scored, so not in the report: long_seed1\n" in capsys.readouterr().out
+    assert table[0] == complete[0] and table[1]["nats"] != complete[1]["nats"]
+    assert not (out / "long_seed1" / "scores").exists()
+
+    (out / "short_seed2" / METRICS).unlink()
+    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1, "long": 1}
+    shutil.rmtree(out / "long_seed2" / "checkpoints")
+    capsys.readouterr()
+    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1}
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "not in the report" in x]
+    assert set(line.split(": ")[1].split(", ")) == {"long_seed1", "long_seed2", "short_seed2"}
+
+    next((out / "short_seed1" / "scores" / corpus.name).glob("h32_s16_*")).unlink()  # one of some
+    with pytest.raises(ValueError, match="is finished and scored: there is nothing to report yet"):
+        report_only(tiny, monkeypatch, *names)
+
+    _, ran = tiny("--models", *names)  # long_seed2 anew; of short_seed2 the last evaluation
+    assert [words[0] for words in ran].count("train.py") == 2
+    seeds, table = report_only(tiny, monkeypatch, *names)
+    assert seeds == {"short": 2, "long": 2}
+    assert table[0]["nats"] == complete[0]["nats"]
+    assert table[0]["tokens_per_s"] is None  # of a seed it went with the metrics
+    assert "| short | 2 | 0M | - |" in (out / "table4.md").read_text()
+
+
+def test_what_is_extended_is_reported_without_its_first_part_but_not_without_its_cost(
+    tiny, monkeypatch
+):
+    names = ["short", "short_then_long"]
+    out, _ = tiny("--models", *names)
+    seeds, table = report_only(tiny, monkeypatch, *names)
+    assert seeds == {"short": 2, "short_then_long": 2}
+    (extended,) = (row for row in table if row["label"] == "short_then_long")
+    assert extended["tokens"] == 20 * 256 + 10 * 256
+
+    for seed in (1, 2):
+        shutil.rmtree(out / f"short_seed{seed}" / "scores")
+    seeds, (alone,) = report_only(tiny, monkeypatch, *names)
+    assert seeds == {"short_then_long": 2}
+    assert (alone["tokens"], alone["gpu_hours"]) == (extended["tokens"], extended["gpu_hours"])
+
+    (out / "short_seed1" / METRICS).unlink()
+    assert report_only(tiny, monkeypatch, *names)[0] == {"short_then_long": 1}
+
+
+def test_corpora_of_one_name_are_refused_before_anything_is_trained(tiny, corpus, tmp_path):
+    elsewhere = shutil.copytree(corpus, tmp_path / corpus.name)
+    with pytest.raises(ValueError, match="are both called shards"):
+        tiny("--models", "short", "--score-on", str(corpus), str(elsewhere))
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_corpora_are_scored_by_one_command_a_run(tiny, corpus, other_corpus):
+    out, ran = tiny("--models", "short", "--score-on", str(corpus), str(other_corpus))
+    assert [words[0] for words in ran] == ["train.py", "-m"] * 2
+    tables = json.loads((out / "table4.json").read_text())["rows"]
+    assert list(tables) == ["shards", "birds"]
+    for name, (row,) in tables.items():
+        report = json.loads((out / f"evaluation_{name}" / "evaluation.json").read_text())
+        assert report["data"]["name"] == name
+        assert report["as_trained"][0]["nats"] == row["nats"]
+    assert tables["shards"][0]["nats"] != tables["birds"][0]["nats"]
+
+
+@pytest.fixture
+def made_up_runs(monkeypatch, tmp_path):
+    """Two seeds of a model and of one that starts with its weights: {folder: model}."""
+    models = {"first": Model(context="1k"), "second": Model(context="4k", starts_from="first")}
+    monkeypatch.setattr(table4_plan, "MODELS", models)
+    runs = {}
+    for model, tokens, hours in (("first", 100, (1.0, 3.0)), ("second", 30, (0.25, 0.5))):
+        for seed, whole in enumerate(hours, start=1):
+            folder = tmp_path / f"{model}_seed{seed}"
+            folder.mkdir()
+            records = [
+                {"step": 5, "tokens": tokens // 2, "gpu_hours": whole / 2, "val_loss": 3.0 + seed},
+                {"step": 8, "tokens": tokens - 1, "gpu_hours": whole, "loss": 9.0},
+                {"step": 10, "tokens": tokens, "gpu_hours": whole, "val_loss": 2.0 + seed},
+            ]
+            (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
+            runs[folder] = model
+    return runs
+
+
+def test_curves_go_on_where_the_first_part_ends(made_up_runs):
+    assert curves(made_up_runs) == {
+        "first": [
+            {"tokens": 50, "gpu_hours": 1.0, "val_loss": 4.5},
+            {"tokens": 100, "gpu_hours": 2.0, "val_loss": 3.5},
+        ],
+        "second": [
+            {"tokens": 115, "gpu_hours": 2.0 + 0.375 / 2, "val_loss": 4.5},
+            {"tokens": 130, "gpu_hours": 2.0 + 0.375, "val_loss": 3.5},
+        ],
+    }
+    one = {folder: model for folder, model in made_up_runs.items() if folder.name == "second_seed2"}
+    assert curves(one)["second"][0] == {"tokens": 115, "gpu_hours": 3.25, "val_loss": 5.0}
+
+
+def test_first_parts_count_for_those_that_start_with_them(made_up_runs):
+    first = {"label": "first", "tokens": 100, "gpu_hours": 2.0, "nats": 1.0}
+    second = {"label": "second", "tokens": 30, "gpu_hours": 0.375, "nats": 0.9}
+    summed = second | {"tokens": 130, "gpu_hours": 2.375}
+    assert with_first_parts([first, second], made_up_runs) == [first, summed]
+    # the first part's hours are those of the seeds that were extended, in the table or not
+    one = {folder: model for folder, model in made_up_runs.items() if folder.name == "second_seed2"}
+    assert with_first_parts([second], one) == [second | {"tokens": 130, "gpu_hours": 3.375}]
 
 
 def test_a_run_that_fails_is_named_and_left_out(tiny, monkeypatch):

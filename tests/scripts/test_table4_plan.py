@@ -8,6 +8,7 @@ import pytest
 from configs import load_config
 from scripts import table4_plan
 from scripts.table4_plan import BUDGETS, MODELS, final_arguments, make_jobs
+from training.checkpoint import checkpoint_folder
 from training.metrics import METRICS
 
 WHOLE = {"same_time_as": None, "starts_from": None, "share": 1.0}
@@ -26,6 +27,11 @@ def finish(folder, *, step, gpu_hours, max_steps=None):
         {"step": step, "tokens": 1, "val_loss": 1.0, "gpu_hours": gpu_hours},
     ]
     (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
+    checkpoint = checkpoint_folder(folder, step)
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(
+        json.dumps({"progress": {"step": step, "gpu_hours": gpu_hours}, "must_match": {}})
+    )
     (folder / "config.yaml").write_text(
         "model: {}\ndata: {path: x}\n"
         f"optim: {{max_steps: {max_steps or step}, batch_tokens: 1024, micro_batch_size: 1}}\n"
@@ -102,6 +108,43 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     assert config.model.mask.pattern == "butterfly"
     assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
     assert final_arguments(jobs["16k"]) == jobs["16k"].arguments
+
+
+def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
+    (job,) = jobs_of(["1k"], tmp_path)
+    assert not job.is_finished
+    finish(job.folder, step=1000, gpu_hours=1.0)
+    assert job.is_finished
+    last = checkpoint_folder(job.folder, 1000)
+    last.rename(tmp_path / "kept")
+    assert not job.is_finished
+    earlier = checkpoint_folder(job.folder, 500)  # stopped between evaluation and checkpoint
+    earlier.mkdir()
+    (earlier / "state.json").write_text('{"progress": {"step": 500}, "must_match": {}}')
+    assert not job.is_finished
+    (tmp_path / "kept").rename(last)
+    assert job.is_finished
+    (job.folder / METRICS).write_text('{"step": 1000, "loss": 1.0}\n{"step": 500, "val_loss": 1}\n')
+    assert not job.is_finished
+
+
+def test_what_a_run_starts_from_must_tell_its_cost(tmp_path):
+    jobs = {j.folder.name: j for j in jobs_of(["1k_then_4k"], tmp_path, seeds=2)}
+    finish(tmp_path / "1k_seed2", step=10, gpu_hours=1.0)
+    known = {name for name, job in jobs.items() if job.cost_is_known}
+    assert known == {"1k_seed1", "1k_seed2", "1k_then_4k_seed2"}
+    (tmp_path / "1k_seed2" / METRICS).write_text('{"step": 10, "loss": 1.0}\n')
+    assert not jobs["1k_then_4k_seed2"].cost_is_known
+
+
+def test_a_share_of_the_steps(tmp_path):
+    jobs = {j.name: j.config for j in jobs_of(["1k_then_1k"], tmp_path, "hours")}
+    whole, part = (jobs[name].optim for name in ("1k", "1k_then_1k"))
+    assert (whole.max_steps, part.max_steps) == (7200, 2400)
+    assert whole.batch_tokens == part.batch_tokens
+    assert part.lr == whole.lr / 2
+    assert jobs["1k_then_1k"].run.eval_every == 400 and jobs["1k_then_1k"].run.save_every == 1200
+    assert jobs["1k"].run.seed == 1
 
 
 def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
