@@ -79,6 +79,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         config.model.context_length,
         seed=config.run.seed,
         document_mask=config.data.document_mask,
+        consecutive_windows=config.data.consecutive_windows,
     )
     validation = ValidationBatches(
         TokenStream(config.data.path, "val"),
@@ -291,6 +292,7 @@ def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
     return shape | {
         "data.document_mask": config.data.document_mask,
+        "data.consecutive_windows": config.data.consecutive_windows,
         "optim.batch_tokens": config.optim.batch_tokens,
         "run.seed": config.run.seed,
         # It is not read again, but config.yaml must not come to tell of another origin.

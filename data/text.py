@@ -23,6 +23,15 @@ class DataConfig:
     document_mask: bool = False
     """Whether attention ends at the beginning of a document. Sequences are cut from one stream, so
     that most hold the ends and beginnings of several documents (packing)."""
+    consecutive_windows: int = 1
+    """Samples in a row that follow each other in the text. With 4, a context of 1K is trained on
+    the tokens of a context of 4K, in their order, so that two such runs differ in nothing else."""
+
+    def __post_init__(self) -> None:
+        if self.consecutive_windows < 1:
+            raise ValueError(
+                f"data.consecutive_windows={self.consecutive_windows} must be at least 1."
+            )
 
 
 class Batch(NamedTuple):
@@ -37,7 +46,13 @@ class TrainBatches:
     """Training batches by sample number: any batch at any time, the same on any number of GPUs."""
 
     def __init__(
-        self, stream: TokenStream, context_length: int, seed: int, *, document_mask: bool = False
+        self,
+        stream: TokenStream,
+        context_length: int,
+        seed: int,
+        *,
+        document_mask: bool = False,
+        consecutive_windows: int = 1,
     ) -> None:
         """Set up the order.
 
@@ -46,12 +61,15 @@ class TrainBatches:
             context_length: Tokens a sequence.
             seed: Decides the order.
             document_mask: Whether batches say where documents start.
+            consecutive_windows: Samples in a row that follow each other in the text.
 
         Raises:
-            ValueError: The stream has fewer than `context_length + 1` tokens.
+            ValueError: The stream has fewer tokens than consecutive windows need, and one.
         """
         self.stream = stream
-        self.sampler = WindowSampler(len(stream), context_length, seed)
+        self.context_length = context_length
+        self.consecutive_windows = consecutive_windows
+        self.sampler = WindowSampler(len(stream), context_length * consecutive_windows, seed)
         self.document_mask = document_mask
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
@@ -60,8 +78,10 @@ class TrainBatches:
         Returns:
             contiguous tensors on the CPU.
         """
-        starts = self.sampler.position(np.arange(first_sample, first_sample + batch_size))
-        length = self.sampler.context_length + 1
+        numbers = np.arange(first_sample, first_sample + batch_size)
+        groups, parts = np.divmod(numbers, self.consecutive_windows)
+        starts = self.sampler.position(groups) + parts * self.context_length
+        length = self.context_length + 1
         windows = np.stack([self.stream.read(start, length) for start in starts.tolist()])
         doc_start = doc_starts(self.stream, starts, length - 1) if self.document_mask else None
         return Batch(_tensor(windows[:, :-1]), _tensor(windows[:, 1:]), doc_start)

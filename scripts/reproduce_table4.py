@@ -25,8 +25,6 @@ from scripts.table4_plan import BUDGETS, MODELS, Job, final_arguments, make_jobs
 from scripts.table4_report import write_table4
 from training.distributed import start_processes
 
-DEFAULT_MODELS = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
-
 
 def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
     """The same scorings for each run, whichever runs are finished."""
@@ -114,7 +112,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="token shards to train on")
     parser.add_argument("--budget", choices=BUDGETS, default="minutes")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS)
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}"
+    )
     parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
     parser.add_argument("--gpus-per-run", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder (default: out/table4_BUDGET)")
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     score_on = args.score_on or [args.data]
     validation_splits(score_on)  # what cannot be scored is refused before anything is trained
     jobs = make_jobs(
-        args.models,
+        args.models or budget.models,
         budget,
         out,
         data=args.data,

@@ -30,8 +30,11 @@ class Model:
     """Of the budget's steps that it is trained for."""
 
 
+# 1k_of_4k sees the very tokens of 4k in their order, with the history of 1k: from 1k it differs in
+# how alike the sequences of a batch are, from 4k in attention alone.
 MODELS = {
     "1k": Model(context="1k"),
+    "1k_of_4k": Model(context="1k", overrides=("data.consecutive_windows=4",)),
     "2k": Model(context="2k"),
     "4k": Model(context="4k"),
     "8k": Model(context="8k"),
@@ -69,6 +72,8 @@ class Budget:
     batch_tokens: int
     seeds: int
     overrides: tuple[str, ...]
+    models: tuple[str, ...] = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
+    """What is trained unless one says otherwise."""
 
     @property
     def tokens(self) -> int:
@@ -89,7 +94,9 @@ _SHORT = (
 _TINY = ("model.n_layer=2", "model.n_head=2", "model.n_embd=32")
 
 BUDGETS = {
-    "smoke": Budget(steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY)),
+    "smoke": Budget(
+        steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY), models=("1k", "2k")
+    ),
     "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
     "hours": Budget(steps=7_200, batch_tokens=65_536, seeds=1, overrides=_SHORT),
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from data.shards import TokenStream
-from data.text import IGNORE, TrainBatches, ValidationBatches
+from data.text import IGNORE, DataConfig, TrainBatches, ValidationBatches
 
 
 @pytest.fixture
@@ -66,6 +66,20 @@ def test_validation_batches_say_where_documents_start(make_shards):
     scored = (len(stream) - 1) // 6 * 6
     expected = [brute_force_doc_start(stream, start, 6) for start in range(0, scored, 6)]
     assert batch.doc_start[: len(expected)].tolist() == expected
+
+
+def test_consecutive_windows_are_a_longer_context_cut_up(stream):
+    long = TrainBatches(stream, context_length=12, seed=3)
+    short = TrainBatches(stream, context_length=4, seed=3, consecutive_windows=3)
+    n = long.sampler.windows_per_epoch + 2
+    tokens, targets, _ = long.batch(0, n)
+    assert torch.equal(short.batch(0, 3 * n).tokens, tokens.reshape(-1, 4))
+    assert torch.equal(short.batch(0, 3 * n).targets, targets.reshape(-1, 4))
+    assert torch.equal(short.batch(4, 7).tokens, tokens.reshape(-1, 4)[4:11])
+    with pytest.raises(ValueError, match=r"has 100 tokens.* needs 101"):
+        TrainBatches(stream, context_length=20, seed=0, consecutive_windows=5)
+    with pytest.raises(ValueError, match=r"data.consecutive_windows=0 must be at least 1"):
+        DataConfig(path="x", consecutive_windows=0)
 
 
 def test_context_longer_than_the_corpus(stream):

@@ -70,6 +70,15 @@ def test_batch_is_shared_by_the_gpus_of_a_run(tmp_path):
             job.config.grad_accum_steps(world_size=4)
 
 
+def test_1k_of_4k_sees_the_tokens_of_4k_in_their_order(tmp_path):
+    configs = {job.name: job.config for job in jobs_of(["1k_of_4k", "4k"], tmp_path)}
+    short, long = configs["1k_of_4k"], configs["4k"]
+    reach = short.model.context_length * short.data.consecutive_windows
+    assert reach == long.model.context_length
+    assert short.optim == replace(long.optim, micro_batch_size=short.optim.micro_batch_size)
+    assert short.run.seed == long.run.seed
+
+
 def test_order_and_what_comes_along(tmp_path):
     jobs = jobs_of(["4k_from_1k", "16k_butterfly_same_time"], tmp_path, seeds=2)
     names = [job.folder.name for job in jobs]
@@ -172,7 +181,7 @@ def test_learned_positions_are_extended_without_a_base(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="model '3k' must be one of 1k, 2k"):
+    with pytest.raises(ValueError, match="model '3k' must be one of 1k, 1k_of_4k"):
         jobs_of(["3k"], tmp_path)
     with pytest.raises(ValueError, match="optim.nonsense"):
         jobs_of(["1k"], tmp_path, overrides=["optim.nonsense=1"])
