@@ -91,7 +91,10 @@ _SHORT = (
     "optim.lr=1e-3",
     "optim.betas=[0.9,0.95]",
 )
-_TINY = ("model.n_layer=2", "model.n_head=2", "model.n_embd=32")
+_TINY = (
+    *("model.n_layer=2", "model.n_head=2", "model.n_embd=32"),
+    *("run.compile=false", "run.dtype=float32"),  # for a CPU
+)
 
 BUDGETS = {
     "smoke": Budget(
