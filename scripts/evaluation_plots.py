@@ -5,7 +5,7 @@ matplotlib takes a second to load, which --help should not wait for: functions l
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +38,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     Returns:
         The pictures, TABLE.png each.
     """
-    labels = dict.fromkeys(run["label"] for run in result["runs"])
-    styles = {
-        label: {
-            "color": COLOURS[number % len(COLOURS)],
-            "marker": MARKERS[number % len(MARKERS)],
-        }
-        for number, label in enumerate(labels)
-    }
+    styles = styles_of(run["label"] for run in result["runs"])
     drawn = []
     for name, make in PICTURES.items():
         path = folder / f"{name}.png"
@@ -57,6 +50,18 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         write_atomically(path, buffer.getvalue())
         drawn.append(path)
     return drawn
+
+
+def styles_of(labels: Iterable[str]) -> Styles:
+    """A colour and a marker for each label, in their order; the same for the same labels."""
+    return {
+        label: {
+            "color": COLOURS[number % len(COLOURS)],
+            # moved on with each round of colours, so that no pair comes twice
+            "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
+        }
+        for number, label in enumerate(dict.fromkeys(labels))
+    }
 
 
 def by_history(rows: list[Row], styles: Styles) -> "Figure":

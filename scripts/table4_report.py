@@ -1,11 +1,20 @@
-"""The paper's Table 4 beside ours, and what training took, in JSON, Markdown and a picture."""
+"""The paper's Table 4 beside ours, and what training took, in JSON, Markdown and a picture.
 
-from collections.abc import Mapping
+python -m scripts.table4_report out/table4_minutes/table4.json    # Markdown and picture anew
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from configs.command_line import errors_as_sentences
 from data.files import write_atomically
+from scripts.evaluation_plots import styles_of
 from scripts.evaluation_verdicts import digits, is_known, with_interval
 from scripts.readme_tables import markdown_table
 from scripts.results import write_result
@@ -20,6 +29,7 @@ PAPER = (
 )
 """arXiv 2205.14135, Table 4: GPT-2 small on OpenWebText, perplexity, days on 8 A100."""
 
+RESULT = "table4.json"
 COST = ("tokens", "gpu_hours")
 
 
@@ -49,12 +59,18 @@ def write_table4(
         },
         "curves": curves(runs),
     }
-    write_result(out / "table4.json", result)
+    write_result(out / RESULT, result)
+    redraw(out / RESULT)
+
+
+def redraw(path: Path) -> None:
+    """Write the Markdown and the picture anew beside the JSON, and print the table."""
+    result = json.loads(path.read_text(encoding="utf-8"))
     text = markdown(result)
-    write_atomically(out / "table4.md", text.encode())
-    draw(result["curves"], out / "table4.png")
+    write_atomically(path.with_suffix(".md"), text.encode())
+    draw(result["curves"], path.with_suffix(".png"))
     print(text)
-    print(f"wrote table4.json, table4.md and table4.png into {out}")
+    print(f"wrote {path.with_suffix('.md')} and {path.with_suffix('.png')}")
 
 
 def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
@@ -193,23 +209,45 @@ def _difference(difference: dict[str, Any] | None) -> str:
 
 def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
     """Validation perplexity over tokens and over GPU-hours, one line a model."""
-    import numpy as np
+    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     panels = figure.subplots(ncols=2, sharey=True)
-    for number, (model, points) in enumerate(curves.items()):
-        perplexity = np.exp([p["val_loss"] for p in points])
-        style = {"color": f"C{number % 10}", "ls": "-" if number < 10 else "--", "label": model}
-        panels[0].plot([p["tokens"] / 1e6 for p in points], perplexity, marker=".", **style)
-        panels[1].plot([p["gpu_hours"] for p in points], perplexity, marker=".", **style)
+    for model, style in styles_of(curves).items():
+        perplexity = np.exp([p["val_loss"] for p in curves[model]])
+        for axes, unit, divisor in zip(panels, COST, (1e6, 1), strict=True):
+            x = [p[unit] / divisor for p in curves[model]]
+            axes.plot(x, perplexity, label=model, ms=4, lw=1.2, **style)
     ends = [np.exp(points[-1]["val_loss"]) for points in curves.values()]
-    panels[0].set_yscale("log")
-    panels[0].set_ylim(0.97 * min(ends), 2.0 * max(ends))
-    panels[0].set_ylabel("validation perplexity, as the paper evaluates")
-    panels[0].set_xlabel("training tokens, millions")
-    panels[1].set_xlabel("GPU-hours of training")
-    panels[1].legend()
+    highest = max(np.exp(p["val_loss"]) for points in curves.values() for p in points)
+    left, right = panels
+    left.set_yscale("log")
+    # a little above the ends: the steep start would leave no room to tell them apart
+    left.set_ylim(0.97 * min(ends), 1.03 * min(highest, 1.6 * max(ends)))
+    for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    left.set_ylabel("validation perplexity, as the paper evaluates")
+    left.set_xlabel("training tokens, millions")
+    right.set_xlabel("GPU-hours of training")
+    right.legend()
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
     figure.savefig(out, dpi=120)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.table4_report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("result", type=Path, metavar="FILE", help="a table4.json")
+    redraw(parser.parse_args(argv).result)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -409,3 +409,9 @@ def test_the_first_token_of_a_document_is_drawn_at_zero(result):
     assert [loss.xaxis.get_major_formatter()(x) for x in (0.5, 1, 512, 4096)] == [
         "0", "1", "512", "4K"
     ]  # fmt: skip
+
+
+def test_no_two_models_look_alike():
+    looks = evaluation_plots.styles_of(str(number) for number in range(49)).values()
+    assert len({(look["color"], look["marker"]) for look in looks}) == 49
+    assert list(evaluation_plots.styles_of("aba")) == ["a", "b"]
