@@ -125,7 +125,8 @@ class GPT(nn.Module):
                 counted.
             doc_start: as in `hidden`.
             reduction: the loss is the mean over the counted targets, their sum, or "none" of it:
-                the loss of each target, 0 where it is not counted.
+                the loss of each target, 0 where it is not counted, from float32 logits also under
+                autocast.
 
         Returns:
             (B, T, V) logits without targets, else the float32 loss in nats: a scalar, or (B, S)
@@ -146,11 +147,19 @@ class GPT(nn.Module):
                 "each of the last tokens needs one target (-100 where none counts)."
             )
         hidden = hidden[:, -targets.shape[1] :]
+        if reduction == "none":
+            # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
+            with torch.autocast(tokens.device.type, enabled=False):
+                return self._losses(hidden.float(), targets, reduction)
+        return self._losses(hidden, targets, reduction)
+
+    def _losses(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        """Cross-entropy of (B, S) targets from (B, S, C) states, as `forward` gives it."""
         # Padding is masked here, not cut off as in `head`: a slice would leave rows that are no
         # longer aligned, and make the largest tensors of a step slow to read and write.
         logits = F.linear(hidden, self.tok_emb.weight).flatten(0, 1).float()
         if self.config.padded_vocab_size > self.config.vocab_size:
-            columns = torch.arange(self.config.padded_vocab_size, device=tokens.device)
+            columns = torch.arange(self.config.padded_vocab_size, device=hidden.device)
             logits = logits.masked_fill(columns >= self.config.vocab_size, -math.inf)
         loss = F.cross_entropy(
             logits,

@@ -12,7 +12,6 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
@@ -22,6 +21,7 @@ from configs import TrainConfig, load_config
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from scripts.results import write_result
+from scripts.runs import check_same_settings
 from training.metrics import read_metrics
 
 IMPLS = {"triton": "Triton (ours)", "sdpa": "SDPA (PyTorch)"}
@@ -54,20 +54,6 @@ def train_all(
             print(f"\n{name}: train.py {' '.join(arguments[name])}\n", flush=True)
             subprocess.run([sys.executable, "train.py", *arguments[name]], check=True)
     return folders
-
-
-def check_same_settings(run: Path, config: TrainConfig) -> None:
-    """Refuse to take a run for one of `config` that was begun with other settings."""
-    begun = run / "config.yaml"
-    if begun.exists():
-        settings = load_config([str(begun)])
-        # a folder may have been moved
-        settings = replace(settings, run=replace(settings.run, out_dir=config.run.out_dir))
-        if settings != config:
-            raise ValueError(
-                f"{run} holds a run with other settings (compare {begun}): remove it, or choose "
-                "another --name"
-            )
 
 
 def is_finished(run: Path, config: TrainConfig) -> bool:

@@ -5,13 +5,14 @@ import json
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from configs import to_yaml
 from data.files import write_atomically
 from data.shards import TokenStream
 from data.windows import Scoring
+from model import ModelConfig
 from scripts.runs import Run
 
 SCORES = "scores"
@@ -48,7 +49,14 @@ def _origin(run: Run, stream: TokenStream) -> str:
         {
             # Not just the step: a run that was trained anew took another time.
             "progress": asdict(run.progress),
-            "config": sha256(to_yaml(run.config).encode()).hexdigest(),
+            "model": _without_defaults(run.config.model),
+            "dtype": run.config.run.dtype,
             "text": sha256(shards.encode()).hexdigest(),
         }
     )
+
+
+def _without_defaults(config: ModelConfig) -> dict[str, Any]:
+    """The fields that make a model another one; a field that is new has its default in old runs."""
+    defaults = asdict(ModelConfig())
+    return {name: value for name, value in asdict(config).items() if value != defaults[name]}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
+from data.windows import ScoringWindows
 from scripts.evaluate import STRIDE, Plan, evaluate_runs, is_scored, validation_splits
 from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import tabulate
@@ -38,6 +39,25 @@ def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
         first=contexts[-1],
         document_masks=(False, True) if masked else None,
     )
+
+
+def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequence[Path]) -> None:
+    """Refuse before anything is trained what could not be scored in the end.
+
+    Raises:
+        ValueError: a corpus is too short, or was made with another tokenizer than `data`.
+    """
+    tokenizer = Manifest.load(data).tokenizer.sha256
+    for stream in validation_splits(score_on):
+        there = stream.manifest.tokenizer.sha256
+        if there != tokenizer:
+            raise ValueError(
+                f"--score-on {stream.path} was made with a tokenizer of sha256={there}, and "
+                f"--data {data} with {tokenizer}: prepare one with the tokenizer.json of the other"
+            )
+        for config in {job.name: job.config for job in jobs}.values():
+            for scoring in plan.scorings_of(config, ()):
+                ScoringWindows(stream, scoring, 1)
 
 
 def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
@@ -132,25 +152,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     budget = BUDGETS[args.budget]
     out = args.out or Path(f"out/table4_{args.budget}")
     score_on = args.score_on or [args.data]
-    validation_splits(score_on)  # what cannot be scored is refused before anything is trained
     jobs = make_jobs(
         args.models or budget.models,
         budget,
         out,
         data=args.data,
         vocab_size=Manifest.load(args.data).tokenizer.vocab_size,
-        seeds=args.seeds or budget.seeds,
+        seeds=budget.seeds if args.seeds is None else args.seeds,
         gpus_per_run=args.gpus_per_run,
         overrides=args.set,
     )
     plan = make_plan(jobs, args.stride)
+    check_scorable(jobs, plan, args.data, score_on)
     failed = []
     if not args.report_only:
         tasks = [task_of(job, plan, score_on) for job in jobs]
         failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
+    if failed:
+        print(f"these runs failed, and are not in the report: {', '.join(failed)}")
     report(jobs, plan, args.budget, score_on, out)
     if failed:
-        raise SystemExit(f"these runs failed, and are not in the report: {', '.join(failed)}")
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Open the folder of a run: its configuration, its tokenizer, and its newest weights."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -56,3 +57,34 @@ def open_run(folder: Path) -> Run:
         checkpoint=checkpoint,
         progress=progress,
     )
+
+
+def check_same_settings(
+    folder: Path, config: TrainConfig, *, may_differ: Collection[str] = ()
+) -> None:
+    """Refuse to take a run for one of `config` that was begun with other settings.
+
+    Args:
+        folder: of the run; nothing is refused if there is none yet.
+        config: that it should have. Where it lies may differ: a folder may have been moved.
+        may_differ: more such settings, as "optim.max_steps".
+
+    Raises:
+        ValueError: names the settings with both values.
+    """
+    begun = folder / CONFIG
+    if not begun.exists():
+        return
+    there, here = (asdict(c) for c in (load_config([str(begun)]), config))
+    differing = [
+        f"{group}.{name} is {there[group][name]!r} there and {value!r} here"
+        for group, values in here.items()
+        for name, value in values.items()
+        if value != there[group][name]
+        and f"{group}.{name}" not in {"run.out_dir", "run.init_from", *may_differ}
+    ]
+    if differing:
+        raise ValueError(
+            f"{folder} holds a run with other settings: {'; '.join(differing)}. Remove it, or "
+            "choose another folder"
+        )

@@ -8,6 +8,7 @@ from typing import Any
 from configs import TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
+from scripts.runs import CONFIG, check_same_settings
 from training.checkpoint import latest_checkpoint, read_progress
 from training.metrics import read_metrics
 
@@ -104,11 +105,15 @@ BUDGETS = {
     "hours": Budget(steps=7_200, batch_tokens=65_536, seeds=1, overrides=_SHORT),
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
 }
-"""smoke: to see the command work, on a CPU. minutes: 118M tokens, 4 minutes a run on an H200 at 1K.
-hours: 472M tokens. paper: 210B tokens, as arXiv 2205.14135, appendix E.2, has them."""
+"""smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 472M tokens. paper: 210B
+tokens, as arXiv 2205.14135, appendix E.2, has them."""
 
 LOG_STEPS = 10  # between records of the training loss
 EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and between checkpoints
+
+# What a run that goes on may have begun with otherwise: other GPUs; steps from times.
+OF_GPUS = ("optim.micro_batch_size",)
+OF_TIME = ("optim.max_steps", "optim.warmup_steps", "run.eval_every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +124,17 @@ class Job:
     """Of the model."""
     seed: int
     folder: Path
-    arguments: tuple[str, ...]
-    """Of train.py, but the number of steps where that follows from other runs."""
+    recipe: tuple[str, ...]
+    """Arguments of train.py, but the number of steps where that follows from other runs."""
+    overrides: tuple[str, ...]
+    """Arguments that come last."""
     needs: tuple[Path, ...]
     """Runs that must be finished before it starts."""
 
     @property
     def config(self) -> TrainConfig:
         """What the arguments mean."""
-        return load_config(self.arguments)
+        return load_config([*self.recipe, *self.overrides])
 
     @property
     def is_finished(self) -> bool:
@@ -155,7 +162,7 @@ def first_part(folder: Path, name: str) -> Path | None:
 
 def _last_step(folder: Path) -> int | None:
     """Where a run's last evaluation was made; None if it was not yet."""
-    begun = folder / "config.yaml"
+    begun = folder / CONFIG
     if not begun.exists():
         return None
     last = load_config([str(begun)]).optim.max_steps
@@ -187,13 +194,28 @@ def make_jobs(
         overrides: key=value for all runs, last.
 
     Raises:
-        ValueError: there is no such model, or a configuration is impossible.
+        ValueError: there is no such model, a configuration is impossible, or a folder holds a run
+            with other settings.
     """
+    for name, value in (("seeds", seeds), ("gpus-per-run", gpus_per_run)):
+        if value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    timed = [name for name in names if name in MODELS and MODELS[name].same_time_as is not None]
+    if timed and any(override.startswith("optim.max_steps=") for override in overrides):
+        raise ValueError(
+            f"--set optim.max_steps with {', '.join(timed)}, whose steps follow from the time of "
+            "other models: leave one of them out"
+        )
     jobs = [
         _job(name, seed, budget, out, data, vocab_size, gpus_per_run, overrides)
         for name in _with_needed(names)
         for seed in range(1, seeds + 1)
     ]
+
+    for job in jobs:
+        job.config.grad_accum_steps(gpus_per_run)
+        of_time = OF_TIME if MODELS[job.name].same_time_as is not None else ()
+        check_same_settings(job.folder, job.config, may_differ=(*OF_GPUS, *of_time))
 
     def dearest_first(job: Job) -> tuple[int, bool, float]:
         config = job.config
@@ -210,18 +232,18 @@ def final_arguments(job: Job) -> tuple[str, ...]:
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
-        return job.arguments
-    begun = job.folder / "config.yaml"
+        return *job.recipe, *job.overrides
+    begun = job.folder / CONFIG
     if begun.exists():
         steps = load_config([str(begun)]).optim.max_steps
     else:
         steps = _affordable_steps(job, model)
-    return (
-        *job.arguments,
+    of_time = (
         f"optim.max_steps={steps}",
         f"optim.warmup_steps={_warmup(steps)}",
         f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
     )
+    return *job.recipe, *of_time, *job.overrides
 
 
 def _affordable_steps(job: Job, model: Model) -> int:
@@ -306,10 +328,13 @@ def _job(
     needs = {out / f"{other}_seed1" for other in _needed_by(name)}  # their times
     if model.starts_from is not None:
         needs.add(out / f"{model.starts_from}_seed{seed}")
-    arguments += overrides
-    load_config(arguments)  # what cannot be is refused before anything runs
     return Job(
-        name=name, seed=seed, folder=folder, arguments=tuple(arguments), needs=tuple(sorted(needs))
+        name=name,
+        seed=seed,
+        folder=folder,
+        recipe=tuple(arguments),
+        overrides=tuple(overrides),
+        needs=tuple(sorted(needs)),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from configs import load_config
+from configs import load_config, to_yaml
 from scripts import table4_plan
 from scripts.table4_plan import BUDGETS, MODELS, final_arguments, make_jobs
 from training.checkpoint import checkpoint_folder
@@ -66,8 +66,7 @@ def test_batch_is_shared_by_the_gpus_of_a_run(tmp_path):
         for job in jobs_of(["1k", "16k"], tmp_path, gpus_per_run=n_gpu):
             job.config.grad_accum_steps(world_size=n_gpu)
     with pytest.raises(ValueError, match=r"optim.batch_tokens=32768 must be a multiple"):
-        for job in jobs_of(["16k"], tmp_path, gpus_per_run=4):
-            job.config.grad_accum_steps(world_size=4)
+        jobs_of(["16k"], tmp_path, gpus_per_run=4)
 
 
 def test_1k_of_4k_sees_the_tokens_of_4k_in_their_order(tmp_path):
@@ -102,7 +101,7 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     assert config.model.rope_base == pytest.approx(10_000 * 4 ** (64 / 62), rel=1e-4)
     assert config.optim.warmup_steps == 62
     assert final_arguments(job)[-3:] == final_arguments(second)[-3:]  # the same for all seeds
-    assert f"run.init_from={tmp_path / '1k_seed2'}" in second.arguments
+    assert f"run.init_from={tmp_path / '1k_seed2'}" in second.recipe
     finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
     assert load_config(final_arguments(job)).optim.max_steps == 240
     assert not job.is_finished
@@ -116,7 +115,7 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     assert config.optim.max_steps == 2500
     assert config.model.mask.pattern == "butterfly"
     assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
-    assert final_arguments(jobs["16k"]) == jobs["16k"].arguments
+    assert final_arguments(jobs["16k"]) == jobs["16k"].recipe
 
 
 def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
@@ -183,8 +182,36 @@ def test_learned_positions_are_extended_without_a_base(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="model '3k' must be one of 1k, 1k_of_4k"):
         jobs_of(["3k"], tmp_path)
+    with pytest.raises(ValueError, match="--seeds=0 must be at least 1"):
+        jobs_of(["1k"], tmp_path, seeds=0)
+    with pytest.raises(ValueError, match="--gpus-per-run=0 must be at least 1"):
+        jobs_of(["1k"], tmp_path, gpus_per_run=0)
+    with pytest.raises(ValueError, match="--set optim.max_steps with 4k_from_1k, whose steps"):
+        jobs_of(["1k", "4k_from_1k"], tmp_path, overrides=["optim.max_steps=7"])
     with pytest.raises(ValueError, match="optim.nonsense"):
         jobs_of(["1k"], tmp_path, overrides=["optim.nonsense=1"])
+
+
+def test_overrides_come_last(tmp_path):
+    options = ["optim.warmup_steps=7", "run.eval_every=30"]
+    jobs = {j.name: j for j in jobs_of(["4k_from_1k"], tmp_path, overrides=options)}
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
+    for job in jobs.values():
+        config = load_config(final_arguments(job))
+        assert (config.optim.warmup_steps, config.run.eval_every) == (7, 30)
+
+
+def test_a_run_with_other_settings_is_refused(tmp_path):
+    (job,) = jobs_of(["1k"], tmp_path, "smoke")
+    job.folder.mkdir()
+    (job.folder / "config.yaml").write_text(to_yaml(job.config))
+    (again,) = jobs_of(["1k"], tmp_path, "smoke")
+    assert again == job
+    changed = r"1k_seed1 holds a run with other settings: .*optim.max_steps is 12 there and 3600"
+    with pytest.raises(ValueError, match=changed):
+        jobs_of(["1k"], tmp_path, "minutes")
+    jobs_of(["1k"], tmp_path, "smoke", gpus_per_run=2)  # a batch may be divided otherwise
 
 
 def test_every_model_that_is_needed_exists():
