@@ -90,6 +90,19 @@ def test_fewer_targets_have_the_gradients_of_the_others_left_out() -> None:
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6)
 
 
+def test_losses_of_single_tokens_come_from_float32_logits() -> None:
+    model = make_model(spread=0.5)
+    tokens, targets = make_batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = model(tokens, targets, reduction="none")
+        hidden = model.hidden(tokens).float()
+    logits = hidden @ model.tok_emb.weight[:VOCAB].T
+    expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(losses, expected)
+    rounded = -logits.bfloat16().float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    assert not torch.allclose(losses, rounded, rtol=1e-4)
+
+
 MASKS = {
     "dense": MaskConfig(),
     "butterfly": MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0),
