@@ -52,13 +52,14 @@ STRIDE = 512
 class Plan:
     """Which scorings are wanted."""
 
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] | None = None
+    """None means all that there is something to score by."""
     strides: tuple[int, ...] = (STRIDE,)
     histories: tuple[int, ...] = ()
     """For cross; none means the contexts of all runs."""
     near: int | None = None
     """For control: tokens before the scored ones that stay as they are; None means the shortest
-    context of all runs."""
+    context of all runs, or a quarter of it if they have no other."""
     first: int | None = None
     """Positions up to this one are scored in chunks only; None means the longest context."""
     document_masks: tuple[bool, ...] | None = None
@@ -78,7 +79,8 @@ class Plan:
             ValueError: strided is wanted, and no stride fits into the context.
         """
         first = max(contexts) if self.first is None else self.first
-        if "strided" in self.modes and min(self.strides) > context_length:
+        modes = MODES if self.modes is None else self.modes
+        if "strided" in modes and min(self.strides) > context_length:
             raise ValueError(
                 f"--stride={min(self.strides)} is longer than a context of {context_length} tokens "
                 "that is to be scored: take a shorter one, or --modes without strided"
@@ -86,12 +88,12 @@ class Plan:
         wanted = []
         masks = (document_mask,) if self.document_masks is None else self.document_masks
         for masked in masks:
-            if "chunk" in self.modes:
+            if "chunk" in modes:
                 wanted.append(
                     Scoring(history=context_length, stride=context_length, document_mask=masked)
                 )
-            histories = {context_length} if "strided" in self.modes else set()
-            if "cross" in self.modes:
+            histories = {context_length} if "strided" in modes else set()
+            if "cross" in modes:
                 histories |= {h for h in self.histories or contexts if h <= context_length}
             for history in sorted(histories):
                 for stride in self.strides:
@@ -104,10 +106,8 @@ class Plan:
                                 document_mask=masked,
                             )
                         )
-        if "control" in self.modes and not document_mask:
-            near = min(contexts) if self.near is None else self.near
-            # three more passes, so with fewer windows; their distant part is large all the same
-            stride = max(max(self.strides), context_length // 4)
+        if "control" in modes and not document_mask:
+            near, stride = self._near(contexts), self._control_stride(context_length)
             if near < context_length - stride:
                 wanted += [
                     Scoring(
@@ -126,6 +126,61 @@ class Plan:
         return self.scorings(
             config.model.context_length, contexts, document_mask=config.data.document_mask
         )
+
+    def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
+        """The modes by which none of these runs is scored: why, and what to change.
+
+        Raises:
+            ValueError: as in `scorings`.
+        """
+        contexts = [config.model.context_length for config in configs]
+        why = {}
+        for mode in MODES if self.modes is None else self.modes:
+            alone = replace(self, modes=(mode,))
+            if not any(alone.scorings_of(config, contexts) for config in configs):
+                why[mode] = self._why_none(mode, configs)
+        return why
+
+    def _why_none(self, mode: str, configs: Sequence[TrainConfig]) -> str:
+        """For cross and control, as the others always score or refuse."""
+        contexts = [config.model.context_length for config in configs]
+        if mode == "cross":
+            histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
+            return (
+                f"of the histories {histories} none lies between --stride={min(self.strides)} and "
+                f"the longest context, {max(contexts)} tokens: change --histories or --stride"
+            )
+        packed = [c.model.context_length for c in configs if not c.data.document_mask]
+        if not packed:
+            return (
+                "all runs were trained with data.document_mask, and such models have never seen "
+                "the distant text of other documents: give a run without it"
+            )
+        context, stride = max(packed), self._control_stride(max(packed))
+        if stride >= context:
+            return (
+                f"windows of {context} tokens that slide by {stride} have no distant part: take "
+                "a shorter --stride"
+            )
+        return (
+            f"--near={self._near(contexts)} leaves nothing distant in windows of {context} tokens "
+            f"that slide by {stride}: take a --near below {context - stride}, or a shorter --stride"
+        )
+
+    def _near(self, contexts: Sequence[int]) -> int:
+        """The tokens that controls leave as they are; `contexts` are of all models."""
+        if self.near is not None:
+            return self.near
+        shortest = min(contexts)
+        # all of the only context would leave nothing distant
+        return shortest // 4 if shortest == max(contexts) else shortest
+
+    def _control_stride(self, context_length: int) -> int:
+        """By what the windows of controls slide.
+
+        They take three more passes, so there are fewer; their distant part is large all the same.
+        """
+        return max(max(self.strides), context_length // 4)
 
 
 def score(
@@ -286,7 +341,8 @@ def evaluate_runs(
 
     Raises:
         ValueError: a text is too short, or was made with another tokenizer than a run; runs of
-            the same name are no seeds of one model; or corpora have the same name.
+            the same name are no seeds of one model; corpora have the same name; or no run can be
+            scored by one of `plan.modes`.
     """
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
@@ -294,6 +350,11 @@ def evaluate_runs(
     for run in runs:
         for stream in streams:
             check_tokenizer(run, stream)
+    for mode, why in plan.left_out([run.config for run in runs]).items():
+        if plan.modes is not None:
+            raise ValueError(f"--modes {mode} gives nothing to score: {why}")
+        if processes.is_main:
+            print(f"nothing is scored by {mode}: {why}")
     contexts = [run.config.model.context_length for run in runs]
     scored: list[list[Scored]] = [[] for _ in streams]
     for name, run in zip(names, runs, strict=True):
@@ -339,10 +400,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="token shards (default: the first run's); of several, each has a report",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("out/evaluation"))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES,
+        help="all of these must give something to score (default: whichever do)",
+    )  # fmt: skip
     parser.add_argument("--stride", nargs="+", type=int, default=[STRIDE], dest="strides")
     parser.add_argument("--histories", nargs="+", type=int, default=[], help="for cross")
-    parser.add_argument("--near", type=int, help="for control (default: the shortest context)")
+    parser.add_argument(
+        "--near",
+        type=int,
+        help="for control (default: the shortest context; a quarter of it if there is no other)",
+    )
     parser.add_argument(
         "--first", type=int, help="position from which all score (default: the longest context)"
     )
@@ -360,7 +428,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
-        modes=tuple(args.modes),
+        modes=None if args.modes is None else tuple(args.modes),
         strides=tuple(args.strides),
         histories=tuple(args.histories),
         near=args.near,

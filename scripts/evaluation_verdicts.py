@@ -13,18 +13,9 @@ from scripts.results import Row
 
 def verdicts(result: dict[str, Any]) -> list[str]:
     """A list with a sentence for each model but the first, and what their intervals leave out."""
-    contexts = {run["label"]: run["context_length"] for run in result["runs"]}
     seeds = Counter(run["label"] for run in result["runs"])
-    first, *others = contexts
-    lines = []
-    for label in others:
-        for name in ("strided", "chunk"):
-            row = _fullest(result[name], label, first)
-            if row is not None:
-                lines.append(_verdict(result[name], row, contexts))
-                break
-        else:
-            lines.append(f"- **{label} against {first}**: not scored in the same way.")
+    first, *others = seeds
+    lines = [_verdict(result, label, first) for label in others]
     if not lines:
         return []
     single = [label for label, count in seeds.items() if count == 1]
@@ -74,48 +65,55 @@ def is_known(*numbers: float | None) -> bool:
     return all(number is not None and not math.isnan(number) for number in numbers)
 
 
-def _fullest(rows: list[Row], label: str, first: str) -> Row | None:
-    """A model's row with the longest history, then smallest stride, packed if there is a choice."""
-    compared = [
-        row
-        for row in rows
-        if row["label"] == label and (row["difference"] or {}).get("to_label") == first
-    ]
-    return min(
-        compared,
-        key=lambda row: (row["document_mask"], -row["history"], row["stride"]),
-        default=None,
-    )
-
-
-def _verdict(rows: list[Row], row: Row, contexts: dict[str, int]) -> str:
-    """The sentence on a row, which comes from `_fullest`."""
-    difference, label = row["difference"], row["label"]
-    first, history = difference["to_label"], difference["to_history"]
-    as_paper = row["first"] == 0
-    alike = [
-        other
-        for other in rows
-        if other["document_mask"] == row["document_mask"]
-        and (as_paper or other["stride"] == row["stride"])
-    ]
-    versus = next(o for o in alike if (o["label"], o["history"]) == (first, history))
-    if as_paper:
+def _verdict(result: dict[str, Any], label: str, first: str) -> str:
+    """The sentence on a model, each as it was trained, by windows that slide if there are some."""
+    for name in ("as_trained", "as_trained_chunk"):
+        by_label = {row["label"]: row for row in result[name]}
+        row, versus = by_label.get(label), by_label.get(first)
+        if row and versus and row["difference"]:
+            break
+    else:
+        return f"- **{label} against {first}**: not scored in the same way."
+    difference, histories = row["difference"], (row["history"], versus["history"])
+    contexts = {run["label"]: run["context_length"] for run in result["runs"]}
+    if name == "as_trained_chunk":
         how = "as the paper evaluates, which flatters the longer context"
-    elif (row["history"], history) == (contexts[label], contexts[first]):
+    elif histories == (contexts[label], contexts[first]):
         how = "each with its full context"
     else:
-        how = f"with {row['history']:,} against {history:,} tokens of history"
-    how += ", documents masked" if row["document_mask"] else ""
+        how = f"with {histories[0]:,} against {histories[1]:,} tokens of history"
     text = (
-        f"- **{label} against {first}**, {how}, on {difference['tokens']:,} identical tokens: "
-        f"{verdict(difference)}; perplexity {digits(row['perplexity'], '.2f')} against "
+        f"- **{label} against {first}**, {how}{_documents(row, versus)}, on "
+        f"{difference['tokens']:,} identical tokens: {verdict(difference)}; "
+        f"perplexity {digits(row['perplexity'], '.2f')} against "
         f"{digits(versus['perplexity'], '.2f')}"
     )
-    for less in alike:
-        if less["label"] == label and less["history"] == history < row["history"]:
-            text += f"; {_remainder(difference, less['difference'], label, history)}"
+    less = _with_less(result["strided"], row, versus) if name == "as_trained" else None
+    if less is not None:
+        text += f"; {_remainder(difference, less['difference'], label, less['history'])}"
     return text + "."
+
+
+def _documents(row: Row, versus: Row) -> str:
+    """What a token saw before its document, where that was not all for both."""
+    ways = ["masked" if one["document_mask"] else "packed" for one in (row, versus)]
+    if ways == ["packed", "packed"]:
+        return ""
+    return f", documents {' against '.join(dict.fromkeys(ways))}"
+
+
+def _with_less(rows: list[Row], row: Row, versus: Row) -> Row | None:
+    """The row of the same model with the history of `versus`, compared with just that one."""
+    if row["document_mask"] != versus["document_mask"] or row["history"] <= versus["history"]:
+        return None
+    wanted = {key: row[key] for key in ("label", "stride", "document_mask")}
+    wanted["history"] = versus["history"]
+    to = versus["label"], versus["history"]
+    for less in rows:
+        gap = less["difference"]
+        if gap and wanted.items() <= less.items() and (gap["to_label"], gap["to_history"]) == to:
+            return less
+    return None
 
 
 def _remainder(whole: Row, rest: Row, label: str, history: int) -> str:

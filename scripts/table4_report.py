@@ -169,7 +169,7 @@ def markdown(result: dict[str, Any]) -> str:
         base = table[0]
         parts += [
             f"Ours, scored on {corpus}. Time is that of training, relative to {base['label']}'s; "
-            "differences are nats a token, with 95% intervals over documents and seeds.\n",
+            f"differences are nats a token, with 95% intervals {_counted(table)}.\n",
             markdown_table(
                 [
                     "model",
@@ -201,6 +201,20 @@ def markdown(result: dict[str, Any]) -> str:
             ),
         ]
     return "\n".join(parts)
+
+
+def _counted(table: Sequence[dict[str, Any]]) -> str:
+    """What the intervals of the differences count: seeds where both models have several."""
+    differences = [
+        row[key] for row in table for key in ("paper_difference", "difference") if row[key]
+    ]
+    with_seeds = [is_known(difference["half_width_of_seeds"]) for difference in differences]
+    if all(with_seeds):
+        return "over documents and seeds"
+    single = ", ".join(row["label"] for row in table if row["seeds"] == 1)
+    if any(with_seeds):
+        return f"over documents and seeds, but over documents alone for what has one seed: {single}"
+    return f"over documents alone, not over seeds; of one seed: {single}"
 
 
 def _difference(difference: dict[str, Any] | None) -> str:

@@ -402,7 +402,12 @@ def test_the_default_plan():
     assert Plan().scorings(1024, (1024,)) == [
         Scoring(history=1024, stride=1024),
         Scoring(history=1024, stride=512, first=1024),
+        *(
+            Scoring(history=1024, stride=512, first=1024, control=control, near=256)
+            for control in ("intact", "shuffle", "replace")
+        ),
     ]
+    assert Plan().scorings(1024, (1024, 1024)) == Plan().scorings(1024, (1024,))
 
 
 def test_other_plans():
@@ -438,6 +443,53 @@ def test_other_plans():
     assert Plan(modes=("chunk", "cross")).scorings(256, (256,)) == [
         Scoring(history=256, stride=256)
     ]
+
+
+MASKED = ("data.document_mask=true",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "mode", "why"),
+    [
+        ((), ("--near", 24), "control", "--near=24 leaves nothing distant in windows of 32 tokens "
+         "that slide by 8: take a --near below 24, or a shorter --stride"),
+        ((), ("--stride", 8, 32), "control", "windows of 32 tokens that slide by 32 have no "
+         "distant part: take a shorter --stride"),
+        (MASKED, (), "control", "all runs were trained with data.document_mask, and"),
+        ((), ("--histories", 7, 33), "cross", "of the histories 7, 33 none lies between --stride=8 "
+         "and the longest context, 32 tokens: change --histories or --stride"),
+    ],
+)  # fmt: skip
+def test_nothing_is_left_out_without_a_word(
+    train, result_of, capsys, overrides, options, mode, why
+):
+    folder = train("run", *overrides, steps=1)
+    command = (folder, "--stride", 8, *options)
+    for modes in ((mode,), ("chunk", mode)):
+        with pytest.raises(ValueError, match=f"^--modes {mode} gives nothing to score: {why}"):
+            result_of(*command, "--modes", *modes)
+    assert not (folder / "scores").exists()
+    capsys.readouterr()
+    result = result_of(*command)
+    assert f"nothing is scored by {mode}: {why}" in capsys.readouterr().out
+    assert len(result["chunk"]) == 1
+    # enough if another run has it
+    other = train("other", "model.context_length=64", steps=1)
+    result = result_of(
+        other, folder, "--stride", 8, "--near", 20, *options, "--modes", "chunk", mode
+    )
+    assert "nothing is scored" not in capsys.readouterr().out
+    assert {row["label"] for row in result["control" if mode == "control" else "strided"]} == {
+        "other"
+    }
+
+
+def test_a_lone_model_gets_its_control(train, result_of, capsys):
+    result = result_of(train("run", steps=1), "--stride", 4)
+    assert [(row["control"], row["stride"], row["near"]) for row in result["control"]] == [
+        (control, 8, 8) for control in ("intact", "shuffle", "replace")
+    ]
+    assert "nothing is scored" not in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -43,8 +43,13 @@ def made_up_losses(scoring: Scoring, n_tokens: int, shift: float) -> np.ndarray:
     return np.where(scored, losses, np.nan).astype(np.float32)
 
 
-def evaluate(corpus, tmp_path_factory, plan: Plan, seeds: int, shift: float = 0.0):
-    """What tabulate makes of two models, of which `shift` worsens the second."""
+def evaluate(
+    corpus, tmp_path_factory, plan: Plan, seeds: int, shift: float = 0.0, masked: tuple = ()
+):
+    """What tabulate makes of two models, of which `shift` worsens the second.
+
+    Those named in `masked` were trained with documents masked.
+    """
     stream = TokenStream(corpus, "val")
     scored = []
     for label, context_length in CONTEXTS.items():
@@ -53,7 +58,7 @@ def evaluate(corpus, tmp_path_factory, plan: Plan, seeds: int, shift: float = 0.
                 folder=tmp_path_factory.mktemp(label),
                 config=TrainConfig(
                     model=ModelConfig(context_length=context_length, n_layer=1, n_head=1, n_embd=8),
-                    data=DataConfig(path=str(corpus)),
+                    data=DataConfig(path=str(corpus), document_mask=label in masked),
                     optim=OptimConfig(max_steps=1, batch_tokens=64, micro_batch_size=1),
                     run=RunConfig(out_dir="", seed=seed),
                 ),
@@ -67,7 +72,7 @@ def evaluate(corpus, tmp_path_factory, plan: Plan, seeds: int, shift: float = 0.
             off = 0.001 * seed + (shift if label == LONG else 0.0)
             losses = {
                 scoring: made_up_losses(scoring, len(stream), off)
-                for scoring in plan.scorings(context_length, list(CONTEXTS.values()))
+                for scoring in plan.scorings_of(run.config, list(CONTEXTS.values()))
             }
             scored.append(Scored(label=label, run=run, losses=losses))
     return tabulate(scored, stream)
@@ -151,8 +156,8 @@ def test_what_was_scored_and_trained(result):
 
 def test_the_first_lines_say_what_the_rows_say(result):
     (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
-    packed = [row for row in result["strided"] if row["stride"] == 4 and not row["document_mask"]]
-    whole, short = find(packed, LONG, 64), find(packed, SHORT, 16)
+    short, whole = result["as_trained"]
+    assert (whole["stride"], whole["document_mask"]) == (4, False)
     low, high = (-end for end in reversed(whole["difference"]["interval"]))
     assert line == (
         f"- **long against short**, each with its full context, on {whole['tokens']:,} identical "
@@ -208,9 +213,47 @@ def test_without_sliding_windows_the_paper_s_are_compared(corpus, tmp_path_facto
         "- **long against short**, as the paper evaluates, which flatters the longer context, on"
     )
     assert f"{start} {tokens:,} identical tokens: 0." in text
-    assert "when long may see" not in text
-    result["chunk"] = []
+    assert "when long may see" not in text and "documents masked" not in text
+    result["as_trained_chunk"] = []
     assert "- **long against short**: not scored in the same way." in markdown(result)
+
+
+@pytest.mark.parametrize("documents", [None, (False, True), (True,)], ids=str)
+@pytest.mark.parametrize(
+    ("masked", "modes"), [((LONG,), None), ((SHORT,), ("chunk",)), ((SHORT, LONG), None)], ids=str
+)
+def test_the_first_lines_take_documents_as_in_training(
+    corpus, tmp_path_factory, documents, masked, modes
+):
+    plan = Plan(strides=(8,), modes=modes, document_masks=documents)
+    result = evaluate(corpus, tmp_path_factory, plan, seeds=2, shift=-0.1, masked=masked)
+    for name in ("strided", "chunk"):  # as if masks helped: these rows alone would tell of it
+        for row in result[name]:
+            if row["document_mask"] and row["difference"]:
+                row["difference"]["nats"] -= 7
+    (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
+    ways = ["masked" if label in masked else "packed" for label in (LONG, SHORT)]
+    if documents == (True,):
+        ways = ["masked"] * 2
+    same = ways[0] == ways[1]
+    told = ways[0] if same else f"{ways[0]} against {ways[1]}"
+    how = "as the paper evaluates, which flatters the longer context" if modes else (
+        "each with its full context"
+    )  # fmt: skip
+    table = result["as_trained_chunk" if modes else "as_trained"]
+    assert [row["document_mask"] for row in table] == [way == "masked" for way in reversed(ways)]
+    nats = -table[1]["difference"]["nats"]
+    start = f"- **long against short**, {how}, documents {told}, on "
+    assert line.startswith(start) and f" tokens: {nats:.4f} nats lower (" in line
+    assert ("when long may see only 16 tokens, 7.1000 nats lower" in line) == (same and not modes)
+    assert ("when long may see" in line) == (same and not modes)
+
+
+def test_the_first_lines_fall_back_where_nothing_slides_for_a_model(result):
+    short, long = result["as_trained"]
+    for kept in ([short], [long]):
+        result["as_trained"] = kept
+        assert "- **long against short**, as the paper evaluates, wh" in markdown(result)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +274,7 @@ def test_words_follow_the_interval(nats, interval, words):
 
 
 def test_words_of_a_report_follow_the_interval(result):
-    row = find(result["strided"], LONG, 64, stride=4, document_mask=False)
+    (row,) = (row for row in result["as_trained"] if row["label"] == LONG)
     row["difference"] |= {"nats": -0.3, "interval": [-0.7, 0.1]}
     rest = find(result["strided"], LONG, 16, stride=4, document_mask=False)
     rest["difference"] |= {"nats": -0.2, "interval": [-0.3, -0.1]}

@@ -330,6 +330,39 @@ def test_rows_take_each_model_as_it_was_trained():
     assert (row["gpu_hours"], row["paper_perplexity"], row["perplexity"]) == (2, 2.0, 1.9)
 
 
+def row_of(label, seeds=1, paper_difference=None, difference=None):
+    return {
+        "label": label, "seeds": seeds, "tokens": 10, "gpu_hours": 2.0, "tokens_per_s": 2.0,
+        "paper_perplexity": 2.0, "paper_difference": paper_difference,
+        "perplexity": 1.9, "difference": difference,
+    }  # fmt: skip
+
+
+def markdown_of(*table):
+    return markdown({"budget": "smoke", "paper": [], "rows": {"shards": list(table)}})
+
+
+@pytest.mark.parametrize(
+    ("seeds", "half_widths", "words"),
+    [
+        ((3, 2, 2), (0.01, 0.0), "documents and seeds."),
+        ((3, 1, 2), (None, 0.02), "documents and seeds, but over documents alone for what has one "
+         "seed: b."),
+        ((3, 1, 1), (None, None), "documents alone, not over seeds; of one seed: b, c."),
+        ((1, 3, 3), (None, None), "documents alone, not over seeds; of one seed: a."),
+    ],
+)  # fmt: skip
+def test_what_intervals_count(seeds, half_widths, words):
+    gaps = [
+        {"nats": 0.1, "interval": [0.0, 0.2], "half_width_of_seeds": half} for half in half_widths
+    ]
+    table = [
+        row_of(label, n, gap, gap)
+        for label, n, gap in zip("abc", seeds, (None, *gaps), strict=True)
+    ]
+    assert f"nats a token, with 95% intervals over {words}\n" in markdown_of(*table)
+
+
 @pytest.mark.parametrize(
     ("difference", "cell"),
     [
@@ -340,11 +373,8 @@ def test_rows_take_each_model_as_it_was_trained():
     ],
 )
 def test_differences_with_and_without_an_interval(difference, cell):
-    row = {
-        "label": "a", "seeds": 1, "tokens": 10, "gpu_hours": 2.0, "tokens_per_s": 2.0,
-        "paper_perplexity": 2.0, "paper_difference": difference,
-        "perplexity": 1.9, "difference": None,
-    }  # fmt: skip
-    text = markdown({"budget": "smoke", "paper": [], "rows": {"shards": [row]}})
+    if difference is not None:
+        difference = {**difference, "half_width_of_seeds": None}
+    text = markdown_of(row_of("a", paper_difference=difference))
     (line,) = [x for x in text.splitlines() if x.startswith("| a |")]
     assert [some.strip() for some in line.split("|")][8:11] == [cell, "1.90", ""]
