@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from configs import TrainConfig, load_config, to_yaml
+from configs import RUN_CONFIG, TrainConfig, load_config, to_yaml
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.sampler import first_sample
@@ -45,8 +45,6 @@ from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 from training.precision import autocast
 from training.stopwatch import Stopwatch
-
-CONFIG = "config.yaml"
 
 
 def main(argv: Sequence[str]) -> Evaluation:
@@ -113,7 +111,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         origin = load_first_weights(Path(config.run.init_from), model, stream, processes)
     if processes.is_main:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_dir / CONFIG, to_yaml(config).encode())
+        write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
 
@@ -271,7 +269,7 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
             "checkpoints/, or leave it out to start with random weights"
         )
-    differing = differences(load_config([str(folder / CONFIG)]).model, model.config)
+    differing = differences(load_config([str(folder / RUN_CONFIG)]).model, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:
         differing.append(f"the tokenizer has sha256 {there} there and {here} here")

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from configs import TrainConfig, load_config
+from configs import RUN_CONFIG, TrainConfig, load_config
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from scripts.results import write_result
@@ -58,7 +58,7 @@ def train_all(
 
 def check_same_settings(run: Path, config: TrainConfig) -> None:
     """Refuse to take a run for one of `config` that was begun with other settings."""
-    begun = run / "config.yaml"
+    begun = run / RUN_CONFIG
     if begun.exists():
         settings = load_config([str(begun)])
         # a folder may have been moved

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from configs import TrainConfig, load_config
+from configs import RUN_CONFIG, TrainConfig, load_config
 from data.shards import TOKENIZER
 from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
-
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ def open_run(folder: Path) -> Run:
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
-    config = load_config([str(folder / CONFIG)])
+    config = load_config([str(folder / RUN_CONFIG)])
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
     progress, _ = read_progress(checkpoint)
     return Run(
