@@ -246,14 +246,20 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
-    """Refuse data made with another tokenizer than the model is for."""
+    """Refuse data made with another tokenizer than the model is for.
+
+    The model of another run may know more ids than its tokenizer: `load_first_weights` compares
+    the tokenizers themselves.
+    """
     tokenizer = stream.manifest.tokenizer
-    if tokenizer.vocab_size != config.model.vocab_size:
+    known = config.model.vocab_size
+    fresh = config.run.init_from is None
+    if tokenizer.vocab_size > known or (fresh and tokenizer.vocab_size != known):
         raise ValueError(
             f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
-            f"{tokenizer.vocab_size} entries, and model.vocab_size={config.model.vocab_size}: "
+            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: "
             f"prepare the data with the model's tokenizer, or set model.vocab_size="
-            f"{tokenizer.vocab_size}"
+            f"{tokenizer.vocab_size}; only run.init_from may bring a model of more ids"
         )
 
 
