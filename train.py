@@ -29,7 +29,7 @@ from data.shards import TOKENIZER, TokenStream
 from data.text import Batch, TrainBatches, ValidationBatches
 from data.tokenizer import load_tokenizer
 from model import GPT
-from model.extend import differences, with_context_length
+from model.extend import differences, rotary_changes, with_context_length
 from model.flops import mfu
 from training.checkpoint import (
     Progress,
@@ -97,7 +97,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
 
     # resume, or start with the weights of another run
     progress = Progress()
-    origin: Path | None = None
+    origin: str | None = None
     must_match = what_must_match(config, stream)
     checkpoint = processes.agree(latest_checkpoint(run_dir))
     if checkpoint is not None:
@@ -263,8 +263,11 @@ def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
         )
 
 
-def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> Path:
-    """Give `model` the weights of the newest checkpoint of another run; returns the checkpoint.
+def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:
+    """Give `model` the weights of the newest checkpoint of another run.
+
+    Returns:
+        The checkpoint, and how rotary positions are turned otherwise there.
 
     Raises:
         ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
@@ -275,7 +278,8 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
             "checkpoints/, or leave it out to start with random weights"
         )
-    differing = differences(load_config([str(folder / RUN_CONFIG)]).model, model.config)
+    config = load_config([str(folder / RUN_CONFIG)]).model
+    differing = differences(config, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:
         differing.append(f"the tokenizer has sha256 {there} there and {here} here")
@@ -286,7 +290,7 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
         )
     weights = read_weights(checkpoint)
     model.load_state_dict(with_context_length(weights, model.config.context_length))
-    return checkpoint
+    return "; ".join([str(checkpoint), *rotary_changes(config, model.config)])
 
 
 def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
