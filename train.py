@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from configs import TrainConfig, load_config, to_yaml
+from configs import RUN_CONFIG, TrainConfig, load_config, to_yaml
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.sampler import first_sample
@@ -29,7 +29,7 @@ from data.shards import TOKENIZER, TokenStream
 from data.text import Batch, TrainBatches, ValidationBatches
 from data.tokenizer import load_tokenizer
 from model import GPT
-from model.extend import differences, with_context_length
+from model.extend import differences, rotary_changes, with_context_length
 from model.flops import mfu
 from training.checkpoint import (
     Progress,
@@ -45,8 +45,6 @@ from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 from training.precision import autocast
 from training.stopwatch import Stopwatch
-
-CONFIG = "config.yaml"
 
 
 def main(argv: Sequence[str]) -> Evaluation:
@@ -99,7 +97,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
 
     # resume, or start with the weights of another run
     progress = Progress()
-    origin: Path | None = None
+    origin: str | None = None
     must_match = what_must_match(config, stream)
     checkpoint = processes.agree(latest_checkpoint(run_dir))
     if checkpoint is not None:
@@ -113,7 +111,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         origin = load_first_weights(Path(config.run.init_from), model, stream, processes)
     if processes.is_main:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_dir / CONFIG, to_yaml(config).encode())
+        write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
 
@@ -248,19 +246,28 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
-    """Refuse data made with another tokenizer than the model is for."""
+    """Refuse data made with another tokenizer than the model is for.
+
+    The model of another run may know more ids than its tokenizer: `load_first_weights` compares
+    the tokenizers themselves.
+    """
     tokenizer = stream.manifest.tokenizer
-    if tokenizer.vocab_size != config.model.vocab_size:
+    known = config.model.vocab_size
+    fresh = config.run.init_from is None
+    if tokenizer.vocab_size > known or (fresh and tokenizer.vocab_size != known):
         raise ValueError(
             f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
-            f"{tokenizer.vocab_size} entries, and model.vocab_size={config.model.vocab_size}: "
+            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: "
             f"prepare the data with the model's tokenizer, or set model.vocab_size="
-            f"{tokenizer.vocab_size}"
+            f"{tokenizer.vocab_size}; only run.init_from may bring a model of more ids"
         )
 
 
-def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> Path:
-    """Give `model` the weights of the newest checkpoint of another run; returns the checkpoint.
+def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:
+    """Give `model` the weights of the newest checkpoint of another run.
+
+    Returns:
+        The checkpoint, and how rotary positions are turned otherwise there.
 
     Raises:
         ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
@@ -271,7 +278,8 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
             "checkpoints/, or leave it out to start with random weights"
         )
-    differing = differences(load_config([str(folder / CONFIG)]).model, model.config)
+    config = load_config([str(folder / RUN_CONFIG)]).model
+    differing = differences(config, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:
         differing.append(f"the tokenizer has sha256 {there} there and {here} here")
@@ -282,7 +290,7 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
         )
     weights = read_weights(checkpoint)
     model.load_state_dict(with_context_length(weights, model.config.context_length))
-    return checkpoint
+    return "; ".join([str(checkpoint), *rotary_changes(config, model.config)])
 
 
 def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from training.metrics import WandbMode
 from training.optim import OptimConfig
 from training.precision import Dtype
 
+RUN_CONFIG = "config.yaml"
+"""File in the folder of a run that holds its configuration."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

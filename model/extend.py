@@ -9,6 +9,8 @@ model.rope_base moves the slow frequencies alone.
 Shapes: T0 tokens of context there, T1 here, C n_embd.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,14 +27,29 @@ MUST_AGREE = (
     "positions",
     "scale_attn_by_inverse_layer_idx",
 )
+# How rotary positions are turned. Each run says it anew: another context may need other values.
+ROTARY = ("rope_base", "rope_scaling")
 _POSITIONS = "pos_emb.weight"
 
 
 def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
     """Why weights of a model `there` are none for one `here`, each a field with both values."""
+    differing = _differing(MUST_AGREE, there, here)
+    if there.context_length == here.context_length:
+        # over the same context, positions turned otherwise are an oversight
+        differing += _differing(ROTARY, there, here)
+    return differing
+
+
+def rotary_changes(there: ModelConfig, here: ModelConfig) -> list[str]:
+    """How positions are turned otherwise `here` than `there`, each a field with both values."""
+    return _differing(ROTARY, there, here)
+
+
+def _differing(names: Sequence[str], there: ModelConfig, here: ModelConfig) -> list[str]:
     return [
         f"model.{name} is {getattr(there, name)!r} there and {getattr(here, name)!r} here"
-        for name in MUST_AGREE
+        for name in names
         if getattr(there, name) != getattr(here, name)
     ]
 

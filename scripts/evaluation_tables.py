@@ -45,7 +45,7 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ScoredModel:
     """One model, scored in one way, over its seeds."""
 
     label: str
@@ -103,25 +103,25 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
     }
 
 
-def _rows(scored: Iterable[Scored]) -> list[Row]:
+def _rows(scored: Iterable[Scored]) -> list[ScoredModel]:
     """One row a model and scoring, in the order of the command line."""
     seeds: dict[tuple[str, Scoring], list[np.ndarray]] = {}
     for s in scored:
         for scoring, losses in s.losses.items():
             seeds.setdefault((s.label, scoring), []).append(losses)
     return [
-        Row(label=label, scoring=scoring, seeds=losses)
+        ScoredModel(label=label, scoring=scoring, seeds=losses)
         for (label, scoring), losses in seeds.items()
     ]
 
 
-def _common(rows: list[Row]) -> list[Row]:
+def _common(rows: list[ScoredModel]) -> list[ScoredModel]:
     """The rows with only those tokens that all of them scored."""
     if not rows:
         return []
     missing = np.any([np.isnan(r.seeds[0]) for r in rows], axis=0)
     return [
-        Row(
+        ScoredModel(
             label=r.label,
             scoring=r.scoring,
             seeds=[np.where(missing, np.nan, losses) for losses in r.seeds],
@@ -130,14 +130,14 @@ def _common(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _as_trained(rows: list[Row], scored: Sequence[Scored]) -> list[Row]:
+def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[ScoredModel]:
     """For each model the row with the longest history, at the smallest stride.
 
     Where a model was scored both ways, documents are masked if they were in training.
     """
     masked = {s.label: s.run.config.data.document_mask for s in scored}
 
-    def fitness(row: Row) -> tuple[bool, int, int]:
+    def fitness(row: ScoredModel) -> tuple[bool, int, int]:
         scoring = row.scoring
         same = scoring.document_mask == masked[row.label]
         return same, scoring.history, -scoring.stride
@@ -146,11 +146,11 @@ def _as_trained(rows: list[Row], scored: Sequence[Scored]) -> list[Row]:
     return [max((r for r in rows if r.label == label), key=fitness) for label in labels]
 
 
-def _first(rows: list[Row], row: Row) -> Row | None:
+def _first(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
     return None if _is(rows[0], row) else rows[0]
 
 
-def _same_way(rows: list[Row], row: Row) -> Row | None:
+def _same_way(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
     """What `row` is compared with: the first model, scored in the same way at its longest."""
     same = [
         r
@@ -163,7 +163,7 @@ def _same_way(rows: list[Row], row: Row) -> Row | None:
     return None if best is None or _is(best, row) else best
 
 
-def _undisturbed(rows: list[Row], row: Row) -> Row | None:
+def _undisturbed(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
     """What a control is compared with: the same model and windows, their distant part intact."""
     if row.scoring.control == "intact":
         return None
@@ -171,11 +171,11 @@ def _undisturbed(rows: list[Row], row: Row) -> Row | None:
     return next((r for r in rows if (r.label, r.scoring) == (row.label, intact)), None)
 
 
-def _is(a: Row, b: Row) -> bool:
+def _is(a: ScoredModel, b: ScoredModel) -> bool:
     return (a.label, a.scoring) == (b.label, b.scoring)
 
 
-def _tabulate(row: Row, versus: Row | None, corpus: Corpus) -> dict[str, Any]:
+def _tabulate(row: ScoredModel, versus: ScoredModel | None, corpus: Corpus) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of a row, and its difference to another."""
     losses = row.mean
     counted = ~np.isnan(losses)
@@ -196,7 +196,7 @@ def _tabulate(row: Row, versus: Row | None, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _difference(row: Row, versus: Row, corpus: Corpus) -> dict[str, Any]:
+def _difference(row: ScoredModel, versus: ScoredModel, corpus: Corpus) -> dict[str, Any]:
     """row - versus, nats, over the tokens that both scored."""
     per_token = row.mean - versus.mean
     (documents,) = estimate(per_token, corpus)
@@ -221,13 +221,13 @@ def _interval(of: Estimate) -> list[float | None]:
     return [None if math.isnan(end) else end for end in (of.low, of.high)]
 
 
-def _window_position(row: Row) -> np.ndarray:
+def _window_position(row: ScoredModel) -> np.ndarray:
     """Where in its chunk the token stands, from 0, of which each target is the next."""
     positions = np.arange(len(row.seeds[0]))
     return (positions - 1) % row.scoring.history
 
 
-def _binned(rows: list[Row], corpus: Corpus, lengths: Any) -> Table:
+def _binned(rows: list[ScoredModel], corpus: Corpus, lengths: Any) -> Table:
     """Mean loss of each model by bins of `lengths(row)`, and what separates it from the first."""
     if not rows:
         return []

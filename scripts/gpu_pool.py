@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -27,6 +27,19 @@ class Task:
     """From the number of GPUs to the command lines; called when the task starts."""
     log: Path
     """Gets all that they print."""
+
+
+@dataclass(kw_only=True)
+class _Children:
+    """The processes that run for us.
+
+    A plain bool and a plain set, and no lock: the handler of a signal would wait forever for a lock
+    that the code which it interrupts holds. Whoever starts a child adds it and then looks at
+    `stopping`; the handler sets `stopping` and then looks for children. So one of them stops it.
+    """
+
+    running: set[subprocess.Popen] = field(default_factory=set)
+    stopping: bool = False
 
 
 def groups_of_gpus(per_group: int) -> list[list[str]]:
@@ -61,7 +74,7 @@ def run_tasks(
     running: dict[Future[str | None], tuple[Task, list[str]]] = {}
     done: set[str] = set()
     failed: set[str] = set()
-    children: set[subprocess.Popen] = set()
+    children = _Children()
     with _terminated_with_us(children), ThreadPoolExecutor(len(groups)) as threads:
         while waiting or running:
             for task in [t for t in waiting if t.needs & failed]:
@@ -94,22 +107,30 @@ def python_command(n_gpu: int, *arguments: str) -> list[str]:
     return [*torchrun, f"--nproc_per_node={n_gpu}", *arguments]
 
 
-def _run(task: Task, gpus: list[str], children: set[subprocess.Popen]) -> str | None:
+def _run(task: Task, gpus: list[str], children: _Children) -> str | None:
     """Run the commands of a task; returns what went wrong."""
+    try:
+        return _run_commands(task, gpus, children)
+    except (ValueError, OSError) as error:
+        return str(error)
+
+
+def _run_commands(task: Task, gpus: list[str], children: _Children) -> str | None:
     environment = dict(os.environ)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        commands = task.commands(len(gpus))
-    except (ValueError, OSError) as error:
-        return str(error)
+    commands = task.commands(len(gpus))
     with task.log.open("a", encoding="utf-8") as log:
         for command in commands:
+            if children.stopping:
+                return "stopped, because we were asked to stop"
             process = _start(command, log, environment)
-            children.add(process)
+            children.running.add(process)
+            if children.stopping:  # maybe too late for the handler to see the child
+                process.terminate()
             code = process.wait()
-            children.discard(process)
+            children.running.discard(process)
             if code != 0:
                 return f"exit code {code}, see {task.log}"
     return None
@@ -124,11 +145,12 @@ def _name(gpus: list[str]) -> str:
 
 
 @contextmanager
-def _terminated_with_us(children: set[subprocess.Popen]) -> Iterator[None]:
+def _terminated_with_us(children: _Children) -> Iterator[None]:
     """Stop the children when this process is asked to stop; nothing must go on unseen."""
 
     def stop(number: int, _: FrameType | None) -> None:
-        for child in list(children):
+        children.stopping = True
+        for child in list(children.running):
             child.terminate()
         raise SystemExit(128 + number)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from configs import RunConfig, TrainConfig, to_yaml
+from configs import RUN_CONFIG, RunConfig, TrainConfig, to_yaml
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.shards import TOKENIZER
@@ -20,7 +20,6 @@ from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT, ModelConfig
 from model.hf import config_from_hf, state_from_hf
 from scripts.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
-from scripts.runs import CONFIG
 from training.checkpoint import latest_checkpoint, save_model
 from training.optim import OptimConfig
 
@@ -53,7 +52,7 @@ def import_gpt2(name: str, out: Path, *, data: str = DATA, tokenizer: str | None
     model.load_state_dict(state_from_hf(read_tensors(folder), config.model), assign=True)
 
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / CONFIG, to_yaml(config).encode())
+    write_atomically(out / RUN_CONFIG, to_yaml(config).encode())
     write_atomically(out / TOKENIZER, text_tokenizer.to_json().encode())
     save_model(out, model, config=asdict(config))  # last: without it there is no run to open
     return (

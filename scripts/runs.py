@@ -5,13 +5,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from configs import TrainConfig, load_config
+from configs import RUN_CONFIG, TrainConfig, load_config
 from data.shards import TOKENIZER
 from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
-
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ def open_run(folder: Path) -> Run:
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
-    config = load_config([str(folder / CONFIG)])
+    config = load_config([str(folder / RUN_CONFIG)])
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
     progress, _ = read_progress(checkpoint)
     return Run(
@@ -72,7 +70,7 @@ def check_same_settings(
     Raises:
         ValueError: names the settings with both values.
     """
-    begun = folder / CONFIG
+    begun = folder / RUN_CONFIG
     if not begun.exists():
         return
     there, here = (asdict(c) for c in (load_config([str(begun)]), config))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs import TrainConfig, load_config
+from configs import RUN_CONFIG, TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
-from scripts.runs import CONFIG, check_same_settings
+from scripts.runs import check_same_settings
 from training.checkpoint import latest_checkpoint, read_progress
 from training.metrics import read_metrics
 
@@ -162,7 +162,7 @@ def first_part(folder: Path, name: str) -> Path | None:
 
 def _last_step(folder: Path) -> int | None:
     """Where a run's last evaluation was made; None if it was not yet."""
-    begun = folder / CONFIG
+    begun = folder / RUN_CONFIG
     if not begun.exists():
         return None
     last = load_config([str(begun)]).optim.max_steps
@@ -233,7 +233,7 @@ def final_arguments(job: Job) -> tuple[str, ...]:
     model = MODELS[job.name]
     if model.same_time_as is None:
         return *job.recipe, *job.overrides
-    begun = job.folder / CONFIG
+    begun = job.folder / RUN_CONFIG
     if begun.exists():
         steps = load_config([str(begun)]).optim.max_steps
     else:

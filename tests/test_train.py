@@ -234,7 +234,7 @@ def test_learned_positions_reach_over_a_longer_context(run, source):
     torch.testing.assert_close(new[1:-1:2], (old[:-1] + old[1:]) / 2)
 
 
-def test_rotary_positions_reach_over_a_longer_context(run, tmp_path):
+def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
     source = tmp_path / "source"
     init = f"run.init_from={source}"
     there = run("model.positions=rotary", "optim.max_steps=30", f"run.out_dir={source}")
@@ -243,11 +243,17 @@ def test_rotary_positions_reach_over_a_longer_context(run, tmp_path):
         result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
         assert result.tokens == there.tokens
         assert result.loss < math.log(300) - 1
+    scaled, base = re.findall("starting with the weights of .*", capsys.readouterr().out)
+    assert scaled.endswith("; model.rope_scaling is 1.0 there and 2.0 here")
+    assert base.endswith("; model.rope_base is 10000.0 there and 40000.0 here")
     # the other context alone: no position is turned otherwise than it was
     result = run(init, *longer)
     assert result.loss == pytest.approx(there.loss, abs=0.3)
     with pytest.raises(ValueError, match="model.positions is 'rotary' there and 'learned' here"):
         run(init, f"run.out_dir={tmp_path / 'learned'}")
+    # from the scaled run over the same context, whose scaling is easily forgotten
+    with pytest.raises(ValueError, match=r"model.rope_scaling is 2.0 there and 1.0 here"):
+        run(f"run.init_from={tmp_path / 'scaled'}", *longer, f"run.out_dir={tmp_path / 'on'}")
 
 
 def test_a_shorter_context_starts_with_the_positions_it_has(run, source):
@@ -326,6 +332,11 @@ def test_first_weights_from_a_folder_that_has_none(run, tmp_path):
             ["model.vocab_size=500"],
             ValueError,
             "entries, and model.vocab_size=500: prepare the data with the model's tokenizer",
+        ),
+        (
+            ["model.vocab_size=257", "run.init_from=nowhere"],
+            ValueError,
+            r"of \d+ entries, and model.vocab_size=257",
         ),
         (["run.device=cuda"], ValueError, "run.device=cuda, but PyTorch sees no GPU"),
         (

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from model.config import ModelConfig
-from model.extend import MUST_AGREE, differences, extend_positions, with_context_length
+from model.extend import (
+    MUST_AGREE,
+    ROTARY,
+    differences,
+    extend_positions,
+    rotary_changes,
+    with_context_length,
+)
 from model.gpt import GPT
 
 SMALL = ModelConfig(vocab_size=50, context_length=8, n_layer=2, n_head=2, n_embd=8)
@@ -43,10 +50,18 @@ def test_rotary_positions_may_reach_further():
     there = dataclasses.replace(SMALL, positions="rotary")
     here = dataclasses.replace(there, context_length=32, rope_base=5e5, rope_scaling=4.0)
     assert differences(there, here) == []
+    changes = [
+        "model.rope_base is 10000.0 there and 500000.0 here",
+        "model.rope_scaling is 1.0 there and 4.0 here",
+    ]
+    assert rotary_changes(there, here) == changes
+    # nothing reaches further over the context that the weights were trained for
+    assert differences(there, dataclasses.replace(here, context_length=8)) == changes
+    assert rotary_changes(there, dataclasses.replace(there, context_length=32)) == []
 
 
 def test_only_fields_of_the_model_must_agree():
-    assert set(MUST_AGREE) <= {field.name for field in dataclasses.fields(ModelConfig)}
+    assert {*MUST_AGREE, *ROTARY} <= {field.name for field in dataclasses.fields(ModelConfig)}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tasks side by side: order, failures, what each may see, and no child that outlives us."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,3 +107,65 @@ run_tasks([Task(name="x", needs=frozenset(), commands=lambda n: [command],
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+# A signal before the pool knows of a child that it starts, and one after the last it waited for
+BETWEEN = """
+def start(*arguments):
+    child = real(*arguments)
+    stop_us()
+    return child
+"""
+AFTER = """
+def start(*arguments):
+    child = real(*arguments)
+    wait = child.wait
+    child.wait = lambda: (wait(), stop_us())[0]
+    return child
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "first"), [(BETWEEN, "time.sleep(60)"), (AFTER, "")], ids=["between", "after"]
+)
+def test_no_child_starts_unseen_while_we_are_stopped(tmp_path, start, first):
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+from scripts import gpu_pool
+real = gpu_pool._start
+def stop_us():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)  # while the main thread handles it
+{start}
+def counted(*arguments):
+    print("started", flush=True)
+    return start(*arguments)
+gpu_pool._start = counted
+codes = [{first!r}, "time.sleep(60)"]
+commands = [[sys.executable, "-c", "import time; " + code] for code in codes]
+gpu_pool.run_tasks([gpu_pool.Task(name="x", needs=frozenset(), commands=lambda n: commands,
+                    log=Path({str(tmp_path / "x.log")!r}))], [[]], lambda _: None)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=gpu_pool.__file__[: -len("scripts/gpu_pool.py")],
+        stdout=subprocess.PIPE,
+        timeout=30,  # of the 60 s that a child left alone would take
+        text=True,
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stdout.count("started") == 1
+
+
+def test_command_that_cannot_start_fails_its_task_alone(task, tmp_path):
+    absent = Task(
+        name="absent",
+        needs=frozenset(),
+        commands=lambda _: [[str(tmp_path / "none")]],
+        log=tmp_path / "absent.log",
+    )
+    said = []
+    assert run_tasks([absent, task("other", "print('fine')")], [[]], said.append) == ["absent"]
+    assert (tmp_path / "other.log").read_text() == "fine\n"
+    assert any(re.fullmatch("absent: FAILED: .*No such file.*none'", line) for line in said), said

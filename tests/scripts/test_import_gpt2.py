@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import train
+from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
 from data.tokenizer import load_tokenizer, train_tokenizer
 from scripts import import_gpt2, sample
@@ -50,6 +51,19 @@ def test_training_on_in_the_same_folder_is_refused_in_a_sentence(gpt2_folder, co
         with errors_as_sentences():
             train.main(arguments)
     assert (out / "config.yaml").read_bytes() == before
+
+
+def test_training_on_with_more_ids_than_the_tokenizer_has(make_gpt2, corpus, folder, out, tmp_path):
+    make_gpt2(vocab_size=307).save_pretrained(folder)
+    import_to(out, folder, "--data", str(corpus))
+    arguments = [
+        str(out / RUN_CONFIG), "run.device=cpu", "run.compile=false", "optim.max_steps=1",
+        "optim.warmup_steps=0", f"run.out_dir={tmp_path / 'on'}",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"entries, and model.vocab_size=307: .*run.init_from"):
+        train.main(arguments)
+    train.main([*arguments, f"run.init_from={out}"])
+    assert open_run(tmp_path / "on").config.model.vocab_size == 307
 
 
 def shard(folder, gpt2):
