@@ -387,6 +387,12 @@ def is_scored(folder: Path, plan: Plan, contexts: Sequence[int], corpora: Sequen
     )
 
 
+def default_stride(folders: Sequence[Path]) -> int:
+    """Half of the shortest context of these runs, at most STRIDE."""
+    contexts = [open_run(folder).config.model.context_length for folder in folders]
+    return max(1, min(STRIDE, min(contexts) // 2))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
@@ -404,7 +410,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--modes", nargs="+", choices=MODES,
         help="all of these must give something to score (default: whichever do)",
     )  # fmt: skip
-    parser.add_argument("--stride", nargs="+", type=int, default=[STRIDE], dest="strides")
+    parser.add_argument(
+        "--stride", nargs="+", type=int, dest="strides",
+        help=f"(default: half of the shortest context, at most {STRIDE})",
+    )  # fmt: skip
     parser.add_argument("--histories", nargs="+", type=int, default=[], help="for cross")
     parser.add_argument(
         "--near",
@@ -429,7 +438,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
         modes=None if args.modes is None else tuple(args.modes),
-        strides=tuple(args.strides),
+        strides=tuple(args.strides or (default_stride(args.runs),)),
         histories=tuple(args.histories),
         near=args.near,
         first=args.first,

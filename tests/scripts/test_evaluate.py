@@ -308,6 +308,13 @@ def test_a_run_is_scored_once_nothing_is_left(train, result_of, corpus, other_co
     assert not is_scored(folder, plan, contexts, [corpus])
 
 
+def test_stride_is_half_of_the_shortest_context_by_default(train, result_of):
+    short, long = train("short", steps=1), train("long", "model.context_length=64", steps=1)
+    result = result_of(short, long, "--modes", "strided")
+    assert {row["stride"] for row in result["strided"]} == {16}
+    assert {row["stride"] for row in result_of(long, "--modes", "strided")["strided"]} == {32}
+
+
 def test_compiled_once_for_every_shape(train, result_of, monkeypatch, corpus, other_corpus):
     folder = train("run", *BUTTERFLY, steps=1)
     command = (folder, "--stride", 8, "--histories", 48, "--near", 20)
