@@ -23,164 +23,25 @@ of the run and not scored again.
 """
 
 import argparse
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from configs import TrainConfig
 from configs.command_line import errors_as_sentences
 from data.shards import TokenStream
 from data.windows import Scoring, ScoringWindows
 from scripts.evaluation_cache import read_losses, write_losses
+from scripts.evaluation_plan import MODES, STRIDE, Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import Scored, tabulate
-from scripts.runs import Run, open_run
+from scripts.runs import Run, labels, open_run
 from training.distributed import Processes, start_processes
 from training.precision import autocast
 from training.token_losses import token_losses
-
-MODES = ("chunk", "strided", "cross", "control")
-STRIDE = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Which scorings are wanted."""
-
-    modes: tuple[str, ...] | None = None
-    """None means all that there is something to score by."""
-    strides: tuple[int, ...] = (STRIDE,)
-    histories: tuple[int, ...] = ()
-    """For cross; none means the contexts of all runs."""
-    near: int | None = None
-    """For control: tokens before the scored ones that stay as they are; None means the shortest
-    context of all runs, or a quarter of it if they have no other."""
-    first: int | None = None
-    """Positions up to this one are scored in chunks only; None means the longest context."""
-    document_masks: tuple[bool, ...] | None = None
-    """Whether a token sees what stands before its document; None means as in training."""
-
-    def scorings(
-        self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
-    ) -> list[Scoring]:
-        """What a model is scored by.
-
-        Args:
-            context_length: the model's.
-            contexts: of all models, this one among them.
-            document_mask: whether it was trained with documents masked.
-
-        Raises:
-            ValueError: strided is wanted, and no stride fits into the context.
-        """
-        first = max(contexts) if self.first is None else self.first
-        modes = MODES if self.modes is None else self.modes
-        if "strided" in modes and min(self.strides) > context_length:
-            raise ValueError(
-                f"--stride={min(self.strides)} is longer than a context of {context_length} tokens "
-                "that is to be scored: take a shorter one, or --modes without strided"
-            )
-        wanted = []
-        masks = (document_mask,) if self.document_masks is None else self.document_masks
-        for masked in masks:
-            if "chunk" in modes:
-                wanted.append(
-                    Scoring(history=context_length, stride=context_length, document_mask=masked)
-                )
-            histories = {context_length} if "strided" in modes else set()
-            if "cross" in modes:
-                histories |= {h for h in self.histories or contexts if h <= context_length}
-            for history in sorted(histories):
-                for stride in self.strides:
-                    if stride <= history:
-                        wanted.append(
-                            Scoring(
-                                history=history,
-                                stride=stride,
-                                first=first,
-                                document_mask=masked,
-                            )
-                        )
-        if "control" in modes and not document_mask:
-            near, stride = self._near(contexts), self._control_stride(context_length)
-            if near < context_length - stride:
-                wanted += [
-                    Scoring(
-                        history=context_length,
-                        stride=stride,
-                        first=first,
-                        control=control,
-                        near=near,
-                    )
-                    for control in ("intact", "shuffle", "replace")
-                ]
-        return list(dict.fromkeys(wanted))
-
-    def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
-        """The same for the model of a run."""
-        return self.scorings(
-            config.model.context_length, contexts, document_mask=config.data.document_mask
-        )
-
-    def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
-        """The modes by which none of these runs is scored: why, and what to change.
-
-        Raises:
-            ValueError: as in `scorings`.
-        """
-        contexts = [config.model.context_length for config in configs]
-        why = {}
-        for mode in MODES if self.modes is None else self.modes:
-            alone = replace(self, modes=(mode,))
-            if not any(alone.scorings_of(config, contexts) for config in configs):
-                why[mode] = self._why_none(mode, configs)
-        return why
-
-    def _why_none(self, mode: str, configs: Sequence[TrainConfig]) -> str:
-        """For cross and control, as the others always score or refuse."""
-        contexts = [config.model.context_length for config in configs]
-        if mode == "cross":
-            histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
-            return (
-                f"of the histories {histories} none lies between --stride={min(self.strides)} and "
-                f"the longest context, {max(contexts)} tokens: change --histories or --stride"
-            )
-        packed = [c.model.context_length for c in configs if not c.data.document_mask]
-        if not packed:
-            return (
-                "all runs were trained with data.document_mask, and such models have never seen "
-                "the distant text of other documents: give a run without it"
-            )
-        context, stride = max(packed), self._control_stride(max(packed))
-        if stride >= context:
-            return (
-                f"windows of {context} tokens that slide by {stride} have no distant part: take "
-                "a shorter --stride"
-            )
-        return (
-            f"--near={self._near(contexts)} leaves nothing distant in windows of {context} tokens "
-            f"that slide by {stride}: take a --near below {context - stride}, or a shorter --stride"
-        )
-
-    def _near(self, contexts: Sequence[int]) -> int:
-        """The tokens that controls leave as they are; `contexts` are of all models."""
-        if self.near is not None:
-            return self.near
-        shortest = min(contexts)
-        # all of the only context would leave nothing distant
-        return shortest // 4 if shortest == max(contexts) else shortest
-
-    def _control_stride(self, context_length: int) -> int:
-        """By what the windows of controls slide.
-
-        They take three more passes, so there are fewer; their distant part is large all the same.
-        """
-        return max(max(self.strides), context_length // 4)
 
 
 def score(
@@ -277,46 +138,6 @@ def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
     torch.compiler.reset()  # code for other shapes counts towards a limit
     model.prepare_mask(scoring.history)
     return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """What each run is called: its folder, without the seed where it is one of several.
-
-    Raises:
-        ValueError: runs that are called the same differ in more than their seed, or not at all.
-    """
-    names = [re.sub(r"_seed\d+$", "", run.folder.resolve().name) for run in runs]
-    known: dict[str, list[Run]] = {}
-    for name, run in zip(names, runs, strict=True):
-        for other in known.setdefault(name, []):
-            if _without_seed(run.config) != _without_seed(other.config):
-                raise ValueError(
-                    f"{run.folder} and {other.folder} are both called {name}, but differ in more "
-                    "than run.seed: rename one of the folders"
-                )
-            if run.progress.step != other.progress.step:
-                raise ValueError(
-                    f"{run.folder} is at step {run.progress.step} and {other.folder} at step "
-                    f"{other.progress.step}, so they are no two seeds of {name}: train both to "
-                    "the same step"
-                )
-            if _origin(run.config) == _origin(other.config):
-                raise ValueError(
-                    f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
-                    "two seeds would seem to agree, leave one out"
-                )
-        known[name].append(run)
-    return names
-
-
-def _without_seed(config: TrainConfig) -> TrainConfig:
-    run = replace(config.run, seed=0, out_dir="", init_from=None)
-    return replace(config, run=run)
-
-
-def _origin(config: TrainConfig) -> tuple[int, str | None]:
-    """What two seeds of one model differ in."""
-    return config.run.seed, config.run.init_from
 
 
 def evaluate_runs(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.errors
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -90,10 +91,18 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     )
 
 
+# The bases of its own error are those of the HTTP client that this version of it uses, with which
+# lost connections are reported too; a name that cannot be one is a ValueError.
+_HUB_ERRORS: tuple[type[BaseException], ...] = (
+    *(OSError, ValueError),
+    *huggingface_hub.errors.HfHubHTTPError.__bases__,
+)
+
+
 def _download(name: str, files: list[str], revision: str | None) -> Path:
     try:
         found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
-    except Exception as error:  # which errors its HTTP client raises depends on the version
+    except _HUB_ERRORS as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "

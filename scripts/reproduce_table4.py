@@ -18,7 +18,8 @@ from pathlib import Path
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from data.windows import ScoringWindows
-from scripts.evaluate import STRIDE, Plan, evaluate_runs, is_scored, validation_splits
+from scripts.evaluate import evaluate_runs, is_scored, validation_splits
+from scripts.evaluation_plan import STRIDE, Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks

@@ -1,7 +1,8 @@
-"""Open the folder of a run: its configuration, its tokenizer, and its newest weights."""
+"""Folders of runs: open one, tell whether it is the run that it should be, and what to call it."""
 
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -86,3 +87,43 @@ def check_same_settings(
             f"{folder} holds a run with other settings: {'; '.join(differing)}. Remove it, or "
             "choose another folder"
         )
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What each run is called: its folder, without the seed where it is one of several.
+
+    Raises:
+        ValueError: runs that are called the same differ in more than their seed, or not at all.
+    """
+    names = [re.sub(r"_seed\d+$", "", run.folder.resolve().name) for run in runs]
+    known: dict[str, list[Run]] = {}
+    for name, run in zip(names, runs, strict=True):
+        for other in known.setdefault(name, []):
+            if _without_seed(run.config) != _without_seed(other.config):
+                raise ValueError(
+                    f"{run.folder} and {other.folder} are both called {name}, but differ in more "
+                    "than run.seed: rename one of the folders"
+                )
+            if run.progress.step != other.progress.step:
+                raise ValueError(
+                    f"{run.folder} is at step {run.progress.step} and {other.folder} at step "
+                    f"{other.progress.step}, so they are no two seeds of {name}: train both to "
+                    "the same step"
+                )
+            if _origin(run.config) == _origin(other.config):
+                raise ValueError(
+                    f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
+                    "two seeds would seem to agree, leave one out"
+                )
+        known[name].append(run)
+    return names
+
+
+def _without_seed(config: TrainConfig) -> TrainConfig:
+    run = replace(config.run, seed=0, out_dir="", init_from=None)
+    return replace(config, run=run)
+
+
+def _origin(config: TrainConfig) -> tuple[int, str | None]:
+    """What two seeds of one model differ in."""
+    return config.run.seed, config.run.init_from

@@ -1,12 +1,18 @@
-"""What the tests of scripts/benchmark_attention.py and of its parts share."""
+"""What the tests of scripts/benchmark_attention.py, of evaluations and of their parts share."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
 
-from scripts import attention_io, benchmark_attention
+from configs import load_config
+from scripts import attention_io, benchmark_attention, evaluate
 from scripts.attention_check import RESULTS
+from scripts.evaluation_plan import Plan
+from scripts.runs import Run
+from tests.scripts import made_up_evaluation
+from training.checkpoint import Progress
 
 
 def made_up_rows(case, names):
@@ -36,3 +42,72 @@ def made_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a made-up GPU")
     monkeypatch.setattr(attention_io, "with_bytes", partial(attention_io.with_bytes, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def full(corpus, tmp_path_factory):
+    """All scorings with two strides, documents packed and masked, three seeds."""
+    plan = Plan(strides=(8, 4), document_masks=(False, True))
+    return made_up_evaluation.evaluate(corpus, tmp_path_factory, plan, seeds=3)
+
+
+@pytest.fixture
+def result(full):
+    return copy.deepcopy(full)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A run that was never trained, for what needs no weights."""
+
+    def make(name, *overrides, step=3, gpu_hours=0.5):
+        folder = tmp_path / name
+        return Run(
+            folder=folder,
+            config=load_config(
+                ["configs/quickstart.yaml", f"run.out_dir={folder}", *map(str, overrides)]
+            ),
+            tokenizer=None,
+            checkpoint=folder / "checkpoints" / f"step_{step:08d}",
+            progress=Progress(step=step, gpu_hours=gpu_hours),
+        )
+
+    return make
+
+
+@pytest.fixture
+def train(run, tmp_path):
+    """Train for some steps into a folder of this name, which is returned."""
+
+    def train(name, *overrides, steps=2):
+        folder = tmp_path / name
+        run(f"run.out_dir={folder}", f"optim.max_steps={steps}", "optim.warmup_steps=0", *overrides)
+        return folder
+
+    return train
+
+
+@pytest.fixture
+def results_of(monkeypatch):
+    """Evaluate; returns each folder that the command would write, with what it would report."""
+
+    def main(*arguments):
+        seen = []
+        monkeypatch.setattr(
+            evaluate, "write_report", lambda result, out: seen.append((out, result))
+        )
+        evaluate.main([*map(str, arguments), "--device", "cpu"])
+        return seen
+
+    return main
+
+
+@pytest.fixture
+def result_of(results_of):
+    """Evaluate on one corpus; returns what the command would report."""
+
+    def main(*arguments):
+        ((_, result),) = results_of(*arguments)
+        return result
+
+    return main

@@ -13,47 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from configs import load_config
 from data.shards import TokenStream
 from data.windows import Scoring
 from scripts import evaluate
-from scripts.evaluate import Plan, is_scored, labels
-from scripts.evaluation_cache import read_losses, write_losses
-from scripts.runs import Run, open_run
-from training.checkpoint import Progress
+from scripts.evaluate import is_scored
+from scripts.evaluation_plan import Plan
+from scripts.runs import open_run
 
 BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.context_length=64")
-
-
-@pytest.fixture
-def train(run, tmp_path):
-    """Train for some steps into a folder of this name, which is returned."""
-
-    def train(name, *overrides, steps=2):
-        folder = tmp_path / name
-        run(f"run.out_dir={folder}", f"optim.max_steps={steps}", "optim.warmup_steps=0", *overrides)
-        return folder
-
-    return train
-
-
-@pytest.fixture
-def result_of(monkeypatch):
-    """Run the command; returns what it would report."""
-
-    def main(*arguments):
-        ((_, result),) = results_of(monkeypatch, *arguments)
-        return result
-
-    return main
-
-
-def results_of(monkeypatch, *arguments):
-    """Run the command; returns each folder that it would write, with what it would report."""
-    seen = []
-    monkeypatch.setattr(evaluate, "write_report", lambda result, out: seen.append((out, result)))
-    evaluate.main([*map(str, arguments), "--device", "cpu"])
-    return seen
 
 
 def by_hand(folder, stream, scoring):
@@ -246,10 +213,12 @@ def test_documents_are_masked_where_they_were_in_training(train, result_of, corp
         assert [row["document_mask"] for row in result[table]] == [True, False]
 
 
-def test_several_corpora_have_a_report_each(train, monkeypatch, corpus, other_corpus, tmp_path):
+def test_several_corpora_have_a_report_each(
+    train, results_of, monkeypatch, corpus, other_corpus, tmp_path
+):
     folders = train("short", steps=1), train("long", "model.context_length=64", steps=1)
     command = (*folders, "--stride", 8, "--near", 20, "--out", tmp_path / "out", "--data")
-    both = results_of(monkeypatch, *command, other_corpus, corpus)
+    both = results_of(*command, other_corpus, corpus)
     assert [(out, result["data"]["name"]) for out, result in both] == [
         (tmp_path / "out" / "birds", "birds"),
         (tmp_path / "out" / "shards", "shards"),
@@ -272,7 +241,7 @@ def test_several_corpora_have_a_report_each(train, monkeypatch, corpus, other_co
 
     monkeypatch.setattr(evaluate, "token_losses", fail)
     for path, result in zip((other_corpus, corpus), tables, strict=True):
-        assert results_of(monkeypatch, *command, path) == [(tmp_path / "out", result)]
+        assert results_of(*command, path) == [(tmp_path / "out", result)]
 
 
 def test_corpora_of_one_name_are_refused(train, corpus, tmp_path):
@@ -315,7 +284,9 @@ def test_stride_is_half_of_the_shortest_context_by_default(train, result_of):
     assert {row["stride"] for row in result_of(long, "--modes", "strided")["strided"]} == {32}
 
 
-def test_compiled_once_for_every_shape(train, result_of, monkeypatch, corpus, other_corpus):
+def test_compiled_once_for_every_shape(
+    train, result_of, results_of, monkeypatch, corpus, other_corpus
+):
     folder = train("run", *BUTTERFLY, steps=1)
     command = (folder, "--stride", 8, "--histories", 48, "--near", 20)
     eager = result_of(*command)
@@ -333,7 +304,7 @@ def test_compiled_once_for_every_shape(train, result_of, monkeypatch, corpus, ot
             assert row["nats"] == pytest.approx(expected["nats"], rel=1e-5)
     shapes.clear()
     shutil.rmtree(folder / "scores")
-    assert len(results_of(monkeypatch, *command, "--data", corpus, other_corpus)) == 2
+    assert len(results_of(*command, "--data", corpus, other_corpus)) == 2
     assert len(shapes) == 4  # no more for two corpora
 
 
@@ -388,180 +359,3 @@ def test_two_processes_keep_the_losses_of_one(train, result_of):
         np.testing.assert_allclose(
             np.load(scores / path)["losses"], np.load(alone / path)["losses"], rtol=1e-5, atol=1e-6
         )
-
-
-def test_the_default_plan():
-    contexts = (1024, 4096)
-    assert Plan().scorings(1024, contexts) == [
-        Scoring(history=1024, stride=1024),
-        Scoring(history=1024, stride=512, first=4096),
-    ]
-    full = {"history": 4096, "stride": 512, "first": 4096}
-    assert Plan().scorings(4096, contexts) == [
-        Scoring(history=4096, stride=4096),
-        Scoring(history=1024, stride=512, first=4096),
-        Scoring(**full),
-        *(
-            Scoring(history=4096, stride=1024, first=4096, control=control, near=1024)
-            for control in ("intact", "shuffle", "replace")
-        ),
-    ]
-    assert Plan().scorings(1024, (1024,)) == [
-        Scoring(history=1024, stride=1024),
-        Scoring(history=1024, stride=512, first=1024),
-        *(
-            Scoring(history=1024, stride=512, first=1024, control=control, near=256)
-            for control in ("intact", "shuffle", "replace")
-        ),
-    ]
-    assert Plan().scorings(1024, (1024, 1024)) == Plan().scorings(1024, (1024,))
-
-
-def test_other_plans():
-    plan = Plan(
-        modes=("strided", "cross"), strides=(64, 512), histories=(256, 2048), document_masks=(True,)
-    )
-    assert [scoring.name for scoring in plan.scorings(1024, (1024, 4096))] == [
-        "h256_s64_f4096_documents",
-        "h1024_s64_f4096_documents",
-        "h1024_s512_f4096_documents",
-    ]
-    both = Plan(modes=("chunk",), document_masks=(False, True))
-    assert [scoring.name for scoring in both.scorings(32, (32,))] == [
-        "h32_s32_f0",
-        "h32_s32_f0_documents",
-    ]
-    later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
-    assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
-    near = Plan(modes=("control",), strides=(8,), near=95)
-    assert near.scorings(64, (64, 128)) == []
-    assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [
-        "h128_s32_f128_intact95",
-        "h128_s32_f128_shuffle95",
-        "h128_s32_f128_replace95",
-    ]
-    assert replace(near, near=96).scorings(128, (64, 128)) == []  # nothing distant is left
-    wide = replace(near, strides=(8, 40, 33), near=87)
-    assert {scoring.stride for scoring in wide.scorings(128, (64, 128))} == {40}
-    assert replace(wide, near=88).scorings(128, (64, 128)) == []
-    assert near.scorings(128, (128,), document_mask=True) == []
-    with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
-        Plan().scorings(256, (256, 1024))
-    assert Plan(modes=("chunk", "cross")).scorings(256, (256,)) == [
-        Scoring(history=256, stride=256)
-    ]
-
-
-MASKED = ("data.document_mask=true",)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "options", "mode", "why"),
-    [
-        ((), ("--near", 24), "control", "--near=24 leaves nothing distant in windows of 32 tokens "
-         "that slide by 8: take a --near below 24, or a shorter --stride"),
-        ((), ("--stride", 8, 32), "control", "windows of 32 tokens that slide by 32 have no "
-         "distant part: take a shorter --stride"),
-        (MASKED, (), "control", "all runs were trained with data.document_mask, and"),
-        ((), ("--histories", 7, 33), "cross", "of the histories 7, 33 none lies between --stride=8 "
-         "and the longest context, 32 tokens: change --histories or --stride"),
-    ],
-)  # fmt: skip
-def test_nothing_is_left_out_without_a_word(
-    train, result_of, capsys, overrides, options, mode, why
-):
-    folder = train("run", *overrides, steps=1)
-    command = (folder, "--stride", 8, *options)
-    for modes in ((mode,), ("chunk", mode)):
-        with pytest.raises(ValueError, match=f"^--modes {mode} gives nothing to score: {why}"):
-            result_of(*command, "--modes", *modes)
-    assert not (folder / "scores").exists()
-    capsys.readouterr()
-    result = result_of(*command)
-    assert f"nothing is scored by {mode}: {why}" in capsys.readouterr().out
-    assert len(result["chunk"]) == 1
-    # enough if another run has it
-    other = train("other", "model.context_length=64", steps=1)
-    result = result_of(
-        other, folder, "--stride", 8, "--near", 20, *options, "--modes", "chunk", mode
-    )
-    assert "nothing is scored" not in capsys.readouterr().out
-    assert {row["label"] for row in result["control" if mode == "control" else "strided"]} == {
-        "other"
-    }
-
-
-def test_a_lone_model_gets_its_control(train, result_of, capsys):
-    result = result_of(train("run", steps=1), "--stride", 4)
-    assert [(row["control"], row["stride"], row["near"]) for row in result["control"]] == [
-        (control, 8, 8) for control in ("intact", "shuffle", "replace")
-    ]
-    assert "nothing is scored" not in capsys.readouterr().out
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """A run that was never trained, for what needs no weights."""
-
-    def make(name, *overrides, step=3, gpu_hours=0.5):
-        folder = tmp_path / name
-        return Run(
-            folder=folder,
-            config=load_config(
-                ["configs/quickstart.yaml", f"run.out_dir={folder}", *map(str, overrides)]
-            ),
-            tokenizer=None,
-            checkpoint=folder / "checkpoints" / f"step_{step:08d}",
-            progress=Progress(step=step, gpu_hours=gpu_hours),
-        )
-
-    return make
-
-
-def test_labels_group_seeds(opened):
-    runs = [
-        opened("small_seed1", "run.seed=1"),
-        opened("small_seed22", "run.seed=22", "run.init_from=elsewhere"),
-        opened("large_seeds", "model.n_layer=7"),
-        opened("seed3", "model.n_layer=9"),
-        opened("small_seed3", "run.seed=1", "run.init_from=elsewhere"),
-        opened("small_1k", step=9),
-    ]
-    assert labels(runs) == ["small", "small", "large_seeds", "seed3", "small", "small_1k"]
-
-
-@pytest.mark.parametrize(
-    ("options", "step", "message"),
-    [
-        (("run.seed=2", "optim.lr=1e-5"), 3, "are both called a, but differ in more than run.seed"),
-        (("run.seed=2",), 4, r"a_seed2 is at step 4 and .*a_seed1 at step 3.*to the same step"),
-        (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),
-    ],
-)
-def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
-    runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
-    with pytest.raises(ValueError, match=message):
-        labels([opened("b", "model.n_layer=9"), *runs])
-
-
-def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
-    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
-    run = opened("run")
-    losses = np.array([np.nan, 1.5, np.nan], dtype=np.float32)
-    assert read_losses(run, stream, scoring) is None
-    write_losses(run, stream, scoring, losses)
-    known = read_losses(run, stream, scoring)
-    assert known.dtype == np.float32 and np.array_equal(known, losses, equal_nan=True)
-    assert read_losses(run, stream, replace(scoring, first=8)) is None
-    for other in (
-        opened("run", step=4),
-        opened("run", gpu_hours=0.6),  # trained once more, to the same step
-        opened("run", "run.dtype=bfloat16"),
-    ):
-        assert read_losses(other, stream, scoring) is None
-    elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)
-    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is not None
-    manifest = elsewhere / "manifest.json"
-    (shard,) = stream.info.shards
-    manifest.write_text(manifest.read_text().replace(shard.sha256, "abc"))
-    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None

@@ -1,103 +1,19 @@
 """The report of an evaluation: its numbers are those of the tables, its words follow from them."""
 
-import copy
 import json
 import math
 import re
 
-import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
-from configs import TrainConfig
-from configs.schema import RunConfig
-from data.shards import TOKENIZER, TokenStream
-from data.text import DataConfig
-from data.tokenizer import load_tokenizer
-from data.windows import Scoring
-from model import ModelConfig
-from scripts import evaluation_plots, evaluation_report
-from scripts.evaluate import Plan
+from scripts import evaluation_report
+from scripts.evaluation_plan import Plan
 from scripts.evaluation_report import markdown, write_report
-from scripts.evaluation_tables import Scored, tabulate
 from scripts.evaluation_verdicts import verdict
-from scripts.runs import Run
-from training.checkpoint import Progress
-from training.optim import OptimConfig
+from tests.scripts.made_up_evaluation import CONTEXTS, LONG, SHORT, evaluate, find
 
-SHORT, LONG = "short", "long"
-CONTEXTS = {SHORT: 16, LONG: 64}
 TABLES = ("chunk", "strided", "control", "chunk_position", "document_position", "document_length")
 PICTURES = ("strided", "chunk_position", "document_position", "document_length")
-
-
-def made_up_losses(scoring: Scoring, n_tokens: int, shift: float) -> np.ndarray:
-    """Losses that fall with what a token sees, all the way, by noise that all models share."""
-    position = np.arange(n_tokens)
-    h, s, first = scoring.history, scoring.stride, scoring.first
-    seen = h - s + 1 + (position - 1 - first) % s
-    losses = 4 + np.random.default_rng(0).normal(size=n_tokens) - 0.2 * np.log2(seen) + shift
-    if scoring.control in ("shuffle", "replace"):
-        losses += np.random.default_rng(1).normal(0.05, 0.01, size=n_tokens)
-    scored = (position > first) & (position <= first + scoring.n_windows(n_tokens) * s)
-    return np.where(scored, losses, np.nan).astype(np.float32)
-
-
-def evaluate(
-    corpus, tmp_path_factory, plan: Plan, seeds: int, shift: float = 0.0, masked: tuple = ()
-):
-    """What tabulate makes of two models, of which `shift` worsens the second.
-
-    Those named in `masked` were trained with documents masked.
-    """
-    stream = TokenStream(corpus, "val")
-    scored = []
-    for label, context_length in CONTEXTS.items():
-        for seed in range(seeds):
-            run = Run(
-                folder=tmp_path_factory.mktemp(label),
-                config=TrainConfig(
-                    model=ModelConfig(context_length=context_length, n_layer=1, n_head=1, n_embd=8),
-                    data=DataConfig(path=str(corpus), document_mask=label in masked),
-                    optim=OptimConfig(max_steps=1, batch_tokens=64, micro_batch_size=1),
-                    run=RunConfig(out_dir="", seed=seed),
-                ),
-                tokenizer=load_tokenizer(str(corpus / TOKENIZER)),
-                checkpoint=corpus,
-                progress=Progress(step=1, tokens=64_000 + 2000 * seed, gpu_hours=1.5),
-            )
-            speeds = [{"step": n, "tokens_per_s": 1000.0 * n} for n in (1, 2, 9)]
-            lines = [json.dumps(record) + "\n" for record in speeds]
-            (run.folder / "metrics.jsonl").write_text("".join(lines))
-            off = 0.001 * seed + (shift if label == LONG else 0.0)
-            losses = {
-                scoring: made_up_losses(scoring, len(stream), off)
-                for scoring in plan.scorings_of(run.config, list(CONTEXTS.values()))
-            }
-            scored.append(Scored(label=label, run=run, losses=losses))
-    return tabulate(scored, stream)
-
-
-@pytest.fixture(scope="module")
-def full(corpus, tmp_path_factory):
-    """All scorings with two strides, documents packed and masked, three seeds."""
-    plan = Plan(strides=(8, 4), document_masks=(False, True))
-    return evaluate(corpus, tmp_path_factory, plan, seeds=3)
-
-
-@pytest.fixture
-def result(full):
-    return copy.deepcopy(full)
-
-
-def find(rows, label, history, **others):
-    (row,) = [
-        row
-        for row in rows
-        if (row["label"], row["history"]) == (label, history)
-        and all(row[key] == value for key, value in others.items())
-    ]
-    return row
 
 
 def sections(text):
@@ -399,62 +315,3 @@ def test_one_model_is_compared_with_nothing(result, tmp_path):
 def test_a_folder_without_an_evaluation(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no evaluation.json: give the --out of"):
         evaluation_report.main([str(tmp_path)])
-
-
-def styles():
-    return {
-        label: {"color": evaluation_plots.COLOURS[number], "marker": "o"}
-        for number, label in enumerate(CONTEXTS)
-    }
-
-
-def test_picture_of_histories(result):
-    rows = [row for row in result["strided"] if row["stride"] == 4 and not row["document_mask"]]
-    loss, difference = evaluation_plots.by_history(rows, styles()).axes
-    assert [tuple(axes.get_xticks()) for axes in (loss, difference)] == [(16, 64)] * 2
-    for axes in (loss, difference):
-        short, long = axes.containers
-        assert [c.get_label() for c in (short, long)] == [SHORT, LONG]
-        assert to_hex(long[0].get_color()) == evaluation_plots.COLOURS[1].lower()
-    wanted = [find(rows, LONG, history) for history in (16, 64)]
-    line, _, (bars,) = loss.containers[1]
-    assert line.get_ydata() == pytest.approx([row["nats"] for row in wanted])
-    ends = [segment[:, 1] for segment in bars.get_segments()]
-    assert np.array(ends) == pytest.approx(np.array([row["nats_interval"] for row in wanted]))
-    line, _, (bars,) = difference.containers[1]
-    assert line.get_ydata() == pytest.approx([row["difference"]["nats"] for row in wanted])
-    assert difference.containers[0][0].get_ydata() == [0.0]
-
-
-def test_picture_of_positions(result):
-    rows = result["chunk_position"]
-    figure = evaluation_plots.by_bin(rows, styles(), "tokens")
-    loss, difference = figure.axes
-    for number, (label, context) in enumerate(CONTEXTS.items()):
-        line = loss.lines[number]
-        wanted = [row for row in rows if row["label"] == label]
-        assert list(line.get_ydata()) == [row["nats"] for row in wanted]
-        assert list(line.get_xdata())[1:] == [
-            math.sqrt(2 ** (row["bin"] - 1) * (2 ** row["bin"] - 1)) for row in wanted[1:]
-        ]
-        assert line.get_xdata()[-1] < context
-        assert to_hex(line.get_color()) == evaluation_plots.COLOURS[number].lower()
-        assert list(difference.lines[number].get_ydata()) == [row["difference"] for row in wanted]
-        assert len(loss.collections) == 2
-    low, high = difference.get_ylim()
-    assert low < min(row["difference"] for row in rows) and high > 0
-    assert loss.get_xscale() == "log" and loss.xaxis.get_transform().base == 2
-
-
-def test_the_first_token_of_a_document_is_drawn_at_zero(result):
-    loss, _ = evaluation_plots.by_bin(result["document_position"], styles(), "tokens").axes
-    assert loss.lines[0].get_xdata()[:2] == pytest.approx([0.5, 1])
-    assert [loss.xaxis.get_major_formatter()(x) for x in (0.5, 1, 512, 4096)] == [
-        "0", "1", "512", "4K"
-    ]  # fmt: skip
-
-
-def test_no_two_models_look_alike():
-    looks = evaluation_plots.styles_of(str(number) for number in range(49)).values()
-    assert len({(look["color"], look["marker"]) for look in looks}) == 49
-    assert list(evaluation_plots.styles_of("aba")) == ["a", "b"]

@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import huggingface_hub.errors
 import pytest
 import torch
 
@@ -205,4 +206,22 @@ def test_download_takes_the_pickle_where_nothing_else_is(asked, monkeypatch, out
 
 def test_download_that_fails_is_a_sentence(asked, out):
     with pytest.raises(ValueError, match=r"absent/gpt2 is no folder here.*\(no such repository\)"):
+        import_to(out, "absent/gpt2")
+
+
+def test_only_failures_of_the_hub_are_sentences(monkeypatch, out):
+    def fails_with(error):
+        def download(name, **_):
+            raise error
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+
+    (lost_connection, *_) = huggingface_hub.errors.HfHubHTTPError.__bases__
+    invalid_name = huggingface_hub.errors.HFValidationError
+    for kind in (lost_connection, invalid_name, OSError):
+        fails_with(kind("gone"))
+        with pytest.raises(ValueError, match=r"could not be downloaded .*\(gone\)"):
+            import_to(out, "absent/gpt2")
+    fails_with(TypeError("a defect"))
+    with pytest.raises(TypeError, match="a defect"):
         import_to(out, "absent/gpt2")

@@ -1,0 +1,33 @@
+"""Losses that are kept in the folder of a run."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+
+from data.shards import TokenStream
+from data.windows import Scoring
+from scripts.evaluation_cache import read_losses, write_losses
+
+
+def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    losses = np.array([np.nan, 1.5, np.nan], dtype=np.float32)
+    assert read_losses(run, stream, scoring) is None
+    write_losses(run, stream, scoring, losses)
+    known = read_losses(run, stream, scoring)
+    assert known.dtype == np.float32 and np.array_equal(known, losses, equal_nan=True)
+    assert read_losses(run, stream, replace(scoring, first=8)) is None
+    for other in (
+        opened("run", step=4),
+        opened("run", gpu_hours=0.6),  # trained once more, to the same step
+        opened("run", "run.dtype=bfloat16"),
+    ):
+        assert read_losses(other, stream, scoring) is None
+    elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)
+    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is not None
+    manifest = elsewhere / "manifest.json"
+    (shard,) = stream.info.shards
+    manifest.write_text(manifest.read_text().replace(shard.sha256, "abc"))
+    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None

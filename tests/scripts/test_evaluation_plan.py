@@ -1,0 +1,117 @@
+"""Which scorings a plan takes, and that none is left out without a word."""
+
+from dataclasses import replace
+
+import pytest
+
+from data.windows import Scoring
+from scripts.evaluation_plan import Plan
+
+
+def test_the_default_plan():
+    contexts = (1024, 4096)
+    assert Plan().scorings(1024, contexts) == [
+        Scoring(history=1024, stride=1024),
+        Scoring(history=1024, stride=512, first=4096),
+    ]
+    full = {"history": 4096, "stride": 512, "first": 4096}
+    assert Plan().scorings(4096, contexts) == [
+        Scoring(history=4096, stride=4096),
+        Scoring(history=1024, stride=512, first=4096),
+        Scoring(**full),
+        *(
+            Scoring(history=4096, stride=1024, first=4096, control=control, near=1024)
+            for control in ("intact", "shuffle", "replace")
+        ),
+    ]
+    assert Plan().scorings(1024, (1024,)) == [
+        Scoring(history=1024, stride=1024),
+        Scoring(history=1024, stride=512, first=1024),
+        *(
+            Scoring(history=1024, stride=512, first=1024, control=control, near=256)
+            for control in ("intact", "shuffle", "replace")
+        ),
+    ]
+    assert Plan().scorings(1024, (1024, 1024)) == Plan().scorings(1024, (1024,))
+
+
+def test_other_plans():
+    plan = Plan(
+        modes=("strided", "cross"), strides=(64, 512), histories=(256, 2048), document_masks=(True,)
+    )
+    assert [scoring.name for scoring in plan.scorings(1024, (1024, 4096))] == [
+        "h256_s64_f4096_documents",
+        "h1024_s64_f4096_documents",
+        "h1024_s512_f4096_documents",
+    ]
+    both = Plan(modes=("chunk",), document_masks=(False, True))
+    assert [scoring.name for scoring in both.scorings(32, (32,))] == [
+        "h32_s32_f0",
+        "h32_s32_f0_documents",
+    ]
+    later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
+    assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
+    near = Plan(modes=("control",), strides=(8,), near=95)
+    assert near.scorings(64, (64, 128)) == []
+    assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [
+        "h128_s32_f128_intact95",
+        "h128_s32_f128_shuffle95",
+        "h128_s32_f128_replace95",
+    ]
+    assert replace(near, near=96).scorings(128, (64, 128)) == []  # nothing distant is left
+    wide = replace(near, strides=(8, 40, 33), near=87)
+    assert {scoring.stride for scoring in wide.scorings(128, (64, 128))} == {40}
+    assert replace(wide, near=88).scorings(128, (64, 128)) == []
+    assert near.scorings(128, (128,), document_mask=True) == []
+    with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
+        Plan().scorings(256, (256, 1024))
+    assert Plan(modes=("chunk", "cross")).scorings(256, (256,)) == [
+        Scoring(history=256, stride=256)
+    ]
+
+
+MASKED = ("data.document_mask=true",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "mode", "why"),
+    [
+        ((), ("--near", 24), "control", "--near=24 leaves nothing distant in windows of 32 tokens "
+         "that slide by 8: take a --near below 24, or a shorter --stride"),
+        ((), ("--stride", 8, 32), "control", "windows of 32 tokens that slide by 32 have no "
+         "distant part: take a shorter --stride"),
+        (MASKED, (), "control", "all runs were trained with data.document_mask, and"),
+        ((), ("--histories", 7, 33), "cross", "of the histories 7, 33 none lies between --stride=8 "
+         "and the longest context, 32 tokens: change --histories or --stride"),
+    ],
+)  # fmt: skip
+def test_nothing_is_left_out_without_a_word(
+    train, result_of, capsys, overrides, options, mode, why
+):
+    folder = train("run", *overrides, steps=1)
+    command = (folder, "--stride", 8, *options)
+    for modes in ((mode,), ("chunk", mode)):
+        with pytest.raises(ValueError, match=f"^--modes {mode} gives nothing to score: {why}"):
+            result_of(*command, "--modes", *modes)
+    assert not (folder / "scores").exists()
+    capsys.readouterr()
+    result = result_of(*command)
+    assert f"nothing is scored by {mode}: {why}" in capsys.readouterr().out
+    assert len(result["chunk"]) == 1
+    # enough if another run has it
+    other = train("other", "model.context_length=64", steps=1)
+    result = result_of(
+        other, folder, "--stride", 8, "--near", 20, *options, "--modes", "chunk", mode
+    )
+    assert "nothing is scored" not in capsys.readouterr().out
+    assert {row["label"] for row in result["control" if mode == "control" else "strided"]} == {
+        "other"
+    }
+
+
+def test_a_lone_model_gets_its_control(train, result_of, capsys):
+    result = result_of(train("run", steps=1), "--stride", 4)
+    assert [(row["control"], row["stride"], row["near"]) for row in result["control"]] == [
+        (control, 8, 8) for control in ("intact", "shuffle", "replace")
+    ]
+    assert "nothing is scored" not in capsys.readouterr().out

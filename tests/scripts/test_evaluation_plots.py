@@ -1,0 +1,69 @@
+"""The pictures of an evaluation show the numbers of its tables."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from scripts import evaluation_plots
+from tests.scripts.made_up_evaluation import CONTEXTS, LONG, SHORT, find
+
+
+def styles():
+    return {
+        label: {"color": evaluation_plots.COLOURS[number], "marker": "o"}
+        for number, label in enumerate(CONTEXTS)
+    }
+
+
+def test_picture_of_histories(result):
+    rows = [row for row in result["strided"] if row["stride"] == 4 and not row["document_mask"]]
+    loss, difference = evaluation_plots.by_history(rows, styles()).axes
+    assert [tuple(axes.get_xticks()) for axes in (loss, difference)] == [(16, 64)] * 2
+    for axes in (loss, difference):
+        short, long = axes.containers
+        assert [c.get_label() for c in (short, long)] == [SHORT, LONG]
+        assert to_hex(long[0].get_color()) == evaluation_plots.COLOURS[1].lower()
+    wanted = [find(rows, LONG, history) for history in (16, 64)]
+    line, _, (bars,) = loss.containers[1]
+    assert line.get_ydata() == pytest.approx([row["nats"] for row in wanted])
+    ends = [segment[:, 1] for segment in bars.get_segments()]
+    assert np.array(ends) == pytest.approx(np.array([row["nats_interval"] for row in wanted]))
+    line, _, (bars,) = difference.containers[1]
+    assert line.get_ydata() == pytest.approx([row["difference"]["nats"] for row in wanted])
+    assert difference.containers[0][0].get_ydata() == [0.0]
+
+
+def test_picture_of_positions(result):
+    rows = result["chunk_position"]
+    figure = evaluation_plots.by_bin(rows, styles(), "tokens")
+    loss, difference = figure.axes
+    for number, (label, context) in enumerate(CONTEXTS.items()):
+        line = loss.lines[number]
+        wanted = [row for row in rows if row["label"] == label]
+        assert list(line.get_ydata()) == [row["nats"] for row in wanted]
+        assert list(line.get_xdata())[1:] == [
+            math.sqrt(2 ** (row["bin"] - 1) * (2 ** row["bin"] - 1)) for row in wanted[1:]
+        ]
+        assert line.get_xdata()[-1] < context
+        assert to_hex(line.get_color()) == evaluation_plots.COLOURS[number].lower()
+        assert list(difference.lines[number].get_ydata()) == [row["difference"] for row in wanted]
+        assert len(loss.collections) == 2
+    low, high = difference.get_ylim()
+    assert low < min(row["difference"] for row in rows) and high > 0
+    assert loss.get_xscale() == "log" and loss.xaxis.get_transform().base == 2
+
+
+def test_the_first_token_of_a_document_is_drawn_at_zero(result):
+    loss, _ = evaluation_plots.by_bin(result["document_position"], styles(), "tokens").axes
+    assert loss.lines[0].get_xdata()[:2] == pytest.approx([0.5, 1])
+    assert [loss.xaxis.get_major_formatter()(x) for x in (0.5, 1, 512, 4096)] == [
+        "0", "1", "512", "4K"
+    ]  # fmt: skip
+
+
+def test_no_two_models_look_alike():
+    looks = evaluation_plots.styles_of(str(number) for number in range(49)).values()
+    assert len({(look["color"], look["marker"]) for look in looks}) == 49
+    assert list(evaluation_plots.styles_of("aba")) == ["a", "b"]

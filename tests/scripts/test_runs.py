@@ -1,0 +1,31 @@
+"""What runs are called; another's settings are tested with those that use them."""
+
+import pytest
+
+from scripts.runs import labels
+
+
+def test_labels_group_seeds(opened):
+    runs = [
+        opened("small_seed1", "run.seed=1"),
+        opened("small_seed22", "run.seed=22", "run.init_from=elsewhere"),
+        opened("large_seeds", "model.n_layer=7"),
+        opened("seed3", "model.n_layer=9"),
+        opened("small_seed3", "run.seed=1", "run.init_from=elsewhere"),
+        opened("small_1k", step=9),
+    ]
+    assert labels(runs) == ["small", "small", "large_seeds", "seed3", "small", "small_1k"]
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "message"),
+    [
+        (("run.seed=2", "optim.lr=1e-5"), 3, "are both called a, but differ in more than run.seed"),
+        (("run.seed=2",), 4, r"a_seed2 is at step 4 and .*a_seed1 at step 3.*to the same step"),
+        (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),
+    ],
+)
+def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
+    runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
+    with pytest.raises(ValueError, match=message):
+        labels([opened("b", "model.n_layer=9"), *runs])
