@@ -69,6 +69,8 @@ def run_tasks(
     Returns:
         Names of the tasks that failed or were left out, in their order.
     """
+    names = {task.name for task in tasks}
+    assert all(task.needs <= names for task in tasks), "what is needed must be among the tasks"
     waiting = list(tasks)
     free = list(groups)
     running: dict[Future[str | None], tuple[Task, list[str]]] = {}

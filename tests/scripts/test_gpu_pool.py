@@ -169,3 +169,8 @@ def test_command_that_cannot_start_fails_its_task_alone(task, tmp_path):
     assert run_tasks([absent, task("other", "print('fine')")], [[]], said.append) == ["absent"]
     assert (tmp_path / "other.log").read_text() == "fine\n"
     assert any(re.fullmatch("absent: FAILED: .*No such file.*none'", line) for line in said), said
+
+
+def test_what_is_needed_must_be_there(task):
+    with pytest.raises(AssertionError, match="must be among the tasks"):
+        run_tasks([task("child", "print(1)", needs=["absent"])], [[]], lambda _: None)
