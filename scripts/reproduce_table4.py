@@ -7,14 +7,18 @@ Trains each model of --models with each seed, on all GPUs of this machine, one r
 of --gpus-per-run), all with the same tokens a step, the same tokens in all, the same schedule and
 the same text; scores them on the same validation tokens (scripts.evaluate), and writes a report.
 Stopped, the same command goes on. A model that is measured by another one's time, or starts from
-its weights, brings that one along.
+its weights, brings that one along. Several machines can share the work, each with its --only-seeds:
+put the folders of all runs into one, and call the command with --report-only; weights may be left
+out there.
 """
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from data.windows import ScoringWindows
@@ -23,9 +27,10 @@ from scripts.evaluation_plan import STRIDE, Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
-from scripts.table4_plan import BUDGETS, MODELS, Job, final_arguments, make_jobs
+from scripts.table4_plan import BUDGETS, MODELS, Job, final_arguments, last_step, make_jobs
 from scripts.table4_report import write_table4
 from training.distributed import start_processes
+from training.metrics import METRICS
 
 
 def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
@@ -59,6 +64,30 @@ def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequen
         for config in {job.name: job.config for job in jobs}.values():
             for scoring in plan.scorings_of(config, ()):
                 ScoringWindows(stream, scoring, 1)
+
+
+def jobs_here(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
+    """Those of some seeds; the others are trained elsewhere.
+
+    Raises:
+        ValueError: there is no such seed, or a time of another seed is needed and not known.
+    """
+    strange = set(seeds) - {job.seed for job in jobs}
+    if strange:
+        raise ValueError(
+            f"--only-seeds={', '.join(map(str, sorted(strange)))} must be of 1 to "
+            f"{max(job.seed for job in jobs)}, the seeds of this sweep (--seeds)"
+        )
+    here = [job for job in jobs if job.seed in seeds]
+    folders = {job.folder for job in here}
+    elsewhere = {folder for job in here for folder in job.needs} - folders
+    missing = sorted(folder.name for folder in elsewhere if last_step(folder) is None)
+    if missing:
+        raise ValueError(
+            f"--only-seeds leaves out {', '.join(missing)}, whose GPU-hours say how long others "
+            f"are trained: copy {RUN_CONFIG} and {METRICS} of these here, or train seed 1 first"
+        )
+    return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
 
 
 def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
@@ -137,6 +166,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}"
     )
     parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
+    parser.add_argument(
+        "--only-seeds", type=int, nargs="+", metavar="SEED", help="train and score no others here"
+    )
     parser.add_argument("--gpus-per-run", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder (default: out/table4_BUDGET)")
     parser.add_argument(
@@ -167,7 +199,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scorable(jobs, plan, args.data, score_on)
     failed = []
     if not args.report_only:
-        tasks = [task_of(job, plan, score_on) for job in jobs]
+        here = jobs if args.only_seeds is None else jobs_here(jobs, args.only_seeds)
+        tasks = [task_of(job, plan, score_on) for job in here]
         failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
     if failed:
         print(f"these runs failed, and are not in the report: {', '.join(failed)}")

@@ -55,6 +55,9 @@ MODELS = {
     "1k_then_16k_butterfly": Model(
         context="16k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
     ),
+    "1k_then_16k_butterfly_same_time": Model(
+        context="16k", overrides=_BUTTERFLY, starts_from="1k", same_time_as="1k_then_16k"
+    ),
     "1k_documents": Model(context="1k", overrides=_DOCUMENTS),
     "4k_documents": Model(context="4k", overrides=_DOCUMENTS),
     "1k_learned": Model(context="1k", overrides=_LEARNED),
@@ -139,7 +142,7 @@ class Job:
     @property
     def is_finished(self) -> bool:
         """Whether its last evaluation is there, and the checkpoint that is saved after it."""
-        last = _last_step(self.folder)
+        last = last_step(self.folder)
         checkpoint = latest_checkpoint(self.folder)
         if last is None or checkpoint is None:
             return False
@@ -149,7 +152,7 @@ class Job:
     def cost_is_known(self) -> bool:
         """Whether the run whose weights it starts with, if there is one, tells what it took."""
         first = first_part(self.folder, self.name)
-        return first is None or _last_step(first) is not None
+        return first is None or last_step(first) is not None
 
 
 def first_part(folder: Path, name: str) -> Path | None:
@@ -160,8 +163,8 @@ def first_part(folder: Path, name: str) -> Path | None:
     return folder.with_name(f"{origin}_seed{folder.name.rpartition('_seed')[2]}")
 
 
-def _last_step(folder: Path) -> int | None:
-    """Where a run's last evaluation was made; None if it was not yet."""
+def last_step(folder: Path) -> int | None:
+    """Where the last evaluation of the run in `folder` was made; None if it was not yet."""
     begun = folder / RUN_CONFIG
     if not begun.exists():
         return None
@@ -253,12 +256,19 @@ def _affordable_steps(job: Job, model: Model) -> int:
     """
     assert model.same_time_as is not None
     out = job.folder.parent
-    hours = _last(out, model.same_time_as)["gpu_hours"]
-    equal = job.name.removesuffix("_same_time") if model.starts_from is None else model.same_time_as
+    hours = _hours(out, model.same_time_as)
     if model.starts_from is not None:
-        hours -= _last(out, model.starts_from)["gpu_hours"]
-    hours_a_step = _last(out, equal)["gpu_hours"] / _last(out, equal)["step"]
+        hours -= _hours(out, model.starts_from)
+    equal = _last(out, _equally_fast(job.name, model.same_time_as))
+    hours_a_step = equal["gpu_hours"] / equal["step"]
     return max(LOG_STEPS, round(hours / hours_a_step / LOG_STEPS) * LOG_STEPS)
+
+
+def _hours(out: Path, name: str) -> float:
+    """GPU-hours of a model's first seed, with those of the run whose weights it starts with."""
+    origin = MODELS[name].starts_from
+    before = 0.0 if origin is None else _hours(out, origin)
+    return before + _last(out, name)["gpu_hours"]
 
 
 def _last(out: Path, name: str) -> dict[str, Any]:
@@ -266,11 +276,17 @@ def _last(out: Path, name: str) -> dict[str, Any]:
     return read_metrics(out / f"{name}_seed1")[-1]
 
 
-def _needed_by(name: str) -> list[str]:
+def _equally_fast(name: str, same_time_as: str) -> str:
+    """The model whose steps take as long as those of one that is trained for a time."""
+    same = name.removesuffix("_same_time")
+    return same_time_as if same == name else same
+
+
+def _needed_by(name: str) -> set[str]:
     model = MODELS[name]
-    needed = [n for n in (model.starts_from, model.same_time_as) if n is not None]
-    if name.endswith("_same_time"):
-        needed.append(name.removesuffix("_same_time"))
+    needed = set() if model.starts_from is None else {model.starts_from}
+    if model.same_time_as is not None:
+        needed |= {model.same_time_as, _equally_fast(name, model.same_time_as)}
     return needed
 
 
@@ -280,7 +296,7 @@ def _with_needed(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in MODELS:
             raise ValueError(f"model {name!r} must be one of {', '.join(MODELS)}")
-        wanted |= {name, *_needed_by(name)}
+        wanted |= {name} | _needed_by(name)
     return [name for name in MODELS if name in wanted]
 
 

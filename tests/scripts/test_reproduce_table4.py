@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from configs import load_config
+from configs import RUN_CONFIG, load_config
 from scripts import evaluate, gpu_pool, reproduce_table4, table4_plan
 from scripts.table4_plan import BUDGETS, Budget, Model
 from scripts.table4_report import curves, markdown, rows, with_first_parts
@@ -135,6 +135,41 @@ def test_curves_are_means_over_seeds(tiny):
     curve = [point["val_loss"] for point in result["curves"]["short"]]
     assert curve == pytest.approx([sum(pair) / 2 for pair in zip(*seeds, strict=True)])
     assert len(curve) >= 2
+
+
+def test_machines_share_the_seeds(tiny, tmp_path):
+    names = ["--models", "short", "long_from_short"]
+    with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, whose GPU-hours"):
+        tiny(*names, "--only-seeds", "2")
+    with pytest.raises(ValueError, match=r"--only-seeds=3 must be of 1 to 2"):
+        tiny(*names, "--only-seeds", "3")
+    out, _ = tiny(*names, "--only-seeds", "1")
+    one_machine = tmp_path / "one_machine"
+    out.rename(one_machine)
+    for name in ("short", "long"):  # where seed 2 is trained: what tells the times of seed 1
+        (out / f"{name}_seed1").mkdir(parents=True)
+        for file in (RUN_CONFIG, METRICS):
+            shutil.copy(one_machine / f"{name}_seed1" / file, out / f"{name}_seed1")
+    out, ran = tiny(*names, "--only-seeds", "2")
+    assert len([command for command in ran if command[0] == "train.py"]) == 3
+    assert all(
+        "seed2" in argument
+        for command in ran
+        for argument in command
+        if argument.startswith("run.out_dir")
+    )
+
+    weights = shutil.ignore_patterns("*.distcp")
+    for run in one_machine.glob("*_seed1"):
+        shutil.copytree(run, out / run.name, dirs_exist_ok=True, ignore=weights)
+    for shard in out.rglob("*.distcp"):
+        shard.unlink()
+    _, ran = tiny(*names, "--report-only")
+    assert ran == []
+    (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
+    assert {row["label"]: row["seeds"] for row in table} == {
+        "short": 2, "long": 2, "long_from_short": 2,
+    }  # fmt: skip
 
 
 def test_nothing_is_finished(tiny):

@@ -118,6 +118,18 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     assert final_arguments(jobs["16k"]) == jobs["16k"].recipe
 
 
+def test_butterfly_goes_on_as_long_as_dense_attention(tmp_path):
+    name = "1k_then_16k_butterfly_same_time"
+    jobs = {j.name: j for j in jobs_of([name], tmp_path)}
+    assert set(jobs) == {"1k", "1k_then_16k", "1k_then_16k_butterfly", name}
+    finish(tmp_path / "1k_seed1", step=3000, gpu_hours=1.0)
+    finish(tmp_path / "1k_then_16k_seed1", step=1000, gpu_hours=0.8)
+    finish(tmp_path / "1k_then_16k_butterfly_seed1", step=1000, gpu_hours=0.4)
+    config = load_config(final_arguments(jobs[name]))
+    assert config.optim.max_steps == 2000
+    assert config.run.init_from == str(tmp_path / "1k_seed1")
+
+
 def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
     (job,) = jobs_of(["1k"], tmp_path)
     assert not job.is_finished
@@ -156,7 +168,7 @@ def test_a_share_of_the_steps(tmp_path):
 
 
 def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
-    names = [name for name in MODELS if name.startswith("1k_then_")]
+    names = [n for n in MODELS if n.startswith("1k_then_") and not n.endswith("_same_time")]
     configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
     assert len(configs) == 5
     assert {c.optim.max_steps for c in configs.values()} == {BUDGETS["minutes"].steps // 3}
