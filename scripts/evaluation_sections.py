@@ -69,7 +69,23 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
         markdown_table([*header, "tokens/s", "GPU-hours"], rows).rstrip(),
         "Documents are packed where a token sees what stands before its document in the window, "
         "masked where it does not.",
+        trained_on(result["runs"]),
     ]
+
+
+def trained_on(runs: list[Row]) -> str:
+    """The machines, versions and commits of the runs."""
+    places = []
+    for run in runs:
+        there = run.get("environment")
+        if there is None:
+            places.append("a machine that was not noted")
+        else:
+            places.append(
+                f"{there['device'] or 'a CPU'} with torch {there['torch']}, triton "
+                f"{there['triton']}, commit {there['commit']}"
+            )
+    return f"Trained on {'; '.join(sorted(set(places)))}."
 
 
 def chunk(rows: list[Row]) -> list[str]:
@@ -192,8 +208,8 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
     here = result.get("environment")
     if here:
         parts.append(
-            f"Made by `{here['command']}` on {here['device'] or 'a CPU'}, torch {here['torch']}, "
-            f"commit {here['commit']}, {here['date']}."
+            f"This report was made by `{here['command']}` on {here['device'] or 'a CPU'}, "
+            f"torch {here['torch']}, commit {here['commit']}, {here['date']}."
         )
     return parts
 

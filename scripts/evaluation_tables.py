@@ -28,6 +28,7 @@ from scripts.evaluation_statistics import (
     widen,
 )
 from scripts.runs import Run
+from training.environment import read_environment
 from training.metrics import read_metrics
 
 Table = list[dict[str, Any]]
@@ -274,4 +275,5 @@ def _describe(scored: Scored) -> dict[str, Any]:
         "tokens": run.progress.tokens,
         "gpu_hours": run.progress.gpu_hours,
         "tokens_per_s": median(speeds) if speeds else None,
+        "environment": read_environment(run.folder),
     }

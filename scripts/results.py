@@ -1,20 +1,15 @@
 """Results that others can check: numbers with the machine, versions, commit and command."""
 
 import json
-import os
-import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data.files import write_atomically
+from training.environment import machine
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
 Stage = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
@@ -22,19 +17,8 @@ Stage = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
 
 def environment() -> dict[str, str | None]:
     """What a measurement depends on, to be kept beside its numbers."""
-    import triton
-
-    cuda = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "commit": _commit(),
-        "command": f"python -m {_module()} {shlex.join(_arguments())}".strip(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }
+    command = f"python -m {_module()} {shlex.join(_arguments())}".strip()
+    return {**machine(), "command": command}
 
 
 def write_result(path: Path, values: dict[str, Any]) -> None:
@@ -118,17 +102,3 @@ def _arguments() -> list[str]:
         option + equals + (Path(value).name if Path(value).is_absolute() else value)
         for option, equals, value in parts
     ]
-
-
-def _commit() -> str | None:
-    """The commit of the checkout, "+" where files differ; PAPILIO_COMMIT in a copy without .git."""
-    if "PAPILIO_COMMIT" in os.environ:
-        return os.environ["PAPILIO_COMMIT"]
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")

@@ -15,6 +15,7 @@ import numpy as np
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from scripts.evaluation_plots import styles_of
+from scripts.evaluation_sections import trained_on
 from scripts.evaluation_verdicts import digits, is_known, with_interval
 from scripts.readme_tables import markdown_table
 from scripts.results import write_result
@@ -57,6 +58,7 @@ def write_table4(
         "rows": {
             corpus: with_first_parts(rows(tables), runs) for corpus, tables in evaluations.items()
         },
+        "trained_on": trained_on([run for e in evaluations.values() for run in e["runs"]]),
         "curves": curves(runs),
     }
     write_result(out / RESULT, result)
@@ -200,7 +202,7 @@ def markdown(result: dict[str, Any]) -> str:
                 ],
             ),
         ]
-    return "\n".join(parts)
+    return "\n".join([*parts, result["trained_on"] + "\n"])
 
 
 def _counted(table: Sequence[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ import pytest
 from scripts import evaluation_report
 from scripts.evaluation_plan import Plan
 from scripts.evaluation_report import markdown, write_report
+from scripts.evaluation_sections import trained_on
 from scripts.evaluation_verdicts import verdict
 from tests.scripts.made_up_evaluation import CONTEXTS, LONG, SHORT, evaluate, find
 
@@ -264,7 +265,7 @@ def test_files(result, tmp_path, capsys):
             path.unlink()
     evaluation_report.main([str(out)])
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    made_by = (out / "report.md").read_text().index("Made by")
+    made_by = (out / "report.md").read_text().index("This report was made by")
     assert (out / "report.md").read_text()[:made_by].rstrip() == markdown(result).rstrip()
 
 
@@ -315,3 +316,14 @@ def test_one_model_is_compared_with_nothing(result, tmp_path):
 def test_a_folder_without_an_evaluation(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no evaluation.json: give the --out of"):
         evaluation_report.main([str(tmp_path)])
+
+
+def test_what_runs_were_trained_on():
+    def run(device, commit):
+        return {"environment": {"device": device, "torch": "2", "triton": "3", "commit": commit}}
+
+    runs = [run("A", "x"), run("A", "x"), run("A", None), {"environment": None}]
+    assert trained_on(runs) == (
+        "Trained on A with torch 2, triton 3, commit None; A with torch 2, triton 3, commit x; a "
+        "machine that was not noted."
+    )

@@ -10,6 +10,7 @@ from configs import RUN_CONFIG, load_config
 from scripts import evaluate, gpu_pool, reproduce_table4, table4_plan
 from scripts.table4_plan import BUDGETS, Budget, Model
 from scripts.table4_report import curves, markdown, rows, with_first_parts
+from training.environment import read_environment
 from training.metrics import METRICS, read_metrics
 
 TINY = (
@@ -108,6 +109,9 @@ def test_trains_scores_and_reports_once(tiny, corpus):
     text = (out / "table4.md").read_text()
     assert text == markdown(result)
     assert "| FlashAttention, 4K | 17.5 | 3.6 |" in text
+    there = read_environment(out / "long_seed2")
+    assert there is not None and f"torch {there['torch']}, triton" in text
+    assert text.endswith(f"commit {there['commit']}.\n")
     assert f"| long | 2 | 0M | {table[1]['tokens_per_s']:,.0f} |" in text
     assert (out / "table4.png").stat().st_size > 10_000
     assert (out / f"evaluation_{corpus.name}" / "report.md").exists()
@@ -374,7 +378,8 @@ def row_of(label, seeds=1, paper_difference=None, difference=None):
 
 
 def markdown_of(*table):
-    return markdown({"budget": "smoke", "paper": [], "rows": {"shards": list(table)}})
+    result = {"budget": "smoke", "paper": [], "trained_on": "Trained on paper."}
+    return markdown({**result, "rows": {"shards": list(table)}})
 
 
 @pytest.mark.parametrize(
