@@ -5,7 +5,7 @@ matplotlib takes a second to load, which --help should not wait for: functions l
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "os^Dv<>"
 LINES = ("-", "--", ":", "-.")
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
+RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
 
 Styles = dict[str, dict[str, str]]  # colour and marker by label
@@ -106,7 +107,7 @@ def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
     loss, difference = _panels(len(labels) > 1)
-    limits = []
+    lines = []
     for label in labels:
         line = [row for row in rows if row["label"] == label]
         places = [_middle(row) for row in line]
@@ -114,18 +115,39 @@ def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
         _band(loss, places, line, "nats", "interval", look)
         if difference is not None:
             _band(difference, places, line, "difference", "difference_interval", look)
-        tokens = sum(row["tokens"] for row in line)
-        limits += [row["difference"] for row in line]
-        for row in line:
-            if row["tokens"] >= FEW * tokens:
-                limits += row["difference_interval"]
+        lines.append(line)
     _finish(loss, difference, x_label, labels[0])
-    limits = _floats(limits)
-    limits = limits[~np.isnan(limits)]
-    if difference is not None and limits.size and np.ptp(limits) > 0:
-        margin = 0.05 * np.ptp(limits)
-        difference.set_ylim(limits.min() - margin, limits.max() + margin)
+    if difference is not None:
+        _limit(difference, lines)
     return _figure(loss)
+
+
+def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
+    """Differences over the middles of logarithmic bins: by panel, the rows of each line.
+
+    Bins with a share of the tokens below RARE are left out: their means are not known well.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6 * len(panels), 5), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
+        styles = styles_of(lines)
+        drawn = []
+        for label, line in lines.items():
+            tokens = sum(row["tokens"] for row in line)
+            line = [row for row in line if row["tokens"] >= RARE * tokens]
+            places = [_middle(row) for row in line]
+            look = {**styles[label], "label": label}
+            _band(axes, places, line, "difference", "difference_interval", look)
+            drawn.append(line)
+        axes.axhline(0, color="black", lw=0.8, zorder=1)
+        axes.set_title(title)
+        axes.set_ylabel("difference, nats per token")
+        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+        _logarithmic(axes, x_label)
+        _limit(axes, drawn)
+    return figure
 
 
 PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
@@ -155,8 +177,6 @@ def _figure(axes: "Axes") -> "Figure":
 
 def _finish(loss: "Axes", difference: "Axes | None", x_label: str, first: str) -> None:
     """What the panels have in common."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     loss.set_ylabel("loss, nats per token")
     handles, names = loss.get_legend_handles_labels()
     columns = min(3, len(names))
@@ -165,12 +185,34 @@ def _finish(loss: "Axes", difference: "Axes | None", x_label: str, first: str) -
         difference.set_ylabel(f"difference to {first}, nats per token")
         difference.axhline(0, color="black", lw=0.8, zorder=1)
     for axes in [loss] if difference is None else [loss, difference]:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(_short))
-        axes.set_xlabel(x_label)
-        axes.grid(alpha=0.3)
+        _logarithmic(axes, x_label)
+
+
+def _logarithmic(axes: "Axes", x_label: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.set_xlabel(x_label)
+    axes.grid(alpha=0.3)
+
+
+def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
+    """Show all means, and all intervals but those of bins with a share below FEW."""
+    limits = []
+    for line in lines:
+        tokens = sum(row["tokens"] for row in line)
+        limits += [row["difference"] for row in line]
+        for row in line:
+            if row["tokens"] >= FEW * tokens:
+                limits += row["difference_interval"]
+    limits = _floats(limits)
+    limits = limits[~np.isnan(limits)]
+    if limits.size and np.ptp(limits) > 0:
+        margin = 0.05 * np.ptp(limits)
+        axes.set_ylim(limits.min() - margin, limits.max() + margin)
 
 
 def _error_bars(

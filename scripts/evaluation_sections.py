@@ -5,7 +5,7 @@ from typing import Any
 
 from scripts.evaluation_statistics import LEAST_DOCUMENTS
 from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
-from scripts.readme_tables import markdown_table
+from scripts.markdown import markdown_table
 from scripts.results import Row
 
 BINNED = {
@@ -200,10 +200,10 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
         "documents, and more for few, as far out as Student's t asks (the expanded percentile "
         "interval of Hesterberg, arXiv 1411.5279). Differences are taken token by token before "
         "that, so that documents which are hard for all models cancel. Where both models have "
-        "several seeds, the interval of their means, by Welch's standard error and Student's t "
-        "with the degrees of freedom of the fewer seeds, is added in quadrature. Intervals of "
-        "losses, of controls and of bins count documents alone. Where there is no interval, the "
-        f"tokens are of fewer than {LEAST_DOCUMENTS} documents.",
+        "several seeds, the interval over these is added in quadrature: by Student's t, over pairs "
+        "where both have the same seeds, otherwise by Welch's standard error with the degrees of "
+        "freedom of the fewer seeds. Intervals of losses and of controls count documents alone. "
+        f"Where there is no interval, the tokens are of fewer than {LEAST_DOCUMENTS} documents.",
     ]
     here = result.get("environment")
     if here:

@@ -168,6 +168,18 @@ def seed_half_width(a: list[float], b: list[float]) -> float | None:
     return _t_975(smaller - 1) * error
 
 
+def paired_half_width(differences: list[float]) -> float | None:
+    """Half the 95% interval of the mean difference over pairs of seeds, nats; None for one pair.
+
+    Student's t. What both runs of a pair have in common, such as the weights that they start with,
+    does not widen it.
+    """
+    n = len(differences)
+    if n < 2:
+        return None
+    return _t_975(n - 1) * float(np.std(differences, ddof=1)) / math.sqrt(n)
+
+
 def widen(document: Estimate, seeds: float | None) -> Estimate:
     """The interval of a difference that also counts the seeds, whose errors are independent."""
     if seeds is None:

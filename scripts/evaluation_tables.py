@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from scripts.evaluation_statistics import (
     describe_corpus,
     estimate,
     log_bins,
+    paired_half_width,
     seed_half_width,
     widen,
 )
@@ -53,6 +54,8 @@ class ScoredModel:
     scoring: Scoring
     seeds: list[np.ndarray]
     """(n_tokens,) losses of each seed."""
+    numbers: list[int]
+    """Of the seeds; each is there once."""
 
     @property
     def mean(self) -> np.ndarray:
@@ -104,16 +107,54 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
     }
 
 
+def compare(
+    scored: Sequence[Scored], stream: TokenStream, pairs: Iterable[tuple[str, str]]
+) -> Table:
+    """What separates models that one wants to compare with another than the first.
+
+    Args:
+        scored, stream: as for `tabulate`.
+        pairs: labels of a model and of what it is compared with; those that are not there are left
+            out.
+
+    Returns:
+        For each pair the difference in nats, as trained, with all of its history: chunk as the
+        paper evaluates, strided on the tokens of `as_trained`, and document_position, in
+        logarithmic bins.
+    """
+    corpus = describe_corpus(stream, scored[0].run.tokenizer.token_bytes())
+    rows = [r for r in _rows(scored) if r.scoring.control == "none"]
+    chunk = {r.label: r for r in _as_trained([r for r in rows if r.scoring.first == 0], scored)}
+    strided = _common(_as_trained([r for r in rows if r.scoring.first > 0], scored))
+    strided = {r.label: r for r in strided}
+
+    def by_position(label: str, other: str) -> Table:
+        table = _binned([strided[other], strided[label]], corpus, lambda _: corpus.history)
+        return [row for row in table if row["label"] == label]
+
+    return [
+        {
+            "label": label,
+            "to_label": other,
+            "chunk": _difference(chunk[label], chunk[other], corpus),
+            "strided": _difference(strided[label], strided[other], corpus),
+            "document_position": by_position(label, other),
+        }
+        for label, other in pairs
+        if label in strided and other in strided
+    ]
+
+
 def _rows(scored: Iterable[Scored]) -> list[ScoredModel]:
     """One row a model and scoring, in the order of the command line."""
-    seeds: dict[tuple[str, Scoring], list[np.ndarray]] = {}
+    rows: dict[tuple[str, Scoring], ScoredModel] = {}
     for s in scored:
         for scoring, losses in s.losses.items():
-            seeds.setdefault((s.label, scoring), []).append(losses)
-    return [
-        ScoredModel(label=label, scoring=scoring, seeds=losses)
-        for (label, scoring), losses in seeds.items()
-    ]
+            new = ScoredModel(label=s.label, scoring=scoring, seeds=[], numbers=[])
+            row = rows.setdefault((s.label, scoring), new)
+            row.seeds.append(losses)
+            row.numbers.append(s.run.seed_number)
+    return list(rows.values())
 
 
 def _common(rows: list[ScoredModel]) -> list[ScoredModel]:
@@ -122,12 +163,7 @@ def _common(rows: list[ScoredModel]) -> list[ScoredModel]:
         return []
     missing = np.any([np.isnan(r.seeds[0]) for r in rows], axis=0)
     return [
-        ScoredModel(
-            label=r.label,
-            scoring=r.scoring,
-            seeds=[np.where(missing, np.nan, losses) for losses in r.seeds],
-        )
-        for r in rows
+        replace(r, seeds=[np.where(missing, np.nan, losses) for losses in r.seeds]) for r in rows
     ]
 
 
@@ -199,22 +235,61 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None, corpus: Corpus) -> d
 
 def _difference(row: ScoredModel, versus: ScoredModel, corpus: Corpus) -> dict[str, Any]:
     """row - versus, nats, over the tokens that both scored."""
-    per_token = row.mean - versus.mean
-    (documents,) = estimate(per_token, corpus)
-    shared = ~np.isnan(per_token)
-    means = [[float(s[shared].mean(dtype=np.float64)) for s in r.seeds] for r in (versus, row)]
-    # A control is the same weights scored twice: its seeds are paired, and documents say it all.
-    seeds = None if row.label == versus.label else seed_half_width(*means)
-    both = widen(documents, seeds)
+    (gap,) = _gaps(row, versus, corpus)
     return {
         "to_label": versus.label,
         "to_history": versus.scoring.history,
-        "tokens": int(shared.sum()),
-        "nats": both.mean,
-        "interval": _interval(both),
-        "interval_of_documents": _interval(documents),
-        "half_width_of_seeds": seeds,
+        "tokens": int((~np.isnan(row.mean - versus.mean)).sum()),
+        "nats": gap.both.mean,
+        "interval": _interval(gap.both),
+        "interval_of_documents": _interval(gap.documents),
+        "half_width_of_seeds": gap.half_width_of_seeds,
     }
+
+
+class _Gap(NamedTuple):
+    """What separates two models, and how sure that is."""
+
+    documents: Estimate
+    half_width_of_seeds: float | None
+    both: Estimate
+
+
+def _gaps(
+    row: ScoredModel, versus: ScoredModel, corpus: Corpus, bins: np.ndarray | None = None
+) -> list[_Gap]:
+    """row - versus in each bin, over the tokens that both scored."""
+    per_token = row.mean - versus.mean
+    documents = estimate(per_token, corpus, bins=bins)
+    shared = ~np.isnan(per_token)
+    places = np.zeros(int(shared.sum()), dtype=np.int64) if bins is None else bins[shared]
+    counts = np.bincount(places, minlength=len(documents))
+
+    def means(of: ScoredModel) -> list[np.ndarray]:
+        with np.errstate(invalid="ignore"):  # 0 / 0 where a bin has no token
+            return [
+                np.bincount(places, weights=losses[shared], minlength=len(counts)) / counts
+                for losses in of.seeds
+            ]
+
+    ours, theirs = means(row), means(versus)
+    gaps = []
+    for number, of_documents in enumerate(documents):
+        seeds = _seed_half_width(
+            {n: float(m[number]) for n, m in zip(row.numbers, ours, strict=True)},
+            {n: float(m[number]) for n, m in zip(versus.numbers, theirs, strict=True)},
+        )
+        if row.label == versus.label:
+            seeds = None  # the same weights scored twice: documents say it all
+        gaps.append(_Gap(of_documents, seeds, widen(of_documents, seeds)))
+    return gaps
+
+
+def _seed_half_width(ours: dict[int, float], theirs: dict[int, float]) -> float | None:
+    """Half the interval that seeds give to a difference; in pairs where both have the same ones."""
+    if ours.keys() == theirs.keys():
+        return paired_half_width([ours[number] - theirs[number] for number in ours])
+    return seed_half_width(list(theirs.values()), list(ours.values()))
 
 
 def _interval(of: Estimate) -> list[float | None]:
@@ -237,7 +312,7 @@ def _binned(rows: list[ScoredModel], corpus: Corpus, lengths: Any) -> Table:
     for row in rows:
         bins = log_bins(np.asarray(lengths(row)))
         means = estimate(row.mean, corpus, bins=bins)
-        gaps = estimate(row.mean - first.mean, corpus, bins=bins)
+        gaps = _gaps(row, first, corpus, bins)
         counts = np.bincount(bins[~np.isnan(row.mean)], minlength=len(means))
         for number, count in enumerate(counts):
             if count:
@@ -250,8 +325,8 @@ def _binned(rows: list[ScoredModel], corpus: Corpus, lengths: Any) -> Table:
                         "tokens": int(count),
                         "nats": means[number].mean,
                         "interval": _interval(means[number]),
-                        "difference": gaps[number].mean,
-                        "difference_interval": _interval(gaps[number]),
+                        "difference": gaps[number].both.mean,
+                        "difference_interval": _interval(gaps[number].both),
                     }
                 )
     return table

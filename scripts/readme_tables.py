@@ -7,9 +7,12 @@ A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from scripts.markdown import markdown_table
+from scripts.table4_comparisons import comparisons_table
 
 README = Path("README.md")
 RESULTS = Path("docs/results")
@@ -148,6 +151,41 @@ def paper_speedup() -> str:
     )
 
 
+def table4() -> str:
+    """What training took and what came of it, from `scripts.reproduce_table4`."""
+    (rows,) = _load("table4_minutes")["rows"].values()
+    base = rows[0]
+    return markdown_table(
+        [
+            "model",
+            "seeds",
+            "tokens",
+            "tokens/s",
+            "time",
+            "perplexity, as the paper evaluates",
+            "perplexity, on identical tokens",
+        ],
+        [
+            [
+                row["label"],
+                str(row["seeds"]),
+                f"{row['tokens'] / 1e6:,.0f}M",
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['gpu_hours'] / base['gpu_hours']:.2f}",
+                f"{row['paper_perplexity']:.2f}",
+                f"{row['perplexity']:.2f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def table4_answers() -> str:
+    """What the models of that table tell about each other."""
+    (comparisons,) = _load("table4_minutes")["comparisons"].values()
+    return comparisons_table(comparisons)
+
+
 def _time_and_memory(row: dict[str, Any]) -> str:
     """Forward and backward: milliseconds of the GPU, and peak MiB."""
     if row["status"] != "ok":
@@ -173,6 +211,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention_speed": attention_speed,
     "butterfly_speed": butterfly_speed,
     "paper_speedup": paper_speedup,
+    "table4": table4,
+    "table4_answers": table4_answers,
 }
 
 
@@ -187,12 +227,6 @@ def fill(text: str) -> str:
 
 def _load(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:

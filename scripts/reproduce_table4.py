@@ -7,14 +7,15 @@ Trains each model of --models with each seed, on all GPUs of this machine, one r
 of --gpus-per-run), all with the same tokens a step, the same tokens in all, the same schedule and
 the same text; scores them on the same validation tokens (scripts.evaluate), and writes a report.
 Stopped, the same command goes on. A model that is measured by another one's time, or starts from
-its weights, brings that one along. Several machines can share the work, each with its --only-seeds:
-put the folders of all runs into one, and call the command with --report-only; weights may be left
-out there.
+its weights, brings that one along. Several machines can share the work, each with its --only: put
+the folders of all runs into one, and call the command with --report-only; weights may be left out
+there.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from data.windows import ScoringWindows
 from scripts.evaluate import evaluate_runs, is_scored, validation_splits
 from scripts.evaluation_plan import STRIDE, Plan
 from scripts.evaluation_report import write_report
-from scripts.evaluation_tables import tabulate
+from scripts.evaluation_tables import compare, tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.table4_comparisons import PAIRS
 from scripts.table4_plan import BUDGETS, MODELS, Job, final_arguments, last_step, make_jobs
 from scripts.table4_report import write_table4
 from training.distributed import start_processes
@@ -37,13 +39,11 @@ def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
     """The same scorings for each run, whichever runs are finished."""
     configs = [job.config for job in jobs]
     contexts = sorted({config.model.context_length for config in configs})
-    masked = any(config.data.document_mask for config in configs)
     return Plan(
         strides=tuple(strides),
         histories=tuple(contexts),
         near=contexts[0],
         first=contexts[-1],
-        document_masks=(False, True) if masked else None,
     )
 
 
@@ -66,26 +66,26 @@ def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequen
                 ScoringWindows(stream, scoring, 1)
 
 
-def jobs_here(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
-    """Those of some seeds; the others are trained elsewhere.
+def jobs_here(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
+    """Those whose runs match a pattern; the others are trained elsewhere.
 
     Raises:
-        ValueError: there is no such seed, or a time of another seed is needed and not known.
+        ValueError: a pattern matches no run, or a run elsewhere is needed and not there.
     """
-    strange = set(seeds) - {job.seed for job in jobs}
-    if strange:
-        raise ValueError(
-            f"--only-seeds={', '.join(map(str, sorted(strange)))} must be of 1 to "
-            f"{max(job.seed for job in jobs)}, the seeds of this sweep (--seeds)"
-        )
-    here = [job for job in jobs if job.seed in seeds]
+    for pattern in patterns:
+        if not any(fnmatchcase(job.folder.name, pattern) for job in jobs):
+            raise ValueError(
+                f"--only={pattern} matches none of the runs of this sweep: "
+                f"{', '.join(job.folder.name for job in jobs)}"
+            )
+    here = [job for job in jobs if any(fnmatchcase(job.folder.name, p) for p in patterns)]
     folders = {job.folder for job in here}
     elsewhere = {folder for job in here for folder in job.needs} - folders
     missing = sorted(folder.name for folder in elsewhere if last_step(folder) is None)
     if missing:
         raise ValueError(
-            f"--only-seeds leaves out {', '.join(missing)}, whose GPU-hours say how long others "
-            f"are trained: copy {RUN_CONFIG} and {METRICS} of these here, or train seed 1 first"
+            f"--only leaves out {', '.join(missing)}, which others need: copy the folders of these "
+            f"runs here ({RUN_CONFIG} and {METRICS} will do where only their time counts)"
         )
     return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
 
@@ -102,8 +102,6 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
             "--first": (plan.first,),
         }
         options = [word for name, values in numbers.items() for word in (name, *map(str, values))]
-        if plan.document_masks is not None:
-            options += ["--documents", "both"]
         scoring = python_command(
             n_gpu, "-m", "scripts.evaluate", str(job.folder), "--score-only",
             "--data", *map(str, score_on), *options,
@@ -143,14 +141,15 @@ def report(
     left_out = [job.folder.name for job in jobs if job not in ready]
     if left_out:
         print(f"not finished and scored, so not in the report: {', '.join(left_out)}")
-    results = {}
+    results, comparisons = {}, {}
     with start_processes("auto") as processes:
         folders = [job.folder for job in ready]
         for scored, stream in evaluate_runs(folders, plan, processes, corpora=score_on):
             name = stream.path.resolve().name
             results[name] = tabulate(scored, stream)
+            comparisons[name] = compare(scored, stream, PAIRS)
             write_report(results[name], out / f"evaluation_{name}")
-    write_table4(results, {job.folder: job.name for job in ready}, budget, out)
+    write_table4(results, comparisons, {job.folder: job.name for job in ready}, budget, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -167,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
     parser.add_argument(
-        "--only-seeds", type=int, nargs="+", metavar="SEED", help="train and score no others here"
+        "--only", nargs="+", metavar="RUN", help="train and score no others here, as '*_seed2'"
     )
     parser.add_argument("--gpus-per-run", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder (default: out/table4_BUDGET)")
@@ -199,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scorable(jobs, plan, args.data, score_on)
     failed = []
     if not args.report_only:
-        here = jobs if args.only_seeds is None else jobs_here(jobs, args.only_seeds)
+        here = jobs if args.only is None else jobs_here(jobs, args.only)
         tasks = [task_of(job, plan, score_on) for job in here]
         failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
     if failed:

@@ -12,6 +12,8 @@ from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
 
+_SEED = re.compile(r"_seed(\d+)$")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -34,6 +36,15 @@ class Run:
         model = GPT(self.config.model)
         load_model(self.checkpoint, model)
         return model.eval()
+
+    @property
+    def seed_number(self) -> int:
+        """N of a folder NAME_seedN; of another folder the seed itself.
+
+        Not the seed: that of a run which starts with another's weights is another one's.
+        """
+        named = _SEED.search(self.folder.resolve().name)
+        return int(named[1]) if named else self.config.run.seed
 
 
 def open_run(folder: Path) -> Run:
@@ -95,7 +106,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     Raises:
         ValueError: runs that are called the same differ in more than their seed, or not at all.
     """
-    names = [re.sub(r"_seed\d+$", "", run.folder.resolve().name) for run in runs]
+    names = [_SEED.sub("", run.folder.resolve().name) for run in runs]
     known: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
         for other in known.setdefault(name, []):
@@ -114,6 +125,11 @@ def labels(runs: Sequence[Run]) -> list[str]:
                 raise ValueError(
                     f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
                     "two seeds would seem to agree, leave one out"
+                )
+            if run.seed_number == other.seed_number:
+                raise ValueError(
+                    f"{run.folder} and {other.folder} would both be seed {run.seed_number} of "
+                    f"{name}: name the folders {name}_seed1, {name}_seed2 ..."
                 )
         known[name].append(run)
     return names

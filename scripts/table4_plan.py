@@ -13,6 +13,7 @@ from training.checkpoint import latest_checkpoint, read_progress
 from training.metrics import read_metrics
 
 _BUTTERFLY = ("model.mask.pattern=butterfly",)
+_OF_4K = ("data.consecutive_windows=4",)
 _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
 
@@ -35,7 +36,7 @@ class Model:
 # how alike the sequences of a batch are, from 4k in attention alone.
 MODELS = {
     "1k": Model(context="1k"),
-    "1k_of_4k": Model(context="1k", overrides=("data.consecutive_windows=4",)),
+    "1k_of_4k": Model(context="1k", overrides=_OF_4K),
     "2k": Model(context="2k"),
     "4k": Model(context="4k"),
     "8k": Model(context="8k"),
@@ -47,6 +48,7 @@ MODELS = {
     "1k_same_time": Model(context="1k", same_time_as="4k"),
     "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
     "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
+    "1k_then_1k_of_4k": Model(context="1k", overrides=_OF_4K, starts_from="1k", share=1 / 3),
     "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
     "1k_then_16k": Model(context="16k", starts_from="1k", share=1 / 3),
     "1k_then_4k_butterfly": Model(
@@ -105,7 +107,7 @@ BUDGETS = {
         steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY), models=("1k", "2k")
     ),
     "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
-    "hours": Budget(steps=7_200, batch_tokens=65_536, seeds=1, overrides=_SHORT),
+    "hours": Budget(steps=3_600, batch_tokens=131_072, seeds=1, overrides=_SHORT),
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
 }
 """smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 472M tokens. paper: 210B

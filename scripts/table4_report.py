@@ -17,8 +17,9 @@ from data.files import write_atomically
 from scripts.evaluation_plots import styles_of
 from scripts.evaluation_sections import trained_on
 from scripts.evaluation_verdicts import digits, is_known, with_interval
-from scripts.readme_tables import markdown_table
+from scripts.markdown import markdown_table
 from scripts.results import write_result
+from scripts.table4_comparisons import comparisons_table, draw_positions
 from scripts.table4_plan import first_part
 from training.metrics import read_metrics
 
@@ -36,14 +37,16 @@ COST = ("tokens", "gpu_hours")
 
 def write_table4(
     evaluations: Mapping[str, dict[str, Any]],
+    comparisons: Mapping[str, list[dict[str, Any]]],
     runs: Mapping[Path, str],
     budget: str,
     out: Path,
 ) -> None:
-    """Write table4.json, table4.md and table4.png into `out`, and print the table.
+    """Write table4.json, table4.md and the pictures into `out`, and print the tables.
 
     Args:
         evaluations: by corpus, what `scripts.evaluation_tables.tabulate` gives.
+        comparisons: by corpus, what `scripts.evaluation_tables.compare` gives for PAIRS.
         runs: folders of the finished runs, and the model of each; beside them those of the runs
             that they start from.
         budget: its name.
@@ -58,6 +61,7 @@ def write_table4(
         "rows": {
             corpus: with_first_parts(rows(tables), runs) for corpus, tables in evaluations.items()
         },
+        "comparisons": dict(comparisons),
         "trained_on": trained_on([run for e in evaluations.values() for run in e["runs"]]),
         "curves": curves(runs),
     }
@@ -66,13 +70,15 @@ def write_table4(
 
 
 def redraw(path: Path) -> None:
-    """Write the Markdown and the picture anew beside the JSON, and print the table."""
+    """Write the Markdown and the pictures anew beside the JSON, and print the tables."""
     result = json.loads(path.read_text(encoding="utf-8"))
     text = markdown(result)
     write_atomically(path.with_suffix(".md"), text.encode())
     draw(result["curves"], path.with_suffix(".png"))
+    for corpus, comparisons in result["comparisons"].items():
+        draw_positions(comparisons, path.with_name(f"{path.stem}_positions_{corpus}.png"))
     print(text)
-    print(f"wrote {path.with_suffix('.md')} and {path.with_suffix('.png')}")
+    print(f"wrote {path.with_suffix('.md')} and its pictures")
 
 
 def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,17 +127,15 @@ def with_first_parts(table: list[dict[str, Any]], runs: Mapping[Path, str]) -> l
 def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
     """For each model the validation loss over tokens and GPU-hours, the mean over its seeds.
 
-    The curve of a model that starts with another's weights goes on from where that one's ends.
+    The curve of a model that starts with another's weights begins where that one's ends.
     """
     by_model: dict[str, list[list[dict[str, Any]]]] = {}
     for folder, model in runs.items():
         before = _before(folder, model)
-        evaluations = [
-            r | {key: r[key] + before[key] for key in COST}
-            for r in read_metrics(folder)
-            if "val_loss" in r
-        ]
-        by_model.setdefault(model, []).append(evaluations)
+        origin = first_part(folder, model)
+        first = [] if origin is None else _evaluations(origin)[-1:]
+        rest = [r | {key: r[key] + before[key] for key in COST} for r in _evaluations(folder)]
+        by_model.setdefault(model, []).append(first + rest)
     return {
         model: [
             {
@@ -143,6 +147,10 @@ def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
         ]
         for model, seeds in by_model.items()
     }
+
+
+def _evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [record for record in read_metrics(folder) if "val_loss" in record]
 
 
 def _before(folder: Path, model: str) -> dict[str, float]:
@@ -202,6 +210,12 @@ def markdown(result: dict[str, Any]) -> str:
                 ],
             ),
         ]
+        if result["comparisons"][corpus]:
+            parts += [
+                "What these models tell about each other: one minus the other, nats a token. Equal "
+                "tokens are those of training, equal time is that of the GPUs.\n",
+                comparisons_table(result["comparisons"][corpus]),
+            ]
     return "\n".join([*parts, result["trained_on"] + "\n"])
 
 

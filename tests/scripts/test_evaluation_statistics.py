@@ -16,6 +16,7 @@ from scripts.evaluation_statistics import (
     describe_corpus,
     estimate,
     log_bins,
+    paired_half_width,
     seed_half_width,
     widen,
 )
@@ -196,6 +197,12 @@ def test_interval_of_seeds_by_hand():
     assert seed_half_width(same, same) == pytest.approx(
         2.160 * math.sqrt(2 * 14 / 13 / 14), rel=1e-3
     )
+
+
+def test_interval_of_pairs_by_hand():
+    assert paired_half_width([1.0, 3.0]) == pytest.approx(12.706)  # sd sqrt(2), over sqrt(2)
+    assert paired_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
+    assert paired_half_width([1.0]) is None
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 13), 20, 99])

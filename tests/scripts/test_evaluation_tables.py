@@ -13,7 +13,7 @@ from data.shards import TokenStream
 from data.tokenizer import load_tokenizer
 from data.windows import Scoring
 from scripts.evaluation_statistics import seed_half_width
-from scripts.evaluation_tables import Scored, tabulate
+from scripts.evaluation_tables import Scored, compare, tabulate
 from scripts.runs import Run
 from training.checkpoint import Progress
 
@@ -261,6 +261,44 @@ def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
     assert [(run["label"], run["seed"]) for run in result["runs"]] == [
         ("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)
     ]  # fmt: skip
+
+
+def test_the_same_seeds_are_pairs(scored, stream, base):
+    rng = np.random.default_rng(1)
+    ups = dict(zip((3, 1, 2), rng.normal(size=3), strict=True))  # what both runs of a pair share
+    gaps = {1: 0.30, 2: 0.31, 3: 0.32}
+    a = [scored("a", {LONG: base + ups[n]}, seed=n) for n in ups]
+    b = [scored("b", {LONG: base + ups[n] + gaps[n]}, seed=n) for n in gaps]
+    result = tabulate([*a, *b], stream)
+    difference = result["strided"][1]["difference"]
+    half = 4.303 * 0.01 / math.sqrt(3)
+    assert difference["nats"] == pytest.approx(0.31, abs=1e-5)
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
+    for row in result["document_position"]:  # seeds count in every bin as well
+        low, high = row["difference_interval"]
+        if row["label"] == "b" and low is not None:
+            assert [low, high] == pytest.approx([0.31 - half, 0.31 + half], abs=1e-4)
+
+
+def test_comparisons_of_other_pairs(scored, stream, base):
+    shift = np.where(np.arange(len(stream)) % 2, 0.2, 0.4)
+    up = {"a": 0.0, "b": 1.0, "c": shift}
+    runs = [
+        scored(label, {SHORT: base + 9, LONG: base + more, CHUNK_LONG: base + 2 * more})
+        for label, more in up.items()
+    ]
+    pairs = [("c", "b"), ("b", "a"), ("b", "missing"), ("missing", "a")]
+    one, two = compare(runs, stream, pairs)
+    assert [(row["label"], row["to_label"]) for row in (one, two)] == pairs[:2]
+    assert two["strided"]["nats"] == pytest.approx(1.0, abs=1e-5)
+    assert two["chunk"]["nats"] == pytest.approx(2.0, abs=1e-5)
+    here = slice(scored_from(LONG), scored_to(LONG, len(stream)))
+    assert one["strided"]["nats"] == pytest.approx((shift[here] - 1).mean(), abs=1e-5)
+    bins = one["document_position"]
+    assert {row["label"] for row in bins} == {"c"}
+    assert sum(row["tokens"] for row in bins) == one["strided"]["tokens"]
+    total = sum(row["tokens"] * row["difference"] for row in bins)
+    assert total / one["strided"]["tokens"] == pytest.approx(one["strided"]["nats"], abs=1e-6)
 
 
 def test_bits_per_byte_by_hand(scored, stream, base):

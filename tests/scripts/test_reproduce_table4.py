@@ -143,25 +143,24 @@ def test_curves_are_means_over_seeds(tiny):
 
 def test_machines_share_the_seeds(tiny, tmp_path):
     names = ["--models", "short", "long_from_short"]
-    with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, whose GPU-hours"):
-        tiny(*names, "--only-seeds", "2")
-    with pytest.raises(ValueError, match=r"--only-seeds=3 must be of 1 to 2"):
-        tiny(*names, "--only-seeds", "3")
-    out, _ = tiny(*names, "--only-seeds", "1")
+    with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, which others need"):
+        tiny(*names, "--only", "*_seed2")
+    with pytest.raises(
+        ValueError, match=r"--only=\*_seed3 matches none .*: long_seed1, short_seed1"
+    ):
+        tiny(*names, "--only", "*_seed1", "*_seed3")
+    out, _ = tiny(*names, "--only", "*_seed1")
     one_machine = tmp_path / "one_machine"
     out.rename(one_machine)
     for name in ("short", "long"):  # where seed 2 is trained: what tells the times of seed 1
         (out / f"{name}_seed1").mkdir(parents=True)
         for file in (RUN_CONFIG, METRICS):
             shutil.copy(one_machine / f"{name}_seed1" / file, out / f"{name}_seed1")
-    out, ran = tiny(*names, "--only-seeds", "2")
-    assert len([command for command in ran if command[0] == "train.py"]) == 3
-    assert all(
-        "seed2" in argument
-        for command in ran
-        for argument in command
-        if argument.startswith("run.out_dir")
-    )
+    out, ran = tiny(*names, "--only", "*_seed2")
+    folders = {word for words in ran for word in words if word.startswith("run.out_dir")}
+    assert folders == {
+        f"run.out_dir={out / name}_seed2" for name in ("short", "long", "long_from_short")
+    }
 
     weights = shutil.ignore_patterns("*.distcp")
     for run in one_machine.glob("*_seed1"):
@@ -302,12 +301,16 @@ def test_curves_go_on_where_the_first_part_ends(made_up_runs):
             {"tokens": 100, "gpu_hours": 2.0, "val_loss": 3.5},
         ],
         "second": [
+            {"tokens": 100, "gpu_hours": 2.0, "val_loss": 3.5},
             {"tokens": 115, "gpu_hours": 2.0 + 0.375 / 2, "val_loss": 4.5},
             {"tokens": 130, "gpu_hours": 2.0 + 0.375, "val_loss": 3.5},
         ],
     }
     one = {folder: model for folder, model in made_up_runs.items() if folder.name == "second_seed2"}
-    assert curves(one)["second"][0] == {"tokens": 115, "gpu_hours": 3.25, "val_loss": 5.0}
+    assert curves(one)["second"][:2] == [
+        {"tokens": 100, "gpu_hours": 3.0, "val_loss": 4.0},
+        {"tokens": 115, "gpu_hours": 3.25, "val_loss": 5.0},
+    ]
 
 
 def test_first_parts_count_for_those_that_start_with_them(made_up_runs):
@@ -379,7 +382,7 @@ def row_of(label, seeds=1, paper_difference=None, difference=None):
 
 def markdown_of(*table):
     result = {"budget": "smoke", "paper": [], "trained_on": "Trained on paper."}
-    return markdown({**result, "rows": {"shards": list(table)}})
+    return markdown({**result, "rows": {"shards": list(table)}, "comparisons": {"shards": []}})
 
 
 @pytest.mark.parametrize(

@@ -29,3 +29,11 @@ def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
     runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
     with pytest.raises(ValueError, match=message):
         labels([opened("b", "model.n_layer=9"), *runs])
+
+
+def test_numbers_of_seeds(opened):
+    assert opened("a_seed7", "run.seed=1007").seed_number == 7
+    assert opened("a_seeds", "run.seed=3").seed_number == 3
+    runs = [opened("a", "run.seed=2"), opened("a_seed2", "run.seed=1002")]
+    with pytest.raises(ValueError, match=r"a_seed2 and .*a would both be seed 2 of a: name the"):
+        labels(runs)

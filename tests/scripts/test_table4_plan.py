@@ -160,17 +160,17 @@ def test_what_a_run_starts_from_must_tell_its_cost(tmp_path):
 def test_a_share_of_the_steps(tmp_path):
     jobs = {j.name: j.config for j in jobs_of(["1k_then_1k"], tmp_path, "hours")}
     whole, part = (jobs[name].optim for name in ("1k", "1k_then_1k"))
-    assert (whole.max_steps, part.max_steps) == (7200, 2400)
+    assert (whole.max_steps, part.max_steps) == (3600, 1200)
     assert whole.batch_tokens == part.batch_tokens
     assert part.lr == whole.lr / 2
-    assert jobs["1k_then_1k"].run.eval_every == 400 and jobs["1k_then_1k"].run.save_every == 1200
+    assert jobs["1k_then_1k"].run.eval_every == 200 and jobs["1k_then_1k"].run.save_every == 600
     assert jobs["1k"].run.seed == 1
 
 
 def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
     names = [n for n in MODELS if n.startswith("1k_then_") and not n.endswith("_same_time")]
     configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
-    assert len(configs) == 5
+    assert len(configs) == 6
     assert {c.optim.max_steps for c in configs.values()} == {BUDGETS["minutes"].steps // 3}
     assert {c.run.init_from for c in configs.values()} == {str(tmp_path / "1k_seed1")}
     assert {c.run.seed for c in configs.values()} == {1001}  # other windows than the first part

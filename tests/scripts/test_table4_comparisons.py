@@ -1,0 +1,78 @@
+from scripts.evaluation_plots import differences_by_bin
+from scripts.table4_comparisons import PAIRS, QUESTIONS, comparisons_table, draw_positions
+from scripts.table4_plan import BUDGETS, MODELS
+
+
+def test_every_pair_is_of_two_models_and_is_asked_about_once():
+    assert len(set(PAIRS)) == len(PAIRS)
+    assert all(one != other and {one, other} <= set(MODELS) for one, other in PAIRS)
+    assert {question.asks for question in QUESTIONS if question.panel is None}  # some are not drawn
+
+
+def test_every_model_but_the_first_answers_something():
+    asked = {name for pair in PAIRS for name in pair}
+    assert set(MODELS) - asked == set()
+    default = set(BUDGETS["minutes"].models)
+    assert {pair for pair in PAIRS if set(pair) <= default}
+
+
+def bins(*means):
+    return [
+        {
+            "bin": number,
+            "tokens": 1 if number == 1 else 5000,
+            "difference": mean,
+            "difference_interval": [None, None] if number == 3 else [mean - 0.1, mean + 0.1],
+        }
+        for number, mean in enumerate(means)
+    ]
+
+
+def comparison(label, other, *means):
+    chunk = {"nats": -0.04, "interval": [-0.05, -0.03]}
+    strided = {"nats": -0.02, "interval": [None, None]}
+    return {
+        "label": label,
+        "to_label": other,
+        "chunk": chunk,
+        "strided": strided,
+        "document_position": bins(*means),
+    }
+
+
+def test_table():
+    rows = [comparison("4k", "1k", 0.0), comparison("4k_from_1k", "4k", 0.0)]
+    lines = comparisons_table(rows).splitlines()
+    assert lines[2] == (
+        "| longer context from scratch, equal tokens | 4k | 1k | -0.0400 (-0.0500 to -0.0300) "
+        "| -0.0200 |"
+    )
+    assert lines[3].startswith("| a trained 1K model instead of from scratch, equal time | 4k_from")
+
+
+def test_picture(tmp_path, monkeypatch):
+    figures = []
+
+    def record(*arguments):
+        figures.append(differences_by_bin(*arguments))
+        return figures[-1]
+
+    monkeypatch.setattr("scripts.table4_comparisons.differences_by_bin", record)
+    path = tmp_path / "positions.png"
+    rows = [
+        comparison("4k", "1k", 0.1, 0.2, 0.3, 0.4),
+        comparison("4k_butterfly", "4k", 0.1, 9.0, 0.3, 0.4),
+        comparison("4k_documents", "4k", 0.1),
+    ]
+    assert draw_positions(rows, path)
+    assert path.stat().st_size > 10_000
+    left, right = figures[0].axes
+    assert [axes.get_title() for axes in (left, right)] == [
+        "a longer context", "butterfly instead of dense attention"
+    ]  # fmt: skip
+    (line,) = (line for line in right.get_lines() if line.get_label() == "4k_butterfly minus 4k")
+    assert list(line.get_ydata()) == [0.1, 0.3, 0.4]  # without the bin of one token
+    low, high = right.get_ylim()
+    assert low < 0.0 and 0.4 < high < 1.0
+    assert not draw_positions(rows[2:], path)
+    assert not path.exists()
