@@ -160,10 +160,10 @@ def test_what_a_run_starts_from_must_tell_its_cost(tmp_path):
 def test_a_share_of_the_steps(tmp_path):
     jobs = {j.name: j.config for j in jobs_of(["1k_then_1k"], tmp_path, "hours")}
     whole, part = (jobs[name].optim for name in ("1k", "1k_then_1k"))
-    assert (whole.max_steps, part.max_steps) == (3600, 1200)
+    assert (whole.max_steps, part.max_steps) == (3200, 1067)
     assert whole.batch_tokens == part.batch_tokens
     assert part.lr == whole.lr / 2
-    assert jobs["1k_then_1k"].run.eval_every == 200 and jobs["1k_then_1k"].run.save_every == 600
+    assert jobs["1k_then_1k"].run.eval_every == 170 and jobs["1k_then_1k"].run.save_every == 530
     assert jobs["1k"].run.seed == 1
 
 
