@@ -40,7 +40,7 @@ from training.checkpoint import (
 )
 from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
-from training.environment import write_environment
+from training.environment import note_start
 from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
@@ -115,7 +115,8 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
-        write_environment(run_dir)
+        if progress.step < optim.max_steps:
+            note_start(run_dir, progress.step)
 
     # what runs the model: fused by torch.compile, its gradients averaged over the processes
     fast_model: nn.Module = model

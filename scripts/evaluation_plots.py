@@ -46,11 +46,16 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         if not result[name]:
             path.unlink(missing_ok=True)
             continue
-        buffer = io.BytesIO()
-        make(result[name], styles).savefig(buffer, format="png", dpi=120)
-        write_atomically(path, buffer.getvalue())
+        save(make(result[name], styles), path)
         drawn.append(path)
     return drawn
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    write_atomically(path, buffer.getvalue())
 
 
 def styles_of(labels: Iterable[str]) -> Styles:

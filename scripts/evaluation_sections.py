@@ -75,17 +75,15 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
 
 def trained_on(runs: list[Row]) -> str:
     """The machines, versions and commits of the runs."""
-    places = []
-    for run in runs:
-        there = run.get("environment")
-        if there is None:
-            places.append("a machine that was not noted")
-        else:
-            places.append(
-                f"{there['device'] or 'a CPU'} with torch {there['torch']}, triton "
-                f"{there['triton']}, commit {there['commit']}"
-            )
-    return f"Trained on {'; '.join(sorted(set(places)))}."
+    places = {
+        f"{start['device'] or 'a CPU'} with torch {start['torch']}, triton {start['triton']}, "
+        f"commit {start['commit']}"
+        for run in runs
+        for start in run["starts"]
+    }
+    if not all(run["starts"] for run in runs):
+        places.add("a machine that was not noted")
+    return f"Trained on {'; '.join(sorted(places))}."
 
 
 def chunk(rows: list[Row]) -> list[str]:

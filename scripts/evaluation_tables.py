@@ -29,7 +29,7 @@ from scripts.evaluation_statistics import (
     widen,
 )
 from scripts.runs import Run
-from training.environment import read_environment
+from training.environment import read_starts
 from training.metrics import read_metrics
 
 Table = list[dict[str, Any]]
@@ -350,5 +350,5 @@ def _describe(scored: Scored) -> dict[str, Any]:
         "tokens": run.progress.tokens,
         "gpu_hours": run.progress.gpu_hours,
         "tokens_per_s": median(speeds) if speeds else None,
-        "environment": read_environment(run.folder),
+        "starts": read_starts(run.folder),
     }

@@ -165,7 +165,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}"
     )
     parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
-    parser.add_argument(
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
         "--only", nargs="+", metavar="RUN", help="train and score no others here, as '*_seed2'"
     )
     parser.add_argument("--gpus-per-run", type=int, default=1)
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)"
     )
     parser.add_argument("--stride", type=int, nargs="+", default=[STRIDE])
-    parser.add_argument(
+    part.add_argument(
         "--report-only", action="store_true", help="report on what is finished and scored"
     )
     parser.add_argument(

@@ -1,13 +1,11 @@
 """Which of the models of Table 4 answer a question together, and what they say."""
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.files import write_atomically
-from scripts.evaluation_plots import differences_by_bin
+from scripts.evaluation_plots import differences_by_bin, save
 from scripts.evaluation_verdicts import with_interval
 from scripts.markdown import markdown_table
 
@@ -40,7 +38,11 @@ QUESTIONS = (
         pairs=(("1k_of_4k", "1k"), ("1k_then_1k_of_4k", "1k_then_1k")),
         panel=CONTEXT,
     ),
-    Question(asks="the longer attention, same batches", pairs=(("4k", "1k_of_4k"),), panel=CONTEXT),
+    Question(
+        asks="the longer attention, same batches",
+        pairs=(("4k", "1k_of_4k"), ("1k_then_4k", "1k_then_1k_of_4k")),
+        panel=CONTEXT,
+    ),
     Question(asks="longer context from scratch, equal time", pairs=(("4k", "1k_same_time"),)),
     Question(
         asks="longer context for a trained 1K model, equal tokens",
@@ -101,8 +103,8 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
     )
 
 
-def draw_positions(comparisons: Iterable[dict[str, Any]], out: Path) -> bool:
-    """Draw the differences by position in the document; False if there is none to draw."""
+def draw_positions(comparisons: Iterable[dict[str, Any]], out: Path) -> None:
+    """Draw the differences by position in the document; a picture of others must not stay."""
     panel_of = {pair: question.panel for question in QUESTIONS for pair in question.pairs}
     panels: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in comparisons:
@@ -110,11 +112,7 @@ def draw_positions(comparisons: Iterable[dict[str, Any]], out: Path) -> bool:
         if panel is not None:
             name = f"{row['label']} minus {row['to_label']}"
             panels.setdefault(panel, {})[name] = row["document_position"]
-    if not panels:
+    if panels:
+        save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
+    else:
         out.unlink(missing_ok=True)
-        return False
-    buffer = io.BytesIO()
-    figure = differences_by_bin(panels, "tokens before the scored one in its document")
-    figure.savefig(buffer, format="png", dpi=120)
-    write_atomically(out, buffer.getvalue())
-    return True

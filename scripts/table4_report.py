@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
-from scripts.evaluation_plots import styles_of
+from scripts.evaluation_plots import save, styles_of
 from scripts.evaluation_sections import trained_on
 from scripts.evaluation_verdicts import digits, is_known, with_interval
 from scripts.markdown import markdown_table
@@ -62,7 +62,7 @@ def write_table4(
             corpus: with_first_parts(rows(tables), runs) for corpus, tables in evaluations.items()
         },
         "comparisons": dict(comparisons),
-        "trained_on": trained_on([run for e in evaluations.values() for run in e["runs"]]),
+        "runs": next(iter(evaluations.values()))["runs"],
         "curves": curves(runs),
     }
     write_result(out / RESULT, result)
@@ -216,7 +216,7 @@ def markdown(result: dict[str, Any]) -> str:
                 "tokens are those of training, equal time is that of the GPUs.\n",
                 comparisons_table(result["comparisons"][corpus]),
             ]
-    return "\n".join([*parts, result["trained_on"] + "\n"])
+    return "\n".join([*parts, trained_on(result["runs"]) + "\n"])
 
 
 def _counted(table: Sequence[dict[str, Any]]) -> str:
@@ -264,7 +264,7 @@ def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
     right.legend()
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
-    figure.savefig(out, dpi=120)
+    save(figure, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""On what a run was trained, kept in its folder: numbers mean little without it."""
+"""On what machines a run was trained, kept in its folder: numbers mean little without it."""
 
 import json
 import os
@@ -6,12 +6,13 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from data.files import write_atomically
 
-ENVIRONMENT = "environment.json"
+ENVIRONMENTS = "environments.json"
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,22 +32,27 @@ def machine() -> dict[str, str | None]:
     }
 
 
-def write_environment(run: Path) -> None:
-    """Keep what this machine is in the folder of a run; what was there was of an earlier start."""
-    text = json.dumps(machine(), indent=1) + "\n"
-    write_atomically(run / ENVIRONMENT, text.encode())
+def note_start(run: Path, step: int) -> None:
+    """Add this machine to those that trained a run, from `step` on.
+
+    Starts that made no step which is left, as they were stopped before the next checkpoint, go.
+    """
+    before = [start for start in read_starts(run) if start["from_step"] < step]
+    starts = [*before, {"from_step": step, **machine()}]
+    write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
 
 
-def read_environment(run: Path) -> dict[str, str | None] | None:
-    """What `write_environment` kept last, or None where it never did."""
-    path = run / ENVIRONMENT
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """What `machine` was at each start of a run, and from_step; nothing where it was not noted."""
+    path = run / ENVIRONMENTS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def commit() -> str | None:
     """The commit of this checkout, "+" where files differ; PAPILIO_COMMIT in a copy without .git.
 
-    None where neither tells: a downloaded archive is no checkout, and git may not be installed.
+    None where neither tells: a downloaded archive is no checkout, git may not be installed, or
+    refuse a folder that belongs to another user, as in a container.
     """
     if "PAPILIO_COMMIT" in os.environ:
         return os.environ["PAPILIO_COMMIT"]
@@ -56,7 +62,7 @@ def commit() -> str | None:
     try:
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
-    except FileNotFoundError:  # no git
+    except (OSError, subprocess.CalledProcessError):
         return None
 
 

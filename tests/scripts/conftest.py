@@ -3,15 +3,17 @@
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from configs import load_config
+from data.shards import TokenStream
 from scripts import attention_io, benchmark_attention, evaluate
 from scripts.attention_check import RESULTS
 from scripts.evaluation_plan import Plan
 from scripts.runs import Run
-from tests.scripts import made_up_evaluation
+from tests.scripts import known_losses, made_up_evaluation
 from training.checkpoint import Progress
 
 
@@ -54,6 +56,23 @@ def full(corpus, tmp_path_factory):
 @pytest.fixture
 def result(full):
     return copy.deepcopy(full)
+
+
+@pytest.fixture(scope="module")
+def stream(corpus):
+    return TokenStream(corpus, "val")
+
+
+@pytest.fixture(scope="module")
+def base(stream):
+    """Losses of a model: some of each token's own."""
+    return np.random.default_rng(0).gamma(2.0, 1.5, len(stream))
+
+
+@pytest.fixture
+def scored(stream, tmp_path):
+    """Make a run of known losses."""
+    return partial(known_losses.made_up_run, stream, tmp_path)
 
 
 @pytest.fixture

@@ -319,11 +319,10 @@ def test_a_folder_without_an_evaluation(tmp_path):
 
 
 def test_what_runs_were_trained_on():
-    def run(device, commit):
-        return {"environment": {"device": device, "torch": "2", "triton": "3", "commit": commit}}
+    def start(device, commit):
+        return {"device": device, "torch": "2", "triton": "3", "commit": commit}
 
-    runs = [run("A", "x"), run("A", "x"), run("A", None), {"environment": None}]
-    assert trained_on(runs) == (
-        "Trained on A with torch 2, triton 3, commit None; A with torch 2, triton 3, commit x; a "
-        "machine that was not noted."
-    )
+    runs = [{"starts": [start("A", "x"), start("B", "x")]}, {"starts": [start("A", "x")]}]
+    both = "Trained on A with torch 2, triton 3, commit x; B with torch 2, triton 3, commit x"
+    assert trained_on(runs) == f"{both}."
+    assert trained_on([*runs, {"starts": []}]) == f"{both}; a machine that was not noted."

@@ -1,19 +1,18 @@
 from scripts.evaluation_plots import differences_by_bin
-from scripts.table4_comparisons import PAIRS, QUESTIONS, comparisons_table, draw_positions
-from scripts.table4_plan import BUDGETS, MODELS
+from scripts.table4_comparisons import PAIRS, comparisons_table, draw_positions
+from scripts.table4_plan import MODELS
 
 
 def test_every_pair_is_of_two_models_and_is_asked_about_once():
     assert len(set(PAIRS)) == len(PAIRS)
     assert all(one != other and {one, other} <= set(MODELS) for one, other in PAIRS)
-    assert {question.asks for question in QUESTIONS if question.panel is None}  # some are not drawn
 
 
 def test_every_model_but_the_first_answers_something():
     asked = {name for pair in PAIRS for name in pair}
     assert set(MODELS) - asked == set()
-    default = set(BUDGETS["minutes"].models)
-    assert {pair for pair in PAIRS if set(pair) <= default}
+    # a control that only differs in its batches is worth little without what it is a control of
+    assert ("1k_then_4k", "1k_then_1k_of_4k") in PAIRS and ("4k", "1k_of_4k") in PAIRS
 
 
 def bins(*means):
@@ -64,7 +63,7 @@ def test_picture(tmp_path, monkeypatch):
         comparison("4k_butterfly", "4k", 0.1, 9.0, 0.3, 0.4),
         comparison("4k_documents", "4k", 0.1),
     ]
-    assert draw_positions(rows, path)
+    draw_positions(rows, path)
     assert path.stat().st_size > 10_000
     left, right = figures[0].axes
     assert [axes.get_title() for axes in (left, right)] == [
@@ -74,5 +73,5 @@ def test_picture(tmp_path, monkeypatch):
     assert list(line.get_ydata()) == [0.1, 0.3, 0.4]  # without the bin of one token
     low, high = right.get_ylim()
     assert low < 0.0 and 0.4 < high < 1.0
-    assert not draw_positions(rows[2:], path)
+    draw_positions(rows[2:], path)
     assert not path.exists()

@@ -1,15 +1,24 @@
 import subprocess
 
 import pytest
+import torch
 
 from training import environment
-from training.environment import commit, machine, read_environment, write_environment
+from training.environment import commit, note_start, read_starts
 
 
-def test_a_run_keeps_its_environment(tmp_path):
-    assert read_environment(tmp_path) is None
-    write_environment(tmp_path)
-    assert read_environment(tmp_path) == machine()
+def test_a_run_keeps_where_it_was_started(tmp_path, monkeypatch):
+    def on(name, step):
+        monkeypatch.setattr(environment, "machine", lambda: {"device": name})
+        note_start(tmp_path, step)
+        return [(start["device"], start["from_step"]) for start in read_starts(tmp_path)]
+
+    assert read_starts(tmp_path) == []
+    assert on("a", 0) == [("a", 0)]
+    assert on("b", 0) == [("b", 0)]  # a made no checkpoint
+    assert on("c", 50) == [("b", 0), ("c", 50)]
+    assert on("d", 50) == [("b", 0), ("d", 50)]
+    assert on("e", 70) == [("b", 0), ("d", 50), ("e", 70)]
 
 
 def test_commit_of_a_copy(monkeypatch):
@@ -41,7 +50,19 @@ def test_commit_of_a_checkout(checkout):
     assert commit() == clean + "+"
 
 
+def test_a_checkout_that_git_refuses(checkout):
+    (checkout / ".git").mkdir()  # holds nothing
+    assert commit() is None
+
+
 def test_no_git(checkout, monkeypatch):
     (checkout / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     assert commit() is None
+
+
+def test_training_notes_where_it_was_started(run):
+    for steps, starts in ((4, [0]), (4, [0]), (8, [0, 4])):  # the second only evaluates once more
+        run(f"optim.max_steps={steps}", "optim.warmup_steps=0")
+        assert [start["from_step"] for start in read_starts(run.out_dir)] == starts
+        assert read_starts(run.out_dir)[-1]["torch"] == torch.__version__

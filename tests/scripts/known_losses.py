@@ -1,0 +1,59 @@
+"""Runs with losses that are known, for the tests of tables and differences."""
+
+import numpy as np
+
+from configs import load_config
+from data.tokenizer import load_tokenizer
+from data.windows import Scoring
+from scripts.evaluation_tables import Scored
+from scripts.runs import Run
+from training.checkpoint import Progress
+
+SHORT = Scoring(history=32, stride=8, first=64)
+LONG = Scoring(history=64, stride=8, first=64)
+CHUNK_SHORT = Scoring(history=32, stride=32)
+CHUNK_LONG = Scoring(history=64, stride=64)
+
+
+def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, document_mask=False):
+    """A run in `folder`, of which a scoring sees the losses of the tokens that it scores."""
+    config = load_config(
+        [
+            "configs/quickstart.yaml",
+            f"run.seed={seed}",
+            f"model.context_length={context_length}",
+            f"data.document_mask={document_mask}",
+        ]
+    )
+    folder = folder / f"{label}_seed{seed}"
+    folder.mkdir()
+    run = Run(
+        folder=folder,
+        config=config,
+        tokenizer=load_tokenizer(str(stream.path)),
+        checkpoint=folder / "checkpoints" / "step_00000007",
+        progress=Progress(step=7, samples=70, tokens=700, gpu_hours=0.25),
+    )
+    seen = {}
+    for scoring, values in losses.items():
+        seen[scoring] = np.full(len(stream), np.nan, dtype=np.float32)
+        scored = slice(scored_from(scoring), scored_to(scoring, len(stream)))
+        seen[scoring][scored] = values[scored]
+    return Scored(label=label, run=run, losses=seen)
+
+
+def scored_from(scoring):
+    return scoring.first + 1
+
+
+def scored_to(scoring, n_tokens):
+    return scoring.first + 1 + (n_tokens - 1 - scoring.first) // scoring.stride * scoring.stride
+
+
+def find(table, label, **fields):
+    (row,) = [
+        row
+        for row in table
+        if row["label"] == label and all(row[name] == value for name, value in fields.items())
+    ]
+    return row
