@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from data.documents import SPLITS, Document, DocumentSource, empty_split_message
-from data.files import write_atomically
+from data.files import remove_unfinished_files, write_atomically
 from data.prepare_state import PrepareState, check_settings, only_run
 from data.shard_writer import ShardWriter
 from data.shards import (
@@ -120,6 +120,7 @@ def prepare(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with only_run(out):
+        remove_unfinished_files(out)
         given = load_tokenizer(tokenizer or "gpt2") if train_bpe is None else None
         settings = {
             "source": source.describe(),

@@ -97,6 +97,7 @@ def test_stopped_after_every_batch_and_resumed(corpus, tokenizer_file, tmp_path,
         number = len(state["splits"]["train"]["shards"])
         with (out / f"train_{number:05d}.bin").open("ab") as file:
             file.write(b"torn")
+        (out / "progress.json.1.unfinished").write_bytes(b"torn")
     assert stops > 5
     assert contents(out) == contents(tmp_path / "whole")
     assert 0 < report.new_text_bytes <= sum(i.text_bytes for i in report.manifest.splits.values())

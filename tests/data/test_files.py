@@ -1,0 +1,42 @@
+"""Files are written whole or not at all."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from data.files import write_atomically
+
+WRITER = """
+import sys
+from pathlib import Path
+from data.files import write_atomically
+path = Path(sys.argv[1])
+for number in range(100):
+    write_atomically(path, sys.argv[2].encode() * 5000)
+    assert len(set(path.read_bytes())) == 1 and path.stat().st_size == 5000
+"""
+
+
+def test_a_full_disk_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_processes_may_write_the_same_file(tmp_path):
+    path = tmp_path / "file"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*command, letter]) for letter in "ab"]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [path]
