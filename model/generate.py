@@ -139,7 +139,8 @@ def probabilities(
     Tokens that top_k or top_p leaves out have 0. Of equally likely ones at the border, it is not
     said which stay.
     """
-    logits = logits.float() / temperature
+    logits = logits.double()  # in which no temperature is so low that all are infinite
+    logits = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).float()
     if top_k is not None:
         kept, candidates = logits.topk(top_k)
         logits = torch.full_like(logits, -math.inf).scatter(-1, candidates, kept)
@@ -183,7 +184,13 @@ def _draw(
                     cache.reset()
                 unread = text[:, start + cache.length : length]
             hidden = model.hidden(unread, cache=cache)[:, -1]
-            following = choose(model.head(hidden))
+            logits = model.head(hidden)
+            # Of the first token alone, as to look waits for the GPU: broken weights show at once.
+            if length == T and not logits.isfinite().all():
+                raise FloatingPointError(
+                    "the model's logits are not finite: it is broken, take an earlier checkpoint"
+                )
+            following = choose(logits)
             if stop_id is not None:
                 following = following.masked_fill(stopped, stop_id)
                 stopped |= following == stop_id

@@ -75,9 +75,10 @@ def pieces(run: Run, prompt: str, n_tokens: int, **options: Unpack[DrawOptions])
     """
     decoder = StreamDecoder(run.tokenizer)
     prompt_ids = run.tokenizer.encode(prompt)
+    # refuses what is wrong before anything is printed
+    drawn = stream(run.model, _batch(run, [prompt_ids]), n_tokens, **options)
     yield decoder.feed(*prompt_ids)
-    tokens = _batch(run, [prompt_ids])
-    for token in stream(run.model, tokens, n_tokens, **options):
+    for token in drawn:
         token_id = int(token)
         if token_id == options.get("stop_id"):
             break
@@ -167,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     prompts = args.prompt or [""]
+    for prompt in prompts:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise ValueError(f"--prompt={prompt!r} is not UTF-8: take --prompt-file for other text")
     if args.prompt_file is not None:
         prompts = [_read(args.prompt_file)]
     sample(

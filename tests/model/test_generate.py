@@ -280,6 +280,21 @@ def test_a_nucleus_of_everything_is_everything() -> None:
     assert torch.equal(probabilities(logits, top_p=1.0), logits.softmax(dim=-1))
 
 
+@pytest.mark.parametrize("temperature", [1e-10, 1e-40, 5e-324])
+def test_low_temperatures_take_the_likeliest(temperature: float) -> None:
+    p = probabilities(torch.tensor([[1.0, 3.0, 2.0], [-4.0, -5.0, -4.5]]), temperature=temperature)
+    assert p.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_broken_model_draws_nothing(temperature: float, prompt: torch.Tensor) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.tok_emb.weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        generate(model, prompt, 2, temperature=temperature)
+
+
 def test_seeds_repeat_and_leave_the_global_generator_alone(prompt: torch.Tensor) -> None:
     model = make_model()
     before = torch.get_rng_state()

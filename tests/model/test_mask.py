@@ -26,6 +26,14 @@ def test_layout_is_butterfly_window_and_global_blocks() -> None:
     assert config.build(16 * 11 + 5) is mask
 
 
+def test_the_last_of_128_blocks_sees_the_most() -> None:
+    mask = MaskConfig(pattern="butterfly").build(16_384)  # what docs/evaluation.md says of it
+    assert mask is not None and mask.layout.shape == (1, 128, 128)
+    seen = mask.layout[0].tril().sum(dim=1)
+    assert seen.float().mean().item() == pytest.approx(5.9, abs=0.05)
+    assert seen[-1] == seen.max() == 9
+
+
 def test_last_query_sees_what_it_sees_among_all() -> None:
     config = MaskConfig(pattern="butterfly", block_size=16)
     for seq_len in (1, 16, 17, 100, 128):

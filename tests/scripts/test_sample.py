@@ -104,6 +104,17 @@ def test_end_of_text_stops_unless_told_otherwise(run, capsys, monkeypatch):
     assert "stop_id" not in seen[1]
 
 
+def test_nothing_is_printed_where_an_option_is_refused(run, capsys):
+    run()
+    folder = run.out_dir
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="top_k=0 must lie"):
+        sample.main([str(folder), "--prompt", "some text", "--top-k", "0"])
+    with pytest.raises(ValueError, match=r"--prompt='a\\udcff' is not UTF-8"):
+        sample.main([str(folder), "--prompt", "a\udcff"])
+    assert capsys.readouterr().out == ""
+
+
 def test_no_samples(untrained):
     with pytest.raises(ValueError, match="samples=0 must be at least 1"):
         continuations(untrained, ["a"], 3, samples=0)
