@@ -76,6 +76,7 @@ def run_tasks(
     running: dict[Future[str | None], tuple[Task, list[str]]] = {}
     done: set[str] = set()
     failed: set[str] = set()
+    crashes: list[BaseException] = []
     children = _Children()
     with _terminated_with_us(children), ThreadPoolExecutor(len(groups)) as threads:
         while waiting or running:
@@ -95,9 +96,16 @@ def run_tasks(
             for future in finished:
                 task, gpus = running.pop(future)
                 free.append(gpus)
-                problem = future.result()
+                crash = future.exception()
+                if crash is None:
+                    problem = future.result()
+                else:
+                    problem = f"{type(crash).__name__}: {crash}"
+                    crashes.append(crash)
                 (failed if problem else done).add(task.name)
                 say(f"{task.name}: {f'FAILED: {problem}' if problem else 'done'}")
+    if crashes:  # a defect, which must not go by as a run that failed, nor stop the other runs
+        raise crashes[0]
     return [task.name for task in tasks if task.name in failed]
 
 

@@ -13,6 +13,7 @@ there.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -29,7 +30,8 @@ from scripts.evaluation_report import write_report
 from scripts.evaluation_tables import compare, tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
 from scripts.table4_comparisons import PAIRS
-from scripts.table4_plan import BUDGETS, MODELS, Job, final_arguments, last_step, make_jobs
+from scripts.table4_models import BUDGETS, MODELS
+from scripts.table4_plan import Job, final_arguments, last_step, make_jobs
 from scripts.table4_report import write_table4
 from training.distributed import start_processes
 from training.metrics import METRICS
@@ -67,7 +69,7 @@ def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequen
 
 
 def jobs_here(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
-    """Those whose runs match a pattern; the others are trained elsewhere.
+    """Those whose runs match a pattern, of earlier patterns first; others are trained elsewhere.
 
     Raises:
         ValueError: a pattern matches no run, or a run elsewhere is needed and not there.
@@ -78,7 +80,9 @@ def jobs_here(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
                 f"--only={pattern} matches none of the runs of this sweep: "
                 f"{', '.join(job.folder.name for job in jobs)}"
             )
-    here = [job for job in jobs if any(fnmatchcase(job.folder.name, p) for p in patterns)]
+    here = list(
+        dict.fromkeys(job for p in patterns for job in jobs if fnmatchcase(job.folder.name, p))
+    )
     folders = {job.folder for job in here}
     elsewhere = {folder for job in here for folder in job.needs} - folders
     missing = sorted(folder.name for folder in elsewhere if last_step(folder) is None)
@@ -128,19 +132,27 @@ def report(
         ValueError: nothing is trained and scored.
     """
     order = {name: number for number, name in enumerate(MODELS)}
+    trained = [job for job in jobs if job.is_finished and job.cost_is_known]
     ready = sorted(
-        (
-            job
-            for job in jobs
-            if job.is_finished and job.cost_is_known and is_scored(job.folder, plan, (), score_on)
-        ),
+        (job for job in trained if is_scored(job.folder, plan, score_on)),
         key=lambda job: (order[job.name], job.seed),
     )
+    if not ready and not trained:
+        raise ValueError(f"no run in {out} is finished: there is nothing to report yet")
     if not ready:
-        raise ValueError(f"no run in {out} is finished and scored: there is nothing to report yet")
-    left_out = [job.folder.name for job in jobs if job not in ready]
-    if left_out:
-        print(f"not finished and scored, so not in the report: {', '.join(left_out)}")
+        raise ValueError(
+            f"{', '.join(job.folder.name for job in trained)} are trained, but not scored from "
+            f"position {plan.first} on with histories {plan.histories} and strides {plan.strides}: "
+            "take the --models, --stride and --score-on that they were scored with, or score them "
+            "anew without --report-only"
+        )
+    for what, left_out in (
+        ("not finished", [job for job in jobs if job not in trained]),
+        ("not scored with these --models", [job for job in trained if job not in ready]),
+    ):
+        if left_out:
+            names = ", ".join(job.folder.name for job in left_out)
+            print(f"{what}, so not in the report: {names}")
     results, comparisons = {}, {}
     with start_processes("auto") as processes:
         folders = [job.folder for job in ready]
@@ -167,7 +179,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
-        "--only", nargs="+", metavar="RUN", help="train and score no others here, as '*_seed2'"
+        "--only",
+        nargs="+",
+        metavar="RUN",
+        help="train and score no others here, as '*_seed2'; earlier ones are started first",
     )
     parser.add_argument("--gpus-per-run", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder (default: out/table4_BUDGET)")
@@ -201,7 +216,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.report_only:
         here = jobs if args.only is None else jobs_here(jobs, args.only)
         tasks = [task_of(job, plan, score_on) for job in here]
-        failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
+        try:
+            failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
+        except SystemExit:
+            print("stopped: the same command goes on from here", file=sys.stderr)
+            raise
     if failed:
         print(f"these runs failed, and are not in the report: {', '.join(failed)}")
     report(jobs, plan, args.budget, score_on, out)

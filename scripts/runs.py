@@ -86,6 +86,8 @@ def check_same_settings(
     if not begun.exists():
         return
     there, here = (asdict(c) for c in (load_config([str(begun)]), config))
+    for settings in (there, here):
+        settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
     differing = [
         f"{group}.{name} is {there[group][name]!r} there and {value!r} here"
         for group, values in here.items()

@@ -1,7 +1,8 @@
-"""The runs behind our Table 4: models, budgets, and the command line of each run."""
+"""The runs behind our Table 4: their order, and the command line of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,110 +10,9 @@ from configs import RUN_CONFIG, TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
 from scripts.runs import check_same_settings
+from scripts.table4_models import MODELS, Budget, Model
 from training.checkpoint import latest_checkpoint, read_progress
 from training.metrics import read_metrics
-
-_BUTTERFLY = ("model.mask.pattern=butterfly",)
-_OF_4K = ("data.consecutive_windows=4",)
-_DOCUMENTS = ("data.document_mask=true",)
-_LEARNED = ("model.positions=learned",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """What is trained; its YAML file is configs/gpt2_small_CONTEXT.yaml."""
-
-    context: str
-    overrides: tuple[str, ...] = ()
-    starts_from: str | None = None
-    """Model whose weights it starts with; the time of that run counts as its own."""
-    same_time_as: str | None = None
-    """Model whose GPU-hours it is trained for, instead of the budget's tokens."""
-    share: float = 1.0
-    """Of the budget's steps that it is trained for."""
-
-
-# 1k_of_4k sees the very tokens of 4k in their order, with the history of 1k: from 1k it differs in
-# how alike the sequences of a batch are, from 4k in attention alone.
-MODELS = {
-    "1k": Model(context="1k"),
-    "1k_of_4k": Model(context="1k", overrides=_OF_4K),
-    "2k": Model(context="2k"),
-    "4k": Model(context="4k"),
-    "8k": Model(context="8k"),
-    "16k": Model(context="16k"),
-    "4k_butterfly": Model(context="4k", overrides=_BUTTERFLY),
-    "16k_butterfly": Model(context="16k", overrides=_BUTTERFLY),
-    "4k_butterfly_same_time": Model(context="4k", overrides=_BUTTERFLY, same_time_as="4k"),
-    "16k_butterfly_same_time": Model(context="16k", overrides=_BUTTERFLY, same_time_as="16k"),
-    "1k_same_time": Model(context="1k", same_time_as="4k"),
-    "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
-    "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
-    "1k_then_1k_of_4k": Model(context="1k", overrides=_OF_4K, starts_from="1k", share=1 / 3),
-    "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
-    "1k_then_16k": Model(context="16k", starts_from="1k", share=1 / 3),
-    "1k_then_4k_butterfly": Model(
-        context="4k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
-    ),
-    "1k_then_16k_butterfly": Model(
-        context="16k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
-    ),
-    "1k_then_16k_butterfly_same_time": Model(
-        context="16k", overrides=_BUTTERFLY, starts_from="1k", same_time_as="1k_then_16k"
-    ),
-    "1k_documents": Model(context="1k", overrides=_DOCUMENTS),
-    "4k_documents": Model(context="4k", overrides=_DOCUMENTS),
-    "1k_learned": Model(context="1k", overrides=_LEARNED),
-    "4k_learned": Model(context="4k", overrides=_LEARNED),
-    "4k_learned_from_1k": Model(
-        context="4k", overrides=_LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much is trained, and the recipe that suits it."""
-
-    steps: int
-    batch_tokens: int
-    seeds: int
-    overrides: tuple[str, ...]
-    models: tuple[str, ...] = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
-    """What is trained unless one says otherwise."""
-
-    @property
-    def tokens(self) -> int:
-        """Training tokens of a run."""
-        return self.steps * self.batch_tokens
-
-
-# Short runs need many small steps and a high learning rate, and no dropout where no text is seen
-# often; rotary positions, because learned ones are hardly learned yet.
-_SHORT = (
-    "model.positions=rotary",
-    "model.scale_attn_by_inverse_layer_idx=false",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "optim.lr=1e-3",
-    "optim.betas=[0.9,0.95]",
-)
-_TINY = (
-    *("model.n_layer=2", "model.n_head=2", "model.n_embd=32"),
-    *("run.compile=false", "run.dtype=float32"),  # for a CPU
-)
-
-BUDGETS = {
-    "smoke": Budget(
-        steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY), models=("1k", "2k")
-    ),
-    "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
-    "hours": Budget(steps=3_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
-    "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
-}
-"""smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 419M tokens, four times as
-many a step, so that a step of long windows also holds many texts. paper: 210B tokens, as
-arXiv 2205.14135, appendix E.2, has them."""
 
 LOG_STEPS = 10  # between records of the training loss
 EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and between checkpoints
@@ -120,6 +20,15 @@ EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and betwe
 # What a run that goes on may have begun with otherwise: other GPUs; steps from times.
 OF_GPUS = ("optim.micro_batch_size",)
 OF_TIME = ("optim.max_steps", "optim.warmup_steps", "run.eval_every")
+
+SET_HERE = {
+    "run.seed": "take --seeds",
+    "run.out_dir": "take --out",
+    "run.init_from": "take --models",
+    "data.path": "take --data",
+    "model.context_length": "take --models",
+}
+"""Settings that make a run the one that its name says: what to take instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +46,7 @@ class Job:
     needs: tuple[Path, ...]
     """Runs that must be finished before it starts."""
 
-    @property
+    @cached_property
     def config(self) -> TrainConfig:
         """What the arguments mean."""
         return load_config([*self.recipe, *self.overrides])
@@ -187,7 +96,7 @@ def make_jobs(
     gpus_per_run: int = 1,
     overrides: Sequence[str] = (),
 ) -> list[Job]:
-    """The runs of some models, all seeds of the first seed first, the dearest models first.
+    """The runs of some models: those of the first seed first, of a seed the longest chain first.
 
     Args:
         names: of MODELS; those that others start from or are measured by are added.
@@ -200,12 +109,18 @@ def make_jobs(
         overrides: key=value for all runs, last.
 
     Raises:
-        ValueError: there is no such model, a configuration is impossible, or a folder holds a run
-            with other settings.
+        ValueError: there is no such model, a configuration is impossible, `overrides` sets what the
+            sweep does, or a folder holds a run with other settings.
     """
     for name, value in (("seeds", seeds), ("gpus-per-run", gpus_per_run)):
         if value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in SET_HERE:
+            raise ValueError(
+                f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
+            )
     timed = [name for name in names if name in MODELS and MODELS[name].same_time_as is not None]
     if timed and any(override.startswith("optim.max_steps=") for override in overrides):
         raise ValueError(
@@ -223,12 +138,19 @@ def make_jobs(
         of_time = OF_TIME if MODELS[job.name].same_time_as is not None else ()
         check_same_settings(job.folder, job.config, may_differ=(*OF_GPUS, *of_time))
 
-    def dearest_first(job: Job) -> tuple[int, bool, float]:
-        config = job.config
-        flops = train_flops_per_token(config.model, causal=True)
-        return job.seed, bool(job.needs), -flops * config.optim.max_steps
+    flops = {
+        job.folder: train_flops_per_token(job.config.model, causal=True)
+        * job.config.optim.max_steps
+        for job in jobs
+    }
 
-    return sorted(jobs, key=dearest_first)
+    @cache
+    def chain(folder: Path) -> float:
+        """FLOPs of a run and of the longest chain of runs that wait for it."""
+        waiting = (chain(job.folder) for job in jobs if folder in job.needs)
+        return flops[folder] + max(waiting, default=0.0)
+
+    return sorted(jobs, key=lambda job: (job.seed, -chain(job.folder)))
 
 
 def final_arguments(job: Job) -> tuple[str, ...]:
@@ -344,7 +266,9 @@ def _job(
             before = load_config(_recipe(model.starts_from, budget)).model.context_length
             base = _stretched_base(context_length / before, recipe.model.head_dim)
             arguments.append(f"model.rope_base={base:.0f}")
-    needs = {out / f"{other}_seed1" for other in _needed_by(name)}  # their times
+    needs: set[Path] = set()
+    if model.same_time_as is not None:
+        needs |= {out / f"{other}_seed1" for other in _needed_by(name)}  # their times
     if model.starts_from is not None:
         needs.add(out / f"{model.starts_from}_seed{seed}")
     return Job(

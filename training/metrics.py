@@ -102,7 +102,11 @@ class RunLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The records of a run, oldest first; a last line that was cut short is left out."""
+    """The records of a run, oldest first; a last line that was cut short is left out.
+
+    Raises:
+        ValueError: another line is no record.
+    """
     path = run / METRICS
     return list(_records(path)) if path.exists() else []
 
@@ -110,8 +114,11 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").split("\n")
     # What follows the last newline is empty, or a record that a killed run did not finish.
-    for line in lines[:-1]:
-        yield json.loads(line)
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}, is no record: {error}") from error
 
 
 def _join_wandb(run: Path, mode: WandbMode, project: str, config: dict[str, Any]) -> Any:

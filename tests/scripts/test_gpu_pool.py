@@ -66,6 +66,18 @@ def test_failure_stops_only_what_needs_it(task, tmp_path):
     assert not (tmp_path / "child.log").exists()
 
 
+def test_a_defect_stops_only_its_task_and_is_raised_in_the_end(task, tmp_path):
+    def broken(_):
+        raise IndexError("a defect")
+
+    bad = Task(name="bad", needs=frozenset(), commands=broken, log=tmp_path / "bad.log")
+    said = []
+    with pytest.raises(IndexError, match="a defect"):
+        run_tasks([bad, task("other", "print('fine')")], [[]], said.append)
+    assert (tmp_path / "other.log").read_text() == "fine\n"
+    assert "bad: FAILED: IndexError: a defect" in said
+
+
 def test_groups(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

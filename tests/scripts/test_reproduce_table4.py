@@ -8,7 +8,7 @@ import pytest
 
 from configs import RUN_CONFIG, load_config
 from scripts import evaluate, gpu_pool, reproduce_table4, table4_plan
-from scripts.table4_plan import BUDGETS, Budget, Model
+from scripts.table4_models import BUDGETS, Budget, Model
 from scripts.table4_report import markdown
 from training.environment import read_starts
 from training.metrics import METRICS, read_metrics
@@ -158,11 +158,11 @@ def test_machines_share_the_seeds(tiny, tmp_path):
         (out / f"{name}_seed1").mkdir(parents=True)
         for file in (RUN_CONFIG, METRICS):
             shutil.copy(one_machine / f"{name}_seed1" / file, out / f"{name}_seed1")
-    out, ran = tiny(*names, "--only", "*_seed2")
-    folders = {word for words in ran for word in words if word.startswith("run.out_dir")}
-    assert folders == {
-        f"run.out_dir={out / name}_seed2" for name in ("short", "long", "long_from_short")
-    }
+    out, ran = tiny(*names, "--only", "long_seed2", "*_seed2")
+    folders = [word for words in ran for word in words if word.startswith("run.out_dir")]
+    assert folders == [
+        f"run.out_dir={out / name}_seed2" for name in ("long", "short", "long_from_short")
+    ]
 
     weights = shutil.ignore_patterns("*.distcp")
     for run in one_machine.glob("*_seed1"):
@@ -177,8 +177,18 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     }  # fmt: skip
 
 
+def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
+    def stop(*_):
+        raise SystemExit(143)
+
+    monkeypatch.setattr(reproduce_table4, "run_tasks", stop)
+    with pytest.raises(SystemExit, match="143"):
+        tiny("--models", "short")
+    assert capsys.readouterr().err == "stopped: the same command goes on from here\n"
+
+
 def test_nothing_is_finished(tiny):
-    with pytest.raises(ValueError, match="no run in .* is finished and scored: there is nothing"):
+    with pytest.raises(ValueError, match="no run in .* is finished: there is nothing"):
         tiny("--models", "short", "--report-only")
 
 
@@ -212,7 +222,10 @@ def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsy
     shutil.rmtree(out / "long_seed1" / "scores")
     seeds, table = report_only(tiny, monkeypatch, *names)
     assert seeds == {"short": 2, "long": 1}
-    assert "not finished and scored, so not in the report: long_seed1\n" in capsys.readouterr().out
+    assert (
+        "not scored with these --models, so not in the report: long_seed1\n"
+        in capsys.readouterr().out
+    )
     assert table[0] == complete[0] and table[1]["nats"] != complete[1]["nats"]
     assert not (out / "long_seed1" / "scores").exists()
 
@@ -221,11 +234,12 @@ def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsy
     shutil.rmtree(out / "long_seed2" / "checkpoints")
     capsys.readouterr()
     assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1}
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if "not in the report" in x]
-    assert set(line.split(": ")[1].split(", ")) == {"long_seed1", "long_seed2", "short_seed2"}
+    lines = [x for x in capsys.readouterr().out.splitlines() if "not in the report" in x]
+    left_out = [name for line in lines for name in line.split(": ")[1].split(", ")]
+    assert sorted(left_out) == ["long_seed1", "long_seed2", "short_seed2"]
 
     next((out / "short_seed1" / "scores" / corpus.name).glob("h32_s16_*")).unlink()  # one of some
-    with pytest.raises(ValueError, match="is finished and scored: there is nothing to report yet"):
+    with pytest.raises(ValueError, match="trained, but not scored from position 64 on"):
         report_only(tiny, monkeypatch, *names)
 
     _, ran = tiny("--models", *names)  # long_seed2 anew; of short_seed2 the last evaluation

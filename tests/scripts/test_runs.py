@@ -1,8 +1,11 @@
 """What runs are called; another's settings are tested with those that use them."""
 
+from pathlib import Path
+
 import pytest
 
-from scripts.runs import labels
+from configs import RUN_CONFIG, load_config, to_yaml
+from scripts.runs import check_same_settings, labels
 
 
 def test_labels_group_seeds(opened):
@@ -37,3 +40,13 @@ def test_numbers_of_seeds(opened):
     runs = [opened("a", "run.seed=2"), opened("a_seed2", "run.seed=1002")]
     with pytest.raises(ValueError, match=r"a_seed2 and .*a would both be seed 2 of a: name the"):
         labels(runs)
+
+
+def test_the_same_data_may_be_named_in_another_way(tmp_path):
+    def config(path):
+        return load_config(["configs/quickstart.yaml", f"data.path={path}"])
+
+    (tmp_path / RUN_CONFIG).write_text(to_yaml(config("out/data/x")))
+    check_same_settings(tmp_path, config(Path("out/data/x").resolve()))
+    with pytest.raises(ValueError, match=r"data\.path is '.*/out/data/x' there and '.*/y' here"):
+        check_same_settings(tmp_path, config("out/data/y"))

@@ -7,7 +7,8 @@ import pytest
 
 from configs import load_config, to_yaml
 from scripts import table4_plan
-from scripts.table4_plan import BUDGETS, MODELS, final_arguments, make_jobs
+from scripts.table4_models import BUDGETS, MODELS
+from scripts.table4_plan import final_arguments, make_jobs
 from training.checkpoint import checkpoint_folder
 from training.metrics import METRICS
 
@@ -81,13 +82,21 @@ def test_1k_of_4k_sees_the_tokens_of_4k_in_their_order(tmp_path):
 def test_order_and_what_comes_along(tmp_path):
     jobs = jobs_of(["4k_from_1k", "16k_butterfly_same_time"], tmp_path, seeds=2)
     names = [job.folder.name for job in jobs]
-    one = ["16k", "4k", "16k_butterfly", "1k"]
-    assert set(names[:4]) == {f"{name}_seed1" for name in one}
-    assert names[0] == "16k_seed1" and names[6] == "16k_seed2"
-    assert set(names[4:6]) == {"4k_from_1k_seed1", "16k_butterfly_same_time_seed1"}
+    assert [name[-1] for name in names] == [*6 * "1", *6 * "2"]
+    assert names[0] == "16k_seed1"
     by_name = {job.folder.name: job for job in jobs}
     needs = {folder.name for folder in by_name["4k_from_1k_seed2"].needs}
     assert needs == {"1k_seed2", "1k_seed1", "4k_seed1"}
+
+
+def test_what_others_wait_for_comes_early(tmp_path):
+    names = [job.name for job in jobs_of(["4k", "4k_butterfly", "1k_then_16k"], tmp_path, seeds=1)]
+    assert names == ["1k", "4k", "4k_butterfly", "1k_then_16k"]
+
+
+def test_what_goes_on_needs_its_own_seed_alone(tmp_path):
+    jobs = {job.folder.name: job for job in jobs_of(["1k_then_4k"], tmp_path, seeds=2)}
+    assert jobs["1k_then_4k_seed2"].needs == (tmp_path / "1k_seed2",)
 
 
 def test_extension_has_the_time_that_is_left(tmp_path):
@@ -200,6 +209,8 @@ def test_refusals(tmp_path):
         jobs_of(["1k"], tmp_path, gpus_per_run=0)
     with pytest.raises(ValueError, match="--set optim.max_steps with 4k_from_1k, whose steps"):
         jobs_of(["1k", "4k_from_1k"], tmp_path, overrides=["optim.max_steps=7"])
+    with pytest.raises(ValueError, match="--set run.seed=5: the sweep .* each run, take --seeds"):
+        jobs_of(["1k"], tmp_path, overrides=["optim.lr=1e-3", "run.seed=5"])
     with pytest.raises(ValueError, match="optim.nonsense"):
         jobs_of(["1k"], tmp_path, overrides=["optim.nonsense=1"])
 

@@ -21,6 +21,12 @@ def test_records_are_read_back(tmp_path, capsys):
     assert "step 1/10  loss 3" in capsys.readouterr().out
 
 
+def test_a_damaged_line_is_named(tmp_path):
+    (tmp_path / METRICS).write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is no record: Unterminated"):
+        read_metrics(tmp_path)
+
+
 def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2, 3)]
     (tmp_path / METRICS).write_text("\n".join(lines) + '\n{"step": 4, "lo')

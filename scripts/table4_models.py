@@ -1,0 +1,105 @@
+"""The models of our Table 4, and the budgets that they are trained with."""
+
+from dataclasses import dataclass
+
+_BUTTERFLY = ("model.mask.pattern=butterfly",)
+_OF_4K = ("data.consecutive_windows=4",)
+_DOCUMENTS = ("data.document_mask=true",)
+_LEARNED = ("model.positions=learned",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained; its YAML file is configs/gpt2_small_CONTEXT.yaml."""
+
+    context: str
+    overrides: tuple[str, ...] = ()
+    starts_from: str | None = None
+    """Model whose weights it starts with; the time of that run counts as its own."""
+    same_time_as: str | None = None
+    """Model whose GPU-hours it is trained for, instead of the budget's tokens."""
+    share: float = 1.0
+    """Of the budget's steps that it is trained for."""
+
+
+# 1k_of_4k sees the very tokens of 4k in their order, with the history of 1k: from 1k it differs in
+# how alike the sequences of a batch are, from 4k in attention alone.
+MODELS = {
+    "1k": Model(context="1k"),
+    "1k_of_4k": Model(context="1k", overrides=_OF_4K),
+    "2k": Model(context="2k"),
+    "4k": Model(context="4k"),
+    "8k": Model(context="8k"),
+    "16k": Model(context="16k"),
+    "4k_butterfly": Model(context="4k", overrides=_BUTTERFLY),
+    "16k_butterfly": Model(context="16k", overrides=_BUTTERFLY),
+    "4k_butterfly_same_time": Model(context="4k", overrides=_BUTTERFLY, same_time_as="4k"),
+    "16k_butterfly_same_time": Model(context="16k", overrides=_BUTTERFLY, same_time_as="16k"),
+    "1k_same_time": Model(context="1k", same_time_as="4k"),
+    "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
+    "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
+    "1k_then_1k_of_4k": Model(context="1k", overrides=_OF_4K, starts_from="1k", share=1 / 3),
+    "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
+    "1k_then_16k": Model(context="16k", starts_from="1k", share=1 / 3),
+    "1k_then_4k_butterfly": Model(
+        context="4k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
+    ),
+    "1k_then_16k_butterfly": Model(
+        context="16k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
+    ),
+    "1k_then_16k_butterfly_same_time": Model(
+        context="16k", overrides=_BUTTERFLY, starts_from="1k", same_time_as="1k_then_16k"
+    ),
+    "1k_documents": Model(context="1k", overrides=_DOCUMENTS),
+    "4k_documents": Model(context="4k", overrides=_DOCUMENTS),
+    "1k_learned": Model(context="1k", overrides=_LEARNED),
+    "4k_learned": Model(context="4k", overrides=_LEARNED),
+    "4k_learned_from_1k": Model(
+        context="4k", overrides=_LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much is trained, and the recipe that suits it."""
+
+    steps: int
+    batch_tokens: int
+    seeds: int
+    overrides: tuple[str, ...]
+    models: tuple[str, ...] = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
+    """What is trained unless one says otherwise."""
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of a run."""
+        return self.steps * self.batch_tokens
+
+
+# Short runs need many small steps and a high learning rate, and no dropout where no text is seen
+# often; rotary positions, because learned ones are hardly learned yet.
+_SHORT = (
+    "model.positions=rotary",
+    "model.scale_attn_by_inverse_layer_idx=false",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "optim.lr=1e-3",
+    "optim.betas=[0.9,0.95]",
+)
+_TINY = (
+    *("model.n_layer=2", "model.n_head=2", "model.n_embd=32"),
+    *("run.compile=false", "run.dtype=float32"),  # for a CPU
+)
+
+BUDGETS = {
+    "smoke": Budget(
+        steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY), models=("1k", "2k")
+    ),
+    "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
+    "hours": Budget(steps=3_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
+    "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
+}
+"""smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 419M tokens, four times as
+many a step, so that a step of long windows also holds many texts. paper: 210B tokens, as
+arXiv 2205.14135, appendix E.2, has them."""
