@@ -96,6 +96,16 @@ class Scoring:
         """Windows in a stream of n_tokens; what is left over after the last is not scored."""
         return max(0, n_tokens - 1 - self.first) // self.stride
 
+    def seen(self, n_tokens: int) -> np.ndarray:
+        """How many tokens the window shows before each target of a stream.
+
+        Returns:
+            (n_tokens,) int64, from history - stride + 1 to history; 0 where nothing is scored.
+        """
+        place = np.arange(n_tokens) - 1 - self.first  # among all that are scored
+        is_scored = (place >= 0) & (place < self.n_windows(n_tokens) * self.stride)
+        return np.where(is_scored, self.history - self.stride + 1 + place % self.stride, 0)
+
 
 class ScoringBatch(NamedTuple):
     """Windows of one shape, on the CPU."""
@@ -120,7 +130,6 @@ class ScoringWindows:
         *,
         rank: int = 0,
         world_size: int = 1,
-        seed: int = 0,
     ) -> None:
         """Divide the windows.
 
@@ -129,7 +138,6 @@ class ScoringWindows:
             scoring: how.
             batch_size: B, windows at once on each rank.
             rank, world_size: this process, and how many share the work.
-            seed: of the order into which control="shuffle" puts a window.
 
         Raises:
             ValueError: the stream is too short for a single window, or for other text than the
@@ -153,7 +161,6 @@ class ScoringWindows:
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
-        self.seed = seed
 
     def __len__(self) -> int:
         """Batches of each rank."""
@@ -191,7 +198,7 @@ class ScoringWindows:
 
     def _altered(self, distant: np.ndarray, window: int, start: int) -> np.ndarray:
         if self.scoring.control == "shuffle":
-            return np.random.default_rng((self.seed, window)).permutation(distant)
+            return np.random.default_rng((0, window)).permutation(distant)  # each its own order
         elsewhere = int(start + len(self.stream) // 2) % len(self.stream)
         before_end = min(len(distant), len(self.stream) - elsewhere)
         rest = self.stream.read(0, len(distant) - before_end)

@@ -9,7 +9,7 @@ Four ways to score, of one or more passes over the validation split by all proce
               overlap. A longer context then also has fewer tokens at the start of a window, and
               part of its lower loss is only that.
     strided   windows that slide by --stride. All models and all histories score the same tokens,
-              each with nearly all of its history.
+              each with at least 7/8 of its history.
     cross     strided with less history than the model was trained on: what does a 4K model make of
               1K? With --histories, any.
     control   the part of the window that is more than --near tokens away is left intact, shuffled,
@@ -78,6 +78,9 @@ def score(
             known = read_losses(run, stream, scoring) if processes.is_main else None
             known = processes.agree(known)
             if known is None:
+                if processes.is_main:
+                    windows = scoring.n_windows(len(stream))
+                    print(f"{run.folder.name}: {scoring.name}, {windows:,} windows", flush=True)
                 shape = scoring.history, scoring.stride, scoring.document_mask
                 if compiled_for != shape:
                     model, compiled_for = _ready(run, scoring, processes.device), shape
@@ -187,13 +190,12 @@ def evaluate_runs(
     return list(zip(scored, streams, strict=True))
 
 
-def is_scored(folder: Path, plan: Plan, contexts: Sequence[int], corpora: Sequence[Path]) -> bool:
+def is_scored(folder: Path, plan: Plan, corpora: Sequence[Path]) -> bool:
     """Whether `evaluate_runs` would find all losses of a run in its folder.
 
     Args:
         folder: of the run.
-        plan: which scorings.
-        contexts: of all runs that are evaluated with it; only read where `plan` leaves out a value.
+        plan: which scorings, with all values that would follow from other runs.
         corpora: token shards.
 
     Raises:
@@ -204,7 +206,7 @@ def is_scored(folder: Path, plan: Plan, contexts: Sequence[int], corpora: Sequen
     return all(
         read_losses(run, stream, scoring) is not None
         for stream in validation_splits(corpora)
-        for scoring in plan.scorings_of(run.config, contexts)
+        for scoring in plan.scorings_of(run.config, ())
     )
 
 
@@ -256,6 +258,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--score-only", action="store_true", help="keep the losses in the runs, write no report"
     )
     args = parser.parse_args(argv)
+    if args.batch_tokens is not None and args.batch_tokens < 1:
+        raise ValueError(f"--batch-tokens={args.batch_tokens} must be at least 1")
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
         modes=None if args.modes is None else tuple(args.modes),

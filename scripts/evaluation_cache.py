@@ -6,6 +6,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -19,14 +20,22 @@ SCORES = "scores"
 
 
 def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray | None:
-    """What `write_losses` kept, or None if that was another checkpoint's, or never was."""
+    """What `write_losses` kept, or None if that was another checkpoint's, or never was.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     path = _path(run, stream, scoring)
     if not path.exists():
         return None
-    with np.load(path, allow_pickle=False) as saved:
-        if str(saved["origin"]) != _origin(run, stream):
-            return None
-        return saved["losses"]
+    origin = _origin(run, stream)
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            return saved["losses"] if str(saved["origin"]) == origin else None
+    except (BadZipFile, EOFError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): copy it again, or remove it to score again"
+        ) from error
 
 
 def write_losses(run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray) -> None:

@@ -96,11 +96,14 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
         }
         histories = _floats([row["history"] for row in line]) * shift
         _error_bars(loss, histories, line, "nats", "nats_interval", look)
-        # The row that others are compared with stands at zero, and has no interval.
-        zero = {"nats": 0.0, "interval": [0.0, 0.0]}
-        gaps = [row["difference"] or zero for row in line]
         if difference is not None:
-            _error_bars(difference, histories, gaps, "nats", "interval", look)
+            # The row that others are compared with stands at zero, and has no interval; what was
+            # not scored in the same way as it is compared with nothing.
+            zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
+            gaps = [row["difference"] or zero for row in line]
+            drawn = np.array([gap is not None for gap in gaps])
+            known = [gap for gap in gaps if gap is not None]
+            _error_bars(difference, histories[drawn], known, "nats", "interval", look)
     _finish(loss, difference, "tokens that the model may see", rows[0]["label"])
     for axes in loss.figure.axes:
         axes.set_xticks(sorted({row["history"] for row in rows}))

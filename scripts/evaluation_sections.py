@@ -4,6 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from scripts.evaluation_statistics import LEAST_DOCUMENTS
+from scripts.evaluation_tables import LEAST_SEEN
 from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
 from scripts.markdown import markdown_table
 from scripts.results import Row
@@ -106,8 +107,8 @@ def strided(rows: list[Row]) -> list[str]:
         return []
     return [
         "## On identical tokens",
-        "Windows of `history` tokens slide by `stride`, and only what is new is scored: all rows "
-        "are of the same tokens, and a token sees history - stride + 1 to history others.",
+        "Windows of `history` tokens slide by `stride`, and only what is new is scored. All rows "
+        f"are of the same tokens: those that see at least {LEAST_SEEN} of the history in each row.",
         _losses(rows, with_stride=True),
         _compared_with(rows),
         "![Loss, and its difference to the first model, by history](strided.png)",
@@ -198,9 +199,10 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
         "documents, and more for few, as far out as Student's t asks (the expanded percentile "
         "interval of Hesterberg, arXiv 1411.5279). Differences are taken token by token before "
         "that, so that documents which are hard for all models cancel. Where both models have "
-        "several seeds, the interval over these is added in quadrature: by Student's t, over pairs "
-        "where both have the same seeds, otherwise by Welch's standard error with the degrees of "
-        "freedom of the fewer seeds. Intervals of losses and of controls count documents alone. "
+        "several seeds, the interval over these is added in quadrature. Differences are over the "
+        "seeds that both models have, in pairs, by Student's t; where they share none, or one of "
+        "several, over all, by Welch's standard error with the degrees of freedom of the fewer "
+        "seeds. Intervals of losses and of controls count documents alone. "
         f"Where there is no interval, the tokens are of fewer than {LEAST_DOCUMENTS} documents.",
     ]
     here = result.get("environment")
@@ -249,5 +251,5 @@ def _compared_with(rows: list[Row]) -> str:
         return "In brackets: 95% intervals."
     return (
         f"In brackets: 95% intervals. Differences are to {' or '.join(dict.fromkeys(names))}, "
-        "scored in the same way; seeds apart: from the lowest to the highest."
+        "scored in the same way (-: nothing was); seeds apart: from the lowest to the highest."
     )

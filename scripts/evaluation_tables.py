@@ -1,14 +1,15 @@
 """From losses of single tokens to the tables of an evaluation, as JSON can hold them.
 
-Every table compares on identical tokens: those that all of its rows have scored. In two the rows'
-own tokens count, and differences are taken over the tokens that two rows share: in "chunk", where
-the paper's evaluation leaves out what does not fill a window, and in "control", where a model is
-compared with nothing but itself.
+Every table compares on identical tokens: those that all of its rows have scored, each with nearly
+all of its history (LEAST_SEEN). In two the rows' own tokens count, and differences are taken over
+the tokens that two rows share: in "chunk", where the paper's evaluation leaves out what does not
+fill a window, and in "control", where a model is compared with nothing but itself.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -33,6 +34,11 @@ from training.environment import read_starts
 from training.metrics import read_metrics
 
 Table = list[dict[str, Any]]
+
+LEAST_SEEN = Fraction(7, 8)
+"""Of its history, for a token to count where windows slide. A window that slides by half of a short
+context shows three quarters of it on average, but nearly all of a long one: the tokens at its start
+would flatter the longer context, as the paper's windows do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +88,7 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
     rows = _rows(scored)
     chunk = [r for r in rows if r.scoring.first == 0 and r.scoring.control == "none"]
     control = [r for r in rows if r.scoring.control != "none"]
-    strided = [r for r in rows if r not in chunk and r not in control]
+    strided = _well_seen(r for r in rows if r not in chunk and r not in control)
     as_trained = _common(_as_trained(strided, scored))
     as_trained_chunk = _as_trained(chunk, scored)
     binned = as_trained or _common(as_trained_chunk)
@@ -125,7 +131,8 @@ def compare(
     corpus = describe_corpus(stream, scored[0].run.tokenizer.token_bytes())
     rows = [r for r in _rows(scored) if r.scoring.control == "none"]
     chunk = {r.label: r for r in _as_trained([r for r in rows if r.scoring.first == 0], scored)}
-    strided = _common(_as_trained([r for r in rows if r.scoring.first > 0], scored))
+    sliding = _well_seen(r for r in rows if r.scoring.first > 0)
+    strided = _common(_as_trained(sliding, scored))
     strided = {r.label: r for r in strided}
 
     def by_position(label: str, other: str) -> Table:
@@ -157,14 +164,34 @@ def _rows(scored: Iterable[Scored]) -> list[ScoredModel]:
     return list(rows.values())
 
 
+def _well_seen(rows: Iterable[ScoredModel]) -> list[ScoredModel]:
+    """The rows with only those tokens that see LEAST_SEEN of the row's history."""
+    return [
+        _without(r, r.scoring.seen(len(r.seeds[0])) < LEAST_SEEN * r.scoring.history) for r in rows
+    ]
+
+
 def _common(rows: list[ScoredModel]) -> list[ScoredModel]:
-    """The rows with only those tokens that all of them scored."""
+    """The rows with only those tokens that all of them scored.
+
+    Raises:
+        ValueError: there are none.
+    """
     if not rows:
         return []
     missing = np.any([np.isnan(r.seeds[0]) for r in rows], axis=0)
-    return [
-        replace(r, seeds=[np.where(missing, np.nan, losses) for losses in r.seeds]) for r in rows
-    ]
+    if missing.all():
+        ways = ", ".join(dict.fromkeys(r.scoring.name for r in rows))
+        raise ValueError(
+            f"of {ways} no token sees {LEAST_SEEN} of the history in each: take a single --stride, "
+            "or a longer text"
+        )
+    return [_without(r, missing) for r in rows]
+
+
+def _without(row: ScoredModel, tokens: np.ndarray) -> ScoredModel:
+    """The row, where some of the tokens do not count: (n_tokens,) bool."""
+    return replace(row, seeds=[np.where(tokens, np.nan, losses) for losses in row.seeds])
 
 
 def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[ScoredModel]:
@@ -234,7 +261,7 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None, corpus: Corpus) -> d
 
 
 def _difference(row: ScoredModel, versus: ScoredModel, corpus: Corpus) -> dict[str, Any]:
-    """row - versus, nats, over the tokens that both scored."""
+    """row - versus, nats, over the tokens that both scored and the seeds that both have."""
     (gap,) = _gaps(row, versus, corpus)
     return {
         "to_label": versus.label,
@@ -243,6 +270,7 @@ def _difference(row: ScoredModel, versus: ScoredModel, corpus: Corpus) -> dict[s
         "nats": gap.both.mean,
         "interval": _interval(gap.both),
         "interval_of_documents": _interval(gap.documents),
+        "seeds": gap.seeds,
         "half_width_of_seeds": gap.half_width_of_seeds,
     }
 
@@ -251,6 +279,8 @@ class _Gap(NamedTuple):
     """What separates two models, and how sure that is."""
 
     documents: Estimate
+    seeds: int
+    """That both have; of the model with fewer, where not in pairs."""
     half_width_of_seeds: float | None
     both: Estimate
 
@@ -258,38 +288,49 @@ class _Gap(NamedTuple):
 def _gaps(
     row: ScoredModel, versus: ScoredModel, corpus: Corpus, bins: np.ndarray | None = None
 ) -> list[_Gap]:
-    """row - versus in each bin, over the tokens that both scored."""
+    """row - versus in each bin, over the tokens that both scored.
+
+    Where both have several of the same seeds, or one has a single one, of these alone, in pairs:
+    what a seed does to both is then not mistaken for what separates them, as in a sweep that is not
+    finished.
+    """
+    shared = [number for number in row.numbers if number in versus.numbers]
+    if len(shared) == 1 < min(len(row.numbers), len(versus.numbers)):
+        shared = []  # a single pair tells less than all others
+    if shared:
+        row, versus = _of_seeds(row, shared), _of_seeds(versus, shared)
     per_token = row.mean - versus.mean
     documents = estimate(per_token, corpus, bins=bins)
-    shared = ~np.isnan(per_token)
-    places = np.zeros(int(shared.sum()), dtype=np.int64) if bins is None else bins[shared]
+    scored = ~np.isnan(per_token)
+    places = np.zeros(int(scored.sum()), dtype=np.int64) if bins is None else bins[scored]
     counts = np.bincount(places, minlength=len(documents))
 
     def means(of: ScoredModel) -> list[np.ndarray]:
         with np.errstate(invalid="ignore"):  # 0 / 0 where a bin has no token
             return [
-                np.bincount(places, weights=losses[shared], minlength=len(counts)) / counts
+                np.bincount(places, weights=losses[scored], minlength=len(counts)) / counts
                 for losses in of.seeds
             ]
 
     ours, theirs = means(row), means(versus)
     gaps = []
     for number, of_documents in enumerate(documents):
-        seeds = _seed_half_width(
-            {n: float(m[number]) for n, m in zip(row.numbers, ours, strict=True)},
-            {n: float(m[number]) for n, m in zip(versus.numbers, theirs, strict=True)},
-        )
+        a, b = [float(m[number]) for m in theirs], [float(m[number]) for m in ours]
         if row.label == versus.label:
-            seeds = None  # the same weights scored twice: documents say it all
-        gaps.append(_Gap(of_documents, seeds, widen(of_documents, seeds)))
+            half_width = None  # the same weights scored twice: documents say it all
+        elif shared:
+            half_width = paired_half_width([y - x for x, y in zip(a, b, strict=True)])
+        else:
+            half_width = seed_half_width(a, b)
+        both = widen(of_documents, half_width)
+        gaps.append(_Gap(of_documents, min(len(a), len(b)), half_width, both))
     return gaps
 
 
-def _seed_half_width(ours: dict[int, float], theirs: dict[int, float]) -> float | None:
-    """Half the interval that seeds give to a difference; in pairs where both have the same ones."""
-    if ours.keys() == theirs.keys():
-        return paired_half_width([ours[number] - theirs[number] for number in ours])
-    return seed_half_width(list(theirs.values()), list(ours.values()))
+def _of_seeds(row: ScoredModel, numbers: list[int]) -> ScoredModel:
+    """The same with some of its seeds, in the order of `numbers`."""
+    seeds = [row.seeds[row.numbers.index(number)] for number in numbers]
+    return replace(row, seeds=seeds, numbers=numbers)
 
 
 def _interval(of: Estimate) -> list[float | None]:

@@ -4,28 +4,28 @@ A loss is called lower or higher only where the 95% interval of the difference l
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from scripts.evaluation_tables import LEAST_SEEN
 from scripts.results import Row
 
 
 def verdicts(result: dict[str, Any]) -> list[str]:
     """A list with a sentence for each model but the first, and what their intervals leave out."""
-    seeds = Counter(run["label"] for run in result["runs"])
-    first, *others = seeds
+    first, *others = dict.fromkeys(run["label"] for run in result["runs"])
     lines = [_verdict(result, label, first) for label in others]
     if not lines:
         return []
-    single = [label for label, count in seeds.items() if count == 1]
+    gaps = {row["label"]: row["difference"] for row in result["as_trained_chunk"]}
+    gaps |= {row["label"]: row["difference"] for row in result["as_trained"]}
+    single = [label for label in others if gaps.get(label) and gaps[label]["seeds"] == 1]
     if not single:
         return ["\n".join(lines)]
     return [
         "\n".join(lines),
-        f"Of one seed alone: {', '.join(single)}. Where one of two models is, the interval of "
-        "their difference counts documents but not seeds: how far another training would lie is "
-        "not known.",
+        f"Compared over one seed: {', '.join(single)}. There the interval counts documents but not "
+        "seeds: how far another training would lie is not known.",
     ]
 
 
@@ -79,7 +79,7 @@ def _verdict(result: dict[str, Any], label: str, first: str) -> str:
     if name == "as_trained_chunk":
         how = "as the paper evaluates, which flatters the longer context"
     elif histories == (contexts[label], contexts[first]):
-        how = "each with its full context"
+        how = f"each with at least {LEAST_SEEN} of its context"
     else:
         how = f"with {histories[0]:,} against {histories[1]:,} tokens of history"
     text = (

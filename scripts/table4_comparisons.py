@@ -87,12 +87,16 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
     """
     asks = {pair: question.asks for question in QUESTIONS for pair in question.pairs}
     return markdown_table(
-        ["question", "model", "minus", "as the paper evaluates, nats", "on identical tokens, nats"],
+        [
+            *("question", "model", "minus", "seeds"),
+            *("as the paper evaluates, nats", "on identical tokens, nats"),
+        ],
         [
             [
                 asks[row["label"], row["to_label"]],
                 row["label"],
                 row["to_label"],
+                str(row["strided"]["seeds"]),
                 *(
                     with_interval(row[how]["nats"], row[how]["interval"])
                     for how in ("chunk", "strided")

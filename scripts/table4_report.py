@@ -179,7 +179,8 @@ def markdown(result: dict[str, Any]) -> str:
         base = table[0]
         parts += [
             f"Ours, scored on {corpus}. Time is that of training, relative to {base['label']}'s; "
-            f"differences are nats a token, with 95% intervals {_counted(table)}.\n",
+            "differences are nats a token, over the seeds that both models have, with 95% "
+            f"intervals {_counted(table)}.\n",
             markdown_table(
                 [
                     "model",
@@ -212,7 +213,8 @@ def markdown(result: dict[str, Any]) -> str:
         ]
         if result["comparisons"][corpus]:
             parts += [
-                "What these models tell about each other: one minus the other, nats a token. Equal "
+                "What these models tell about each other: one minus the other, nats a token, over "
+                "the seeds that both have; of one seed, intervals count documents alone. Equal "
                 "tokens are those of training, equal time is that of the GPUs.\n",
                 comparisons_table(result["comparisons"][corpus]),
             ]
@@ -220,17 +222,19 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _counted(table: Sequence[dict[str, Any]]) -> str:
-    """What the intervals of the differences count: seeds where both models have several."""
-    differences = [
-        row[key] for row in table for key in ("paper_difference", "difference") if row[key]
-    ]
-    with_seeds = [is_known(difference["half_width_of_seeds"]) for difference in differences]
-    if all(with_seeds):
+    """What the intervals of the differences count: seeds where both models share several."""
+    gaps = {row["label"]: (row["paper_difference"], row["difference"]) for row in table}
+    gaps = {label: [gap for gap in both if gap] for label, both in gaps.items()}
+    compared = [label for label in gaps if gaps[label]]
+    single = [label for label in compared if any(gap["seeds"] == 1 for gap in gaps[label])]
+    if not single:
         return "over documents and seeds"
-    single = ", ".join(row["label"] for row in table if row["seeds"] == 1)
-    if any(with_seeds):
-        return f"over documents and seeds, but over documents alone for what has one seed: {single}"
-    return f"over documents alone, not over seeds; of one seed: {single}"
+    if single == compared:
+        return "over documents alone, as all are compared over one seed"
+    return (
+        "over documents and seeds, but over documents alone where one seed is compared: "
+        f"{', '.join(single)}"
+    )
 
 
 def _difference(difference: dict[str, Any] | None) -> str:

@@ -9,8 +9,8 @@ from scripts.evaluation_tables import Scored
 from scripts.runs import Run
 from training.checkpoint import Progress
 
-SHORT = Scoring(history=32, stride=8, first=64)
-LONG = Scoring(history=64, stride=8, first=64)
+SHORT = Scoring(history=32, stride=4, first=64)  # to each token at least 7/8 of 32
+LONG = Scoring(history=64, stride=4, first=64)
 CHUNK_SHORT = Scoring(history=32, stride=32)
 CHUNK_LONG = Scoring(history=64, stride=64)
 

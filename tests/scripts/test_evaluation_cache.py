@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from data.shards import TokenStream
 from data.windows import Scoring
@@ -31,3 +32,14 @@ def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_
     (shard,) = stream.info.shards
     manifest.write_text(manifest.read_text().replace(shard.sha256, "abc"))
     assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None
+
+
+@pytest.mark.parametrize("length", [0, 10, 300, -5])
+def test_damaged_files_are_named(opened, corpus, length):
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    write_losses(run, stream, scoring, np.zeros(200, dtype=np.float32))
+    (path,) = (run.folder / "scores").rglob("*.npz")
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"h8_s8_f0\.npz is damaged \(.*\): copy it again, or"):
+        read_losses(run, stream, scoring)

@@ -20,9 +20,9 @@ from tests.scripts.known_losses import (
 
 def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base):
     masks = {"document_mask": True}
-    masked_short = Scoring(history=32, stride=8, first=64, **masks)
-    masked_long = Scoring(history=64, stride=8, first=64, **masks)
-    finer = Scoring(history=32, stride=4, first=64)
+    masked_short = Scoring(history=32, stride=4, first=64, **masks)
+    masked_long = Scoring(history=64, stride=4, first=64, **masks)
+    finer = Scoring(history=32, stride=2, first=64)
     a = scored("a", {SHORT: base, masked_short: base + 1, finer: base + 2})
     b = scored("b", {SHORT: base + 3, LONG: base + 4, masked_long: base + 6, finer: base + 7})
 
@@ -40,22 +40,22 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
         }
 
     assert differences(tabulate([a, b], stream)) == {
-        ("a", 32, 8, False): None,
-        ("a", 32, 8, True): None,
         ("a", 32, 4, False): None,
-        ("b", 32, 8, False): ("a", 32, 3.0),
-        ("b", 64, 8, False): ("a", 32, 4.0),
-        ("b", 64, 8, True): ("a", 32, 5.0),
-        ("b", 32, 4, False): ("a", 32, 5.0),
+        ("a", 32, 4, True): None,
+        ("a", 32, 2, False): None,
+        ("b", 32, 4, False): ("a", 32, 3.0),
+        ("b", 64, 4, False): ("a", 32, 4.0),
+        ("b", 64, 4, True): ("a", 32, 5.0),
+        ("b", 32, 2, False): ("a", 32, 5.0),
     }
     assert differences(tabulate([b, a], stream)) == {
-        ("b", 32, 8, False): ("b", 64, -1.0),
-        ("b", 64, 8, False): None,
-        ("b", 64, 8, True): None,
-        ("b", 32, 4, False): None,
-        ("a", 32, 8, False): ("b", 64, -4.0),
-        ("a", 32, 8, True): ("b", 64, -5.0),
-        ("a", 32, 4, False): ("b", 32, -5.0),
+        ("b", 32, 4, False): ("b", 64, -1.0),
+        ("b", 64, 4, False): None,
+        ("b", 64, 4, True): None,
+        ("b", 32, 2, False): None,
+        ("a", 32, 4, False): ("b", 64, -4.0),
+        ("a", 32, 4, True): ("b", 64, -5.0),
+        ("a", 32, 2, False): ("b", 32, -5.0),
     }
 
 
@@ -92,8 +92,8 @@ def test_a_difference_on_fewer_documents_has_no_interval(scored, stream, base):
 def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
     runs = [
         scored(label, {LONG: base + up}, seed=seed)
-        for label, ups in (("a", (0.0, 0.1, 0.5)), ("b", (1.0, 1.4)))
-        for seed, up in enumerate(ups)
+        for label, ups in (("a", {0: 0.0, 1: 0.1, 2: 0.5}), ("b", {3: 1.0, 4: 1.4}))
+        for seed, up in ups.items()
     ]
     result = tabulate(runs, stream)
     assert [row["label"] for row in result["strided"]] == ["a", "b"]
@@ -106,12 +106,44 @@ def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
     difference = b["difference"]
     assert difference["nats"] == pytest.approx(1.0, abs=1e-5)
     half = seed_half_width([0.0, 0.1, 0.5], [1.0, 1.4])
+    assert difference["seeds"] == 2
     assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
     assert difference["interval"] == pytest.approx([1 - half, 1 + half], rel=1e-4)
     assert difference["interval_of_documents"] == pytest.approx([1.0, 1.0], abs=1e-5)
     assert [(run["label"], run["seed"]) for run in result["runs"]] == [
-        ("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)
+        ("a", 0), ("a", 1), ("a", 2), ("b", 3), ("b", 4)
     ]  # fmt: skip
+
+
+def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream, base):
+    runs = []
+    for label, history in (("short", 32), ("long", 64)):
+        scoring = Scoring(history=history, stride=16, first=64)
+        seen = scoring.seen(len(stream))  # from 17 and 49 tokens on
+        chunk = Scoring(history=history, stride=history)
+        runs.append(scored(label, {chunk: base, scoring: base + np.maximum(0, 28 - seen)}))
+    result = tabulate(runs, stream)
+    short, long = result["strided"]
+    assert short["tokens"] == long["tokens"] == (len(stream) - 65) // 16 * 5
+    assert long["difference"]["nats"] == 0
+    (row,) = compare(runs, stream, [("long", "short")])
+    assert row["strided"]["nats"] == 0
+
+
+def test_windows_that_share_no_token_are_refused(scored, stream, base):
+    one_window = {"history": 64, "first": 900}  # of 64 tokens the last 9 count, of 48 the last 9
+    long, short = (Scoring(**one_window, stride=stride) for stride in (64, 48))
+    with pytest.raises(ValueError, match=r"of h64_s64_f900, h64_s48_f900 no token sees 7/8 of"):
+        tabulate([scored("a", {long: base, short: base})], stream)
+
+
+def test_a_single_pair_of_seeds_does_not_make_up_for_the_others(scored, stream, base):
+    a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.1, 3: 0.5}.items()]
+    b = [scored("b", {LONG: base + up}, seed=n) for n, up in {3: 1.0, 4: 1.4}.items()]
+    difference = tabulate([*a, *b], stream)["strided"][1]["difference"]
+    assert difference["seeds"] == 2 and difference["nats"] == pytest.approx(1.0, abs=1e-5)
+    half = seed_half_width([0.0, 0.1, 0.5], [1.0, 1.4])
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
 
 
 def test_the_same_seeds_are_pairs(scored, stream, base):
@@ -129,6 +161,21 @@ def test_the_same_seeds_are_pairs(scored, stream, base):
         low, high = row["difference_interval"]
         if row["label"] == "b" and low is not None:
             assert [low, high] == pytest.approx([0.31 - half, 0.31 + half], abs=1e-4)
+
+
+def test_seeds_that_only_one_model_has_do_not_count(scored, stream, base):
+    a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.3, 3: 9.0}.items()]
+    b = [scored("b", {LONG: base + up}, seed=n) for n, up in {5: 7.0, 2: 0.5, 1: 0.1}.items()]
+    a_row, b_row = tabulate([*a, *b], stream)["strided"]
+    assert [len(row["nats_of_seeds"]) for row in (a_row, b_row)] == [3, 3]
+    assert b_row["difference"]["seeds"] == 2
+    assert b_row["difference"]["nats"] == pytest.approx(0.15, abs=1e-5)
+    half = 12.706 * 0.05
+    assert b_row["difference"]["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
+
+    one = tabulate([a[0], *b], stream)["strided"][1]["difference"]
+    assert one["seeds"] == 1 and one["half_width_of_seeds"] is None
+    assert one["nats"] == pytest.approx(0.1, abs=1e-5)
 
 
 def test_comparisons_of_other_pairs(scored, stream, base):

@@ -35,6 +35,17 @@ def test_picture_of_histories(result):
     assert difference.containers[0][0].get_ydata() == [0.0]
 
 
+def test_what_is_compared_with_nothing_is_not_drawn_at_zero(result):
+    packed, masked = (
+        [row for row in result["strided"] if row["stride"] == 4 and row["document_mask"] == masks]
+        for masks in (False, True)
+    )
+    alone = {**find(masked, LONG, 64), "difference": None}  # no such row of the first model
+    _, difference = evaluation_plots.by_history([*packed, alone], styles()).axes
+    short, long, nothing = (container[0].get_ydata() for container in difference.containers)
+    assert (len(short), len(long), len(nothing)) == (1, 2, 0)
+
+
 def test_picture_of_positions(result):
     rows = result["chunk_position"]
     figure = evaluation_plots.by_bin(rows, styles(), "tokens")

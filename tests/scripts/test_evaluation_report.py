@@ -77,13 +77,14 @@ def test_the_first_lines_say_what_the_rows_say(result):
     assert (whole["stride"], whole["document_mask"]) == (4, False)
     low, high = (-end for end in reversed(whole["difference"]["interval"]))
     assert line == (
-        f"- **long against short**, each with its full context, on {whole['tokens']:,} identical "
-        f"tokens: {-whole['difference']['nats']:.4f} nats lower ({low:.4f} to {high:.4f}); "
+        "- **long against short**, each with at least 7/8 of its context, on "
+        f"{whole['tokens']:,} identical tokens: {-whole['difference']['nats']:.4f} nats lower "
+        f"({low:.4f} to {high:.4f}); "
         f"perplexity {whole['perplexity']:.2f} against {short['perplexity']:.2f}; when long may "
         # seeds are 0.001 apart, but in each pair of them the models are equal
         "see only 16 tokens, no difference shown: 0.0000 nats (0.0000 to 0.0000)."
     )
-    assert "Of one seed alone" not in markdown(result)
+    assert "Compared over one seed" not in markdown(result)
 
 
 def test_what_remains_of_a_difference(corpus, tmp_path_factory):
@@ -95,7 +96,7 @@ def test_what_remains_of_a_difference(corpus, tmp_path_factory):
         text,
         re.MULTILINE,
     )
-    assert "Of one seed alone: short, long." in text
+    assert "Compared over one seed: long." in text
     text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1, shift=0.1))
     assert "; when long may see only 16 tokens, 0.1000 nats higher (0.1000 to 0.1000)." in text
 
@@ -155,7 +156,7 @@ def test_the_first_lines_take_documents_as_in_training(
     same = ways[0] == ways[1]
     told = ways[0] if same else f"{ways[0]} against {ways[1]}"
     how = "as the paper evaluates, which flatters the longer context" if modes else (
-        "each with its full context"
+        "each with at least 7/8 of its context"
     )  # fmt: skip
     table = result["as_trained_chunk" if modes else "as_trained"]
     assert [row["document_mask"] for row in table] == [way == "masked" for way in reversed(ways)]

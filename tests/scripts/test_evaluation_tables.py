@@ -23,7 +23,7 @@ from tests.scripts.known_losses import (
 
 
 def test_strided_rows_are_of_identical_tokens(scored, stream, base):
-    coarse = Scoring(history=64, stride=50, first=64)
+    coarse = Scoring(history=64, stride=48, first=64)
     masked = Scoring(history=64, stride=8, first=64, document_mask=True)
     ends = {scored_to(scoring, len(stream)) for scoring in (LONG, coarse)}
     assert len(ends) == 2
@@ -36,8 +36,10 @@ def test_strided_rows_are_of_identical_tokens(scored, stream, base):
     )
     rows = result["strided"]
     assert len(rows) == 6
-    assert {row["tokens"] for row in rows} == {min(ends) - 65}
-    mean = base[65 : min(ends)].mean()
+    # of 48 tokens only the last 9 see 7/8 of the 64 in the coarse windows
+    counted = [position for position in range(65, min(ends)) if (position - 65) % 48 >= 39]
+    assert {row["tokens"] for row in rows} == {len(counted)}
+    mean = base[counted].mean()
     for row in rows:
         down = (
             0
@@ -202,8 +204,8 @@ def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, st
 
 
 def test_json_can_hold_all_of_it(scored, stream, base):
-    early = Scoring(history=64, stride=64, first=300)
-    last = Scoring(history=64, stride=64, first=3 * 121 + 7)  # of five documents, all of four
+    early = Scoring(history=64, stride=8, first=300)
+    last = Scoring(history=64, stride=8, first=3 * 121 + 7)  # of five documents, all of four
     a = scored("a", {early: base, CHUNK_LONG: base}, context_length=128)
     (a.run.folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": i, "tokens_per_s": i * 1.0}) + "\n" for i in (1, 9, 2))

@@ -1,6 +1,6 @@
 from scripts.evaluation_plots import differences_by_bin
 from scripts.table4_comparisons import PAIRS, comparisons_table, draw_positions
-from scripts.table4_plan import MODELS
+from scripts.table4_models import MODELS
 
 
 def test_every_pair_is_of_two_models_and_is_asked_about_once():
@@ -29,7 +29,7 @@ def bins(*means):
 
 def comparison(label, other, *means):
     chunk = {"nats": -0.04, "interval": [-0.05, -0.03]}
-    strided = {"nats": -0.02, "interval": [None, None]}
+    strided = {"nats": -0.02, "interval": [None, None], "seeds": 3}
     return {
         "label": label,
         "to_label": other,
@@ -43,7 +43,7 @@ def test_table():
     rows = [comparison("4k", "1k", 0.0), comparison("4k_from_1k", "4k", 0.0)]
     lines = comparisons_table(rows).splitlines()
     assert lines[2] == (
-        "| longer context from scratch, equal tokens | 4k | 1k | -0.0400 (-0.0500 to -0.0300) "
+        "| longer context from scratch, equal tokens | 4k | 1k | 3 | -0.0400 (-0.0500 to -0.0300) "
         "| -0.0200 |"
     )
     assert lines[3].startswith("| a trained 1K model instead of from scratch, equal time | 4k_from")

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from scripts import table4_plan
-from scripts.table4_plan import Model
+from scripts.table4_models import Model
 from scripts.table4_report import curves, markdown, rows, with_first_parts
 from training.metrics import METRICS
 
@@ -90,24 +90,20 @@ def markdown_of(*table):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "half_widths", "words"),
+    ("shared", "words"),
     [
-        ((3, 2, 2), (0.01, 0.0), "documents and seeds."),
-        ((3, 1, 2), (None, 0.02), "documents and seeds, but over documents alone for what has one "
-         "seed: b."),
-        ((3, 1, 1), (None, None), "documents alone, not over seeds; of one seed: b, c."),
-        ((1, 3, 3), (None, None), "documents alone, not over seeds; of one seed: a."),
+        ((2, 3), "documents and seeds."),
+        ((1, 2), "documents and seeds, but over documents alone where one seed is compared: b."),
+        ((1, 1), "documents alone, as all are compared over one seed."),
     ],
-)  # fmt: skip
-def test_what_intervals_count(seeds, half_widths, words):
-    gaps = [
-        {"nats": 0.1, "interval": [0.0, 0.2], "half_width_of_seeds": half} for half in half_widths
-    ]
-    table = [
-        row_of(label, n, gap, gap)
-        for label, n, gap in zip("abc", seeds, (None, *gaps), strict=True)
-    ]
-    assert f"nats a token, with 95% intervals over {words}\n" in markdown_of(*table)
+)
+def test_what_intervals_count(shared, words):
+    gaps = [{"nats": 0.1, "interval": [0.0, 0.2], "seeds": seeds} for seeds in shared]
+    table = [row_of(label, 3, gap, gap) for label, gap in zip("abc", (None, *gaps), strict=True)]
+    assert (
+        f"nats a token, over the seeds that both models have, with 95% intervals over {words}\n"
+        in markdown_of(*table)
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +117,7 @@ def test_what_intervals_count(seeds, half_widths, words):
 )
 def test_differences_with_and_without_an_interval(difference, cell):
     if difference is not None:
-        difference = {**difference, "half_width_of_seeds": None}
+        difference = {**difference, "seeds": 1}
     text = markdown_of(row_of("a", paper_difference=difference))
     (line,) = [x for x in text.splitlines() if x.startswith("| a |")]
     assert [some.strip() for some in line.split("|")][8:11] == [cell, "1.90", ""]
