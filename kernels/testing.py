@@ -136,8 +136,9 @@ def check_attention(
 
     out may have 2 times the error of same-dtype `standard_attention` and each gradient 3 times,
     all against `standard_attention` in `exact_dtype`. lse is held to 2 times the error of fp32,
-    whatever the inputs' dtype: a kernel keeps its scores in fp32. dsinks, a number for each head,
-    may also have the error that comes with the rounding of out: plain PyTorch's may happen to be 0.
+    whatever the inputs' dtype: a kernel keeps its scores in fp32. Two gradients may also have the
+    error of what a kernel keeps rounded and plain PyTorch keeps whole or not at all: dsinks that of
+    out, and dv that of lse, from which the backward makes the probabilities anew.
 
     Args:
         fn: called as fn(q, k, v, **options); returns out (B, T_q, H, D) and lse (B, H, T_q).
@@ -203,7 +204,9 @@ def check_attention(
         softmax_scale=options.get("softmax_scale"),
         sinks=sinks,
     )
-    rounded = 0.0 if sinks is None else _rounding_of_sinks(sinks, q.dtype, dout, exact)
+    rounded = {"dv": _rounding_of_lse(sum_dtype, dout, exact["lse"])}
+    if sinks is not None:
+        rounded["dsinks"] = _rounding_of_out(sinks, q.dtype, dout, exact)
     factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsinks": 3.0}
     errors = {}
     for name, value in actual.items():
@@ -216,7 +219,7 @@ def check_attention(
             factor=factors[name],
             name=name,
             cancelled=cancelled.get(name, 0.0),
-            rounded=rounded if name == "dsinks" else 0.0,
+            rounded=rounded.get(name, 0.0),
         )
         errors[name] = relative_error(value, exact[name])
         errors[f"{name}_same_dtype"] = relative_error(same_dtype[name], exact[name])
@@ -290,7 +293,17 @@ def _cancelled_magnitudes(
     }
 
 
-def _rounding_of_sinks(
+def _rounding_of_lse(dtype: torch.dtype, dout: Tensor, lse: Tensor) -> float:
+    """What rounding lse to `dtype` may cost dv, a sum over the products p * dout of a key.
+
+    A kernel takes powers of 2, but gives lse as a natural logarithm: made anew, exp(score - lse) is
+    off by eps / 2 of lse, as by that of score, also where a query looks at one key alone and plain
+    PyTorch's p is 1. Twice their sum, for a key may have several such queries.
+    """
+    return 2 * torch.finfo(dtype).eps * _max_abs(lse[lse.isfinite()]) * _max_abs(dout)
+
+
+def _rounding_of_out(
     sinks: Tensor, dtype: torch.dtype, dout: Tensor, exact: dict[str, Tensor]
 ) -> float:
     """What rounding out to `dtype` may cost dsinks, a sum over the products p * dout * out.
