@@ -1,5 +1,21 @@
 """Run configurations: complete YAML files, and the schema that they must fit."""
 
-from configs.schema import RUN_CONFIG, ConfigError, RunConfig, TrainConfig, load_config, to_yaml
+from configs.schema import (
+    RUN_CONFIG,
+    ConfigError,
+    RunConfig,
+    TrainConfig,
+    from_yaml,
+    load_config,
+    to_yaml,
+)
 
-__all__ = ["RUN_CONFIG", "ConfigError", "RunConfig", "TrainConfig", "load_config", "to_yaml"]
+__all__ = [
+    "RUN_CONFIG",
+    "ConfigError",
+    "RunConfig",
+    "TrainConfig",
+    "from_yaml",
+    "load_config",
+    "to_yaml",
+]

@@ -123,20 +123,33 @@ def load_config(argv: Sequence[str]) -> TrainConfig:
     for override in overrides:
         if "=" not in override or override.startswith("-"):
             raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
+    return _config_of(from_file, overrides, str(path))
+
+
+def from_yaml(text: str) -> TrainConfig:
+    """What `to_yaml` wrote; a setting that is new since then has its default.
+
+    Raises:
+        ConfigError: a setting is not known here.
+    """
+    values = OmegaConf.create(text)
+    assert isinstance(values, DictConfig)
+    return _config_of(values, (), "the configuration of a run")
+
+
+def _config_of(values: DictConfig, overrides: Sequence[str], source: str) -> TrainConfig:
     try:
         merged = OmegaConf.merge(
-            OmegaConf.structured(TrainConfig),
-            from_file,
-            OmegaConf.from_dotlist(overrides),
+            OmegaConf.structured(TrainConfig), values, OmegaConf.from_dotlist(list(overrides))
         )
         config = OmegaConf.to_object(merged)
     except omegaconf.errors.MissingMandatoryValue as error:
         raise ConfigError(
-            f"{error.full_key} has no value: set it in {path} or on the command line"
+            f"{error.full_key} has no value: set it in {source} or on the command line"
         ) from error
     except omegaconf.errors.OmegaConfBaseException as error:
         reason = str(error.msg or error).splitlines()[0]
-        raise ConfigError(f"{error.full_key or path}: {reason}") from error
+        raise ConfigError(f"{error.full_key or source}: {reason}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     assert isinstance(config, TrainConfig)
@@ -160,5 +173,5 @@ def _read_yaml(path: Path) -> DictConfig:
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """The whole configuration as YAML, which `load_config` reads back."""
+    """The whole configuration as YAML, which `load_config` and `from_yaml` read back."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))

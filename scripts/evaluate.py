@@ -19,15 +19,16 @@ Four ways to score, of one or more passes over the validation split by all proce
 Runs named NAME_seed1, NAME_seed2 ... that differ in nothing else count as one model with several
 seeds. Differences are to the first model. Written to --out: evaluation.json, report.md, pictures;
 for several --data into a folder for each, of its name. What has been scored is kept in the folder
-of the run and not scored again.
+of the run and not scored again. With --sums, what a report needs of each run is written instead,
+some kilobytes, for scripts.reproduce_table4.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -37,8 +38,17 @@ from data.windows import Scoring, ScoringWindows
 from scripts.evaluation_cache import read_losses, write_losses
 from scripts.evaluation_plan import MODES, STRIDE, Plan
 from scripts.evaluation_report import write_report
-from scripts.evaluation_tables import Scored, tabulate
-from scripts.runs import Run, labels, open_run
+from scripts.evaluation_sums import (
+    Corpus,
+    Scored,
+    Sums,
+    Text,
+    add_up,
+    describe_corpus,
+    write_scored,
+)
+from scripts.evaluation_tables import tabulate
+from scripts.runs import Run, describe, labels, open_run
 from training.distributed import Processes, start_processes
 from training.precision import autocast
 from training.token_losses import token_losses
@@ -46,23 +56,22 @@ from training.token_losses import token_losses
 
 def score(
     run: Run,
-    streams: Sequence[TokenStream],
+    corpora: Sequence[Corpus],
     scorings: Sequence[Scoring],
     processes: Processes,
     batch_tokens: int | None = None,
-) -> list[dict[Scoring, np.ndarray]]:
-    """Losses of every token by every scoring, from the run's folder where they are known.
+) -> list[dict[Scoring, Sums]]:
+    """Losses by every scoring, added up; from the run's folder where those of tokens are known.
 
     Args:
         run: the model; its weights are read if something is to be scored.
-        streams: validation splits.
+        corpora: validation splits.
         scorings: how to score each; those of one shape are best next to each other.
         processes: all of them take a share.
         batch_tokens: tokens that a GPU reads at once; None takes what training took.
 
     Returns:
-        For each stream (n_tokens,) float32 by scoring, nats, NaN where not scored; the same on
-        every process.
+        For each corpus the sums by scoring; the same on every process.
 
     Raises:
         ValueError: a stream is too short.
@@ -70,11 +79,12 @@ def score(
     config = run.config
     if batch_tokens is None:
         batch_tokens = config.optim.micro_batch_size * config.model.context_length
-    losses: list[dict[Scoring, np.ndarray]] = [{} for _ in streams]
+    sums: list[dict[Scoring, Sums]] = [{} for _ in corpora]
     compiled_for: tuple[int, int, bool] | None = None
     model: nn.Module = nn.Identity()
     for scoring in scorings:
-        for stream, of_stream in zip(streams, losses, strict=True):
+        for corpus, of_corpus in zip(corpora, sums, strict=True):
+            stream = corpus.stream
             known = read_losses(run, stream, scoring) if processes.is_main else None
             known = processes.agree(known)
             if known is None:
@@ -99,8 +109,8 @@ def score(
                 )
                 if processes.is_main:
                     write_losses(run, stream, scoring, known)
-            of_stream[scoring] = known
-    return losses
+            of_corpus[scoring] = add_up(known, scoring, corpus)
+    return sums
 
 
 def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
@@ -150,7 +160,7 @@ def evaluate_runs(
     *,
     corpora: Sequence[Path] = (),
     batch_tokens: int | None = None,
-) -> list[tuple[list[Scored], TokenStream]]:
+) -> list[tuple[list[Scored], Text]]:
     """Score all runs, one model in memory after the other.
 
     Args:
@@ -161,12 +171,12 @@ def evaluate_runs(
         batch_tokens: as in `score`.
 
     Returns:
-        For each corpus, what each run was scored, and the split.
+        For each corpus, what each run was scored, and on which text.
 
     Raises:
         ValueError: a text is too short, or was made with another tokenizer than a run; runs of
-            the same name are no seeds of one model; corpora have the same name; or no run can be
-            scored by one of `plan.modes`.
+            the same name are no seeds of one model; corpora have the same name; no run can be
+            scored by one of `plan.modes`; or windows that slide share no token.
     """
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
@@ -180,34 +190,24 @@ def evaluate_runs(
         if processes.is_main:
             print(f"nothing is scored by {mode}: {why}")
     contexts = [run.config.model.context_length for run in runs]
+    wanted = [plan.scorings_of(run.config, contexts) for run in runs]
+    token_bytes = runs[0].tokenizer.token_bytes()
+    described = [describe_corpus(stream, token_bytes, chain(*wanted)) for stream in streams]
     scored: list[list[Scored]] = [[] for _ in streams]
-    for name, run in zip(names, runs, strict=True):
-        wanted = plan.scorings_of(run.config, contexts)
+    for name, run, scorings in zip(names, runs, wanted, strict=True):
         # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
-        losses = score(replace(run), streams, wanted, processes, batch_tokens)
-        for of_corpus, of_stream in zip(scored, losses, strict=True):
-            of_corpus.append(Scored(label=name, run=run, losses=of_stream))
-    return list(zip(scored, streams, strict=True))
-
-
-def is_scored(folder: Path, plan: Plan, corpora: Sequence[Path]) -> bool:
-    """Whether `evaluate_runs` would find all losses of a run in its folder.
-
-    Args:
-        folder: of the run.
-        plan: which scorings, with all values that would follow from other runs.
-        corpora: token shards.
-
-    Raises:
-        FileNotFoundError: the run has no checkpoint.
-        ValueError: corpora have the same name.
-    """
-    run = open_run(folder)
-    return all(
-        read_losses(run, stream, scoring) is not None
-        for stream in validation_splits(corpora)
-        for scoring in plan.scorings_of(run.config, ())
-    )
+        sums = score(replace(run), described, scorings, processes, batch_tokens)
+        for of_corpus, of_run in zip(scored, sums, strict=True):
+            of_corpus.append(
+                Scored(
+                    label=name,
+                    number=run.seed_number,
+                    about=describe(run),
+                    config=run.config,
+                    sums=of_run,
+                )
+            )
+    return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]
 
 
 def default_stride(folders: Sequence[Path]) -> int:
@@ -255,7 +255,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--batch-tokens", type=int, help="read at once (default: as in training)")
     parser.add_argument(
-        "--score-only", action="store_true", help="keep the losses in the runs, write no report"
+        "--sums",
+        type=Path,
+        metavar="FOLDER",
+        help="write what a report needs of each run to FOLDER/CORPUS/RUN.npz, and no report",
     )
     args = parser.parse_args(argv)
     if args.batch_tokens is not None and args.batch_tokens < 1:
@@ -274,11 +277,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         evaluated = evaluate_runs(
             args.runs, plan, processes, corpora=args.corpora, batch_tokens=args.batch_tokens
         )
-        if processes.is_main and not args.score_only:
-            for scored, stream in evaluated:
-                several = len(evaluated) > 1
-                out = args.out / stream.path.resolve().name if several else args.out
-                write_report(tabulate(scored, stream), out)
+        if not processes.is_main:
+            return
+        for scored, text in evaluated:
+            if args.sums is not None:
+                for run in scored:
+                    print(f"wrote {write_scored(run, text, args.sums)}")
+            else:
+                out = args.out / text.name if len(evaluated) > 1 else args.out
+                write_report(tabulate(scored, text), out)
 
 
 if __name__ == "__main__":

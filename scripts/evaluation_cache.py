@@ -3,7 +3,6 @@
 import io
 import json
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -14,6 +13,7 @@ from data.files import write_atomically
 from data.shards import TokenStream
 from data.windows import Scoring
 from model import ModelConfig
+from scripts.evaluation_sums import sha256_of
 from scripts.runs import Run
 
 SCORES = "scores"
@@ -53,14 +53,13 @@ def _path(run: Run, stream: TokenStream, scoring: Scoring) -> Path:
 
 def _origin(run: Run, stream: TokenStream) -> str:
     """What the losses depend on beside the scoring."""
-    shards = "".join(shard.sha256 for shard in stream.info.shards)
     return json.dumps(
         {
             # Not just the step: a run that was trained anew took another time.
             "progress": asdict(run.progress),
             "model": _without_defaults(run.config.model),
             "dtype": run.config.run.dtype,
-            "text": sha256(shards.encode()).hexdigest(),
+            "text": sha256_of(stream),
         }
     )
 

@@ -4,7 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from scripts.evaluation_statistics import LEAST_DOCUMENTS
-from scripts.evaluation_tables import LEAST_SEEN
+from scripts.evaluation_sums import LEAST_SEEN
 from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
 from scripts.markdown import markdown_table
 from scripts.results import Row
@@ -13,14 +13,13 @@ BINNED = {
     "chunk_position": (
         "By position in the chunk",
         "Tokens by where in its window the one before them stands, from 0, where windows do not "
-        "overlap. A "
-        "model is in the row of its own windows, so that a row holds other tokens for a model of "
-        "another context.",
+        "overlap. Differences are between the same positions, each model in its own windows: what "
+        "it sees is as long, but of a model of another context the tokens are others.",
     ),
     "document_position": (
         "By position in the document",
-        "Tokens by how many stand before them in their document, each model with its longest "
-        "history. Whatever more it sees is of other documents.",
+        "Tokens by how many stand before them in their document, the same for all models, each "
+        "with its longest history. Whatever more it sees is of other documents.",
     ),
     "document_length": (
         "By length of the document",
@@ -158,7 +157,7 @@ def by_bin(result: dict[str, Any]) -> list[str]:
         header = [BIN_NAMES[name], "scored"]
         header += [f"{first}, nats", *(f"{label}, difference" for label in others)]
         if others:
-            what += f" Of {first} the loss; the others by what separates them on the same tokens."
+            what += f" Of {first} the loss; the others by what separates them from it."
         parts += [
             f"## {title}",
             what,

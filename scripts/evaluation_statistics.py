@@ -2,7 +2,7 @@
 
 Neighbouring tokens share a document, so intervals come from a bootstrap that draws whole documents
 (a cluster bootstrap: Field and Welsh 2007, doi 10.1111/j.1467-9868.2007.00593.x). Two models are
-compared on the same tokens, by the differences of their losses.
+compared in the same draws.
 """
 
 import math
@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from data.shards import TokenStream
+from scripts.evaluation_sums import Sums
 
 RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
@@ -35,102 +35,55 @@ class Estimate:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """What is known of each token of a validation stream; arrays are (n_tokens,)."""
-
-    document: np.ndarray
-    """Number of its document."""
-    history: np.ndarray
-    """Tokens before it in its document."""
-    document_length: np.ndarray
-    """Tokens of its document, the end of text included."""
-    n_bytes: np.ndarray
-    """UTF-8 bytes that it stands for; 0 for the end of text."""
-    n_documents: int
-    """In the stream."""
-
-
-def describe_corpus(stream: TokenStream, token_bytes: np.ndarray) -> Corpus:
-    """The facts about every token of `stream`.
-
-    Args:
-        stream: a validation split.
-        token_bytes: (vocab_size,) bytes of each entry of the tokenizer.
-    """
-    starts = stream.document_starts
-    lengths = np.diff(np.append(starts, len(stream)))
-    document = np.repeat(np.arange(len(starts)), lengths)
-    return Corpus(
-        document=document,
-        history=np.arange(len(stream)) - starts[document],
-        document_length=lengths[document],
-        n_bytes=token_bytes[stream.read(0, len(stream))],
-        n_documents=len(starts),
-    )
-
-
-def log_bins(lengths: np.ndarray) -> np.ndarray:
-    """Bin b of 1 and more holds [2^(b-1), 2^b), bin 0 holds 0."""
-    return np.ceil(np.log2(lengths + 1.0)).astype(np.int64)
-
-
-def bin_name(number: int) -> str:
-    """The numbers in a bin of `log_bins`."""
-    if number <= 1:
-        return str(number)
-    return f"{2 ** (number - 1):,} to {2**number - 1:,}"
-
-
 def estimate(
-    values: np.ndarray,
-    corpus: Corpus,
-    *,
-    bins: np.ndarray | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    of: Sums, minus: Sums | None = None, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> list[Estimate]:
-    """Mean of `values` in each bin, with the interval of a bootstrap over documents.
+    """Mean of each bin, or what it differs by, with the interval of a bootstrap over documents.
 
     A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
     is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
     percentile" interval).
 
     Args:
-        values: (n_tokens,) losses or differences of losses; NaN does not count.
-        corpus: which document each belongs to.
-        bins: (n_tokens,) numbers from 0; None puts all tokens into one bin.
+        of: losses.
+        minus: losses to subtract, of the same documents, each mean over its own tokens. The same
+            documents are drawn for both, so that what is hard in both cancels; so does what is hard
+            in a document where the tokens are the same.
         resamples: sets of documents that are drawn.
         seed: of the draws: the same documents are drawn for all bins.
     """
-    counted = ~np.isnan(values)
-    bins = np.zeros(len(values), dtype=np.int64) if bins is None else bins
-    n_bins = int(bins.max()) + 1
-    cell = bins[counted] * corpus.n_documents + corpus.document[counted]
-    shape = (n_bins, corpus.n_documents)
-    size = n_bins * corpus.n_documents
-    counts = np.bincount(cell, minlength=size).reshape(shape)
-    sums = np.bincount(cell, weights=values[counted].astype(np.float64), minlength=size)
-    sums = sums.reshape(shape)
-
-    present = np.flatnonzero(counts.sum(axis=0))  # documents without a scored token tell nothing
+    terms = [of] if minus is None else [of, minus]
+    n_bins = of.tokens.shape[1]
+    counts = [_with_bins(term.tokens, n_bins).astype(np.float64) for term in terms]
+    sums = [_with_bins(term.nats, n_bins) for term in terms]
+    # documents without a scored token tell nothing
+    present = np.flatnonzero(np.any([c.sum(axis=1) for c in counts], axis=0))
     if len(present) == 0:
         return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
-    counts, sums = counts[:, present], sums[:, present]
     draws = _draws(len(present), resamples, seed)
+    drawn = np.zeros((resamples, n_bins))
+    middle = np.zeros(n_bins)
     with np.errstate(invalid="ignore"):  # 0 / 0 where a draw has no token of a bin
-        means = (draws @ sums.T) / (draws @ counts.T)  # (resamples, n_bins)
-        middle = sums.sum(axis=1) / counts.sum(axis=1)
+        for sign, nats, tokens in zip((1, -1), sums, counts, strict=False):
+            nats, tokens = nats[present], tokens[present]
+            drawn += sign * ((draws @ nats) / (draws @ tokens))
+            middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
+    documents = np.count_nonzero(np.all(counts, axis=0), axis=0)
     result = []
     for number in range(n_bins):
-        drawn = means[:, number][~np.isnan(means[:, number])]
+        known = drawn[:, number][~np.isnan(drawn[:, number])]
         low = high = math.nan
-        documents = int(np.count_nonzero(counts[number]))
-        if documents >= LEAST_DOCUMENTS:
-            tail = _tail(documents)
-            low, high = np.quantile(drawn, [tail, 1 - tail])
+        if documents[number] >= LEAST_DOCUMENTS:
+            tail = _tail(int(documents[number]))
+            low, high = np.quantile(known, [tail, 1 - tail])
         result.append(Estimate(mean=float(middle[number]), low=float(low), high=float(high)))
     return result
+
+
+def _with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
+    """(n_documents, n_bins): empty bins added, or those that the other does not have left out."""
+    missing = max(0, n_bins - table.shape[1])
+    return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
 
 
 def _tail(documents: int) -> float:

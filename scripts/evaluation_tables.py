@@ -1,55 +1,29 @@
-"""From losses of single tokens to the tables of an evaluation, as JSON can hold them.
+"""From losses that are added up to the tables of an evaluation, as JSON can hold them.
 
-Every table compares on identical tokens: those that all of its rows have scored, each with nearly
-all of its history (LEAST_SEEN). In two the rows' own tokens count, and differences are taken over
-the tokens that two rows share: in "chunk", where the paper's evaluation leaves out what does not
-fill a window, and in "control", where a model is compared with nothing but itself.
+Where windows slide, all rows are of identical tokens: those that every one of them shows nearly all
+of its history (LEAST_SEEN). As the paper evaluates, windows that do not overlap leave out what does
+not fill one, so that each row is of its own tokens; and a control is compared with nothing but
+itself.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.shards import TokenStream
 from data.windows import Scoring
-from model.flops import count_params
 from scripts.evaluation_statistics import (
-    Corpus,
     Estimate,
-    bin_name,
-    describe_corpus,
     estimate,
-    log_bins,
     paired_half_width,
     seed_half_width,
     widen,
 )
-from scripts.runs import Run
-from training.environment import read_starts
-from training.metrics import read_metrics
+from scripts.evaluation_sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 
 Table = list[dict[str, Any]]
-
-LEAST_SEEN = Fraction(7, 8)
-"""Of its history, for a token to count where windows slide. A window that slides by half of a short
-context shows three quarters of it on average, but nearly all of a long one: the tokens at its start
-would flatter the longer context, as the paper's windows do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """A run and what it was scored."""
-
-    label: str
-    """Of the model; runs that differ in their seed share it."""
-    run: Run
-    losses: dict[Scoring, np.ndarray]
-    """(n_tokens,) nats each, NaN where not scored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,23 +32,23 @@ class ScoredModel:
 
     label: str
     scoring: Scoring
-    seeds: list[np.ndarray]
-    """(n_tokens,) losses of each seed."""
+    seeds: list[Sums]
     numbers: list[int]
     """Of the seeds; each is there once."""
 
     @property
-    def mean(self) -> np.ndarray:
-        """(n_tokens,) losses, the mean over the seeds."""
-        return np.mean(self.seeds, axis=0)
+    def mean(self) -> Sums:
+        """The mean over the seeds, which all have the same tokens."""
+        nats = np.mean([seed.nats for seed in self.seeds], axis=0)
+        return replace(self.seeds[0], nats=nats)
 
 
-def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
+def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
     """All tables of an evaluation.
 
     Args:
         scored: the runs; differences are to the model of the first.
-        stream: the validation split that they were scored on.
+        text: what they were scored on.
 
     Returns:
         data: what was scored. runs: what was trained, one entry a run. chunk, strided: lists of
@@ -84,42 +58,36 @@ def tabulate(scored: Sequence[Scored], stream: TokenStream) -> dict[str, Any]:
         trained so. chunk_position, document_position, document_length: the mean loss of those in
         logarithmic bins, and its difference to the first model.
     """
-    corpus = describe_corpus(stream, scored[0].run.tokenizer.token_bytes())
     rows = _rows(scored)
-    chunk = [r for r in rows if r.scoring.first == 0 and r.scoring.control == "none"]
-    control = [r for r in rows if r.scoring.control != "none"]
-    strided = _well_seen(r for r in rows if r not in chunk and r not in control)
-    as_trained = _common(_as_trained(strided, scored))
-    as_trained_chunk = _as_trained(chunk, scored)
-    binned = as_trained or _common(as_trained_chunk)
+    chunk, strided, control = (
+        [row for row in rows if kind_of(row.scoring) == kind]
+        for kind in ("chunk", "sliding", "control")
+    )
+    as_trained, as_trained_chunk = _as_trained(strided, scored), _as_trained(chunk, scored)
     return {
         "data": {
-            "name": stream.path.resolve().name,
-            "tokens": len(stream),
-            "documents": corpus.n_documents,
-            "text_bytes": stream.info.text_bytes,
+            "name": text.name,
+            "tokens": text.tokens,
+            "documents": len(text.document_lengths),
+            "text_bytes": text.text_bytes,
         },
-        "runs": [_describe(s) for s in scored],
-        "chunk": [_tabulate(r, _same_way(chunk, r), corpus) for r in chunk],
-        "strided": [_tabulate(r, _same_way(strided, r), corpus) for r in _common(strided)],
-        "control": [_tabulate(r, _undisturbed(control, r), corpus) for r in control],
-        "as_trained": [_tabulate(r, _first(as_trained, r), corpus) for r in as_trained],
-        "as_trained_chunk": [
-            _tabulate(r, _first(as_trained_chunk, r), corpus) for r in as_trained_chunk
-        ],
-        "chunk_position": _binned(_common(as_trained_chunk), corpus, _window_position),
-        "document_position": _binned(binned, corpus, lambda _: corpus.history),
-        "document_length": _binned(binned, corpus, lambda _: corpus.document_length),
+        "runs": [s.about for s in scored],
+        "chunk": [_tabulate(r, _same_way(chunk, r)) for r in chunk],
+        "strided": [_tabulate(r, _same_way(strided, r)) for r in strided],
+        "control": [_tabulate(r, _undisturbed(control, r)) for r in control],
+        "as_trained": [_tabulate(r, _first(as_trained, r)) for r in as_trained],
+        "as_trained_chunk": [_tabulate(r, _first(as_trained_chunk, r)) for r in as_trained_chunk],
+        "chunk_position": _binned(as_trained_chunk),
+        "document_position": _binned(as_trained),
+        "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
     }
 
 
-def compare(
-    scored: Sequence[Scored], stream: TokenStream, pairs: Iterable[tuple[str, str]]
-) -> Table:
+def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table:
     """What separates models that one wants to compare with another than the first.
 
     Args:
-        scored, stream: as for `tabulate`.
+        scored: as for `tabulate`.
         pairs: labels of a model and of what it is compared with; those that are not there are left
             out.
 
@@ -128,23 +96,22 @@ def compare(
         paper evaluates, strided on the tokens of `as_trained`, and document_position, in
         logarithmic bins.
     """
-    corpus = describe_corpus(stream, scored[0].run.tokenizer.token_bytes())
-    rows = [r for r in _rows(scored) if r.scoring.control == "none"]
-    chunk = {r.label: r for r in _as_trained([r for r in rows if r.scoring.first == 0], scored)}
-    sliding = _well_seen(r for r in rows if r.scoring.first > 0)
-    strided = _common(_as_trained(sliding, scored))
-    strided = {r.label: r for r in strided}
+    rows = _rows(scored)
+    chunk, strided = (
+        {r.label: r for r in _as_trained([r for r in rows if kind_of(r.scoring) == kind], scored)}
+        for kind in ("chunk", "sliding")
+    )
 
     def by_position(label: str, other: str) -> Table:
-        table = _binned([strided[other], strided[label]], corpus, lambda _: corpus.history)
+        table = _binned([strided[other], strided[label]])
         return [row for row in table if row["label"] == label]
 
     return [
         {
             "label": label,
             "to_label": other,
-            "chunk": _difference(chunk[label], chunk[other], corpus),
-            "strided": _difference(strided[label], strided[other], corpus),
+            "chunk": _difference(chunk[label], chunk[other]),
+            "strided": _difference(strided[label], strided[other]),
             "document_position": by_position(label, other),
         }
         for label, other in pairs
@@ -156,42 +123,12 @@ def _rows(scored: Iterable[Scored]) -> list[ScoredModel]:
     """One row a model and scoring, in the order of the command line."""
     rows: dict[tuple[str, Scoring], ScoredModel] = {}
     for s in scored:
-        for scoring, losses in s.losses.items():
+        for scoring, sums in s.sums.items():
             new = ScoredModel(label=s.label, scoring=scoring, seeds=[], numbers=[])
             row = rows.setdefault((s.label, scoring), new)
-            row.seeds.append(losses)
-            row.numbers.append(s.run.seed_number)
+            row.seeds.append(sums)
+            row.numbers.append(s.number)
     return list(rows.values())
-
-
-def _well_seen(rows: Iterable[ScoredModel]) -> list[ScoredModel]:
-    """The rows with only those tokens that see LEAST_SEEN of the row's history."""
-    return [
-        _without(r, r.scoring.seen(len(r.seeds[0])) < LEAST_SEEN * r.scoring.history) for r in rows
-    ]
-
-
-def _common(rows: list[ScoredModel]) -> list[ScoredModel]:
-    """The rows with only those tokens that all of them scored.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not rows:
-        return []
-    missing = np.any([np.isnan(r.seeds[0]) for r in rows], axis=0)
-    if missing.all():
-        ways = ", ".join(dict.fromkeys(r.scoring.name for r in rows))
-        raise ValueError(
-            f"of {ways} no token sees {LEAST_SEEN} of the history in each: take a single --stride, "
-            "or a longer text"
-        )
-    return [_without(r, missing) for r in rows]
-
-
-def _without(row: ScoredModel, tokens: np.ndarray) -> ScoredModel:
-    """The row, where some of the tokens do not count: (n_tokens,) bool."""
-    return replace(row, seeds=[np.where(tokens, np.nan, losses) for losses in row.seeds])
 
 
 def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[ScoredModel]:
@@ -199,7 +136,7 @@ def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[Score
 
     Where a model was scored both ways, documents are masked if they were in training.
     """
-    masked = {s.label: s.run.config.data.document_mask for s in scored}
+    masked = {s.label: s.about["document_mask"] for s in scored}
 
     def fitness(row: ScoredModel) -> tuple[bool, int, int]:
         scoring = row.scoring
@@ -239,40 +176,55 @@ def _is(a: ScoredModel, b: ScoredModel) -> bool:
     return (a.label, a.scoring) == (b.label, b.scoring)
 
 
-def _tabulate(row: ScoredModel, versus: ScoredModel | None, corpus: Corpus) -> dict[str, Any]:
+def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of a row, and its difference to another."""
-    losses = row.mean
-    counted = ~np.isnan(losses)
-    (mean,) = estimate(losses, corpus)
-    n_bytes = int(corpus.n_bytes[counted].sum())
-    nats = float(losses[counted].sum(dtype=np.float64))
+    whole = _whole(row.mean)
+    (mean,) = estimate(whole)
     return {
         "label": row.label,
         **asdict(row.scoring),
-        "tokens": int(counted.sum()),
-        "bytes": n_bytes,
+        "tokens": int(whole.tokens.sum()),
+        "bytes": whole.n_bytes,
         "nats": mean.mean,
         "nats_interval": _interval(mean),
-        "nats_of_seeds": [float(np.nanmean(s, dtype=np.float64)) for s in row.seeds],
+        "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds],
         "perplexity": math.exp(mean.mean),
-        "bits_per_byte": nats / math.log(2) / n_bytes,
-        "difference": None if versus is None else _difference(row, versus, corpus),
+        "bits_per_byte": float(whole.nats.sum()) / math.log(2) / whole.n_bytes,
+        "difference": None if versus is None else _difference(row, versus),
     }
 
 
-def _difference(row: ScoredModel, versus: ScoredModel, corpus: Corpus) -> dict[str, Any]:
-    """row - versus, nats, over the tokens that both scored and the seeds that both have."""
-    (gap,) = _gaps(row, versus, corpus)
+def _difference(row: ScoredModel, versus: ScoredModel) -> dict[str, Any]:
+    """row - versus, nats, over the seeds that both have."""
+    (gap,) = _gaps(row, versus, _whole)
     return {
         "to_label": versus.label,
         "to_history": versus.scoring.history,
-        "tokens": int((~np.isnan(row.mean - versus.mean)).sum()),
+        "tokens": int(row.seeds[0].tokens.sum()),
         "nats": gap.both.mean,
         "interval": _interval(gap.both),
         "interval_of_documents": _interval(gap.documents),
         "seeds": gap.seeds,
         "half_width_of_seeds": gap.half_width_of_seeds,
     }
+
+
+def _whole(sums: Sums) -> Sums:
+    """All tokens in one bin."""
+    return replace(
+        sums,
+        nats=sums.nats.sum(axis=1, keepdims=True),
+        tokens=sums.tokens.sum(axis=1, keepdims=True),
+    )
+
+
+def _by_length(sums: Sums, text: Text) -> Sums:
+    """By the length of the document instead."""
+    place = np.arange(len(text.document_lengths)), log_bins(text.document_lengths)
+    shape = len(place[0]), int(place[1].max()) + 1
+    nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
+    nats[place], tokens[place] = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
+    return replace(sums, nats=nats, tokens=tokens)
 
 
 class _Gap(NamedTuple):
@@ -285,10 +237,8 @@ class _Gap(NamedTuple):
     both: Estimate
 
 
-def _gaps(
-    row: ScoredModel, versus: ScoredModel, corpus: Corpus, bins: np.ndarray | None = None
-) -> list[_Gap]:
-    """row - versus in each bin, over the tokens that both scored.
+def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -> list[_Gap]:
+    """row - versus in each bin.
 
     Where both have several of the same seeds, or one has a single one, of these alone, in pairs:
     what a seed does to both is then not mistaken for what separates them, as in a sweep that is not
@@ -299,23 +249,11 @@ def _gaps(
         shared = []  # a single pair tells less than all others
     if shared:
         row, versus = _of_seeds(row, shared), _of_seeds(versus, shared)
-    per_token = row.mean - versus.mean
-    documents = estimate(per_token, corpus, bins=bins)
-    scored = ~np.isnan(per_token)
-    places = np.zeros(int(scored.sum()), dtype=np.int64) if bins is None else bins[scored]
-    counts = np.bincount(places, minlength=len(documents))
-
-    def means(of: ScoredModel) -> list[np.ndarray]:
-        with np.errstate(invalid="ignore"):  # 0 / 0 where a bin has no token
-            return [
-                np.bincount(places, weights=losses[scored], minlength=len(counts)) / counts
-                for losses in of.seeds
-            ]
-
-    ours, theirs = means(row), means(versus)
+    documents = estimate(bins(row.mean), bins(versus.mean))
+    ours, theirs = (_means(of, bins, len(documents)) for of in (row, versus))
     gaps = []
     for number, of_documents in enumerate(documents):
-        a, b = [float(m[number]) for m in theirs], [float(m[number]) for m in ours]
+        a, b = ([float(m[number]) for m in of] for of in (theirs, ours))
         if row.label == versus.label:
             half_width = None  # the same weights scored twice: documents say it all
         elif shared:
@@ -325,6 +263,18 @@ def _gaps(
         both = widen(of_documents, half_width)
         gaps.append(_Gap(of_documents, min(len(a), len(b)), half_width, both))
     return gaps
+
+
+def _means(row: ScoredModel, bins: Callable[[Sums], Sums], n_bins: int) -> list[np.ndarray]:
+    """(n_bins,) mean loss of each seed; NaN where a bin has no token."""
+    means = []
+    for seed in row.seeds:
+        sums = bins(seed)
+        known = np.full(n_bins, math.nan)
+        nats, tokens = (table.sum(axis=0)[:n_bins] for table in (sums.nats, sums.tokens))
+        np.divide(nats, tokens, out=known[: len(nats)], where=tokens > 0)
+        means.append(known)
+    return means
 
 
 def _of_seeds(row: ScoredModel, numbers: list[int]) -> ScoredModel:
@@ -338,58 +288,29 @@ def _interval(of: Estimate) -> list[float | None]:
     return [None if math.isnan(end) else end for end in (of.low, of.high)]
 
 
-def _window_position(row: ScoredModel) -> np.ndarray:
-    """Where in its chunk the token stands, from 0, of which each target is the next."""
-    positions = np.arange(len(row.seeds[0]))
-    return (positions - 1) % row.scoring.history
+def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums: sums) -> Table:
+    """Mean loss of each model in each bin, and what separates it from the first.
 
-
-def _binned(rows: list[ScoredModel], corpus: Corpus, lengths: Any) -> Table:
-    """Mean loss of each model by bins of `lengths(row)`, and what separates it from the first."""
-    if not rows:
-        return []
-    first = rows[0]
+    The difference is None where the first has no token in that bin.
+    """
     table = []
     for row in rows:
-        bins = log_bins(np.asarray(lengths(row)))
-        means = estimate(row.mean, corpus, bins=bins)
-        gaps = _gaps(row, first, corpus, bins)
-        counts = np.bincount(bins[~np.isnan(row.mean)], minlength=len(means))
-        for number, count in enumerate(counts):
+        sums = bins(row.mean)
+        means, gaps = estimate(sums), _gaps(row, rows[0], bins)
+        for number, count in enumerate(sums.tokens.sum(axis=0).tolist()):
             if count:
+                gap = gaps[number].both
                 table.append(
                     {
                         "label": row.label,
                         "history": row.scoring.history,
                         "bin": number,
                         "range": bin_name(number),
-                        "tokens": int(count),
+                        "tokens": count,
                         "nats": means[number].mean,
                         "interval": _interval(means[number]),
-                        "difference": gaps[number].both.mean,
-                        "difference_interval": _interval(gaps[number].both),
+                        "difference": None if math.isnan(gap.mean) else gap.mean,
+                        "difference_interval": _interval(gap),
                     }
                 )
     return table
-
-
-def _describe(scored: Scored) -> dict[str, Any]:
-    """What was trained, and what it took."""
-    run = scored.run
-    config = run.config
-    speeds = [r["tokens_per_s"] for r in read_metrics(run.folder) if "tokens_per_s" in r]
-    return {
-        "label": scored.label,
-        "folder": run.folder.resolve().name,
-        "seed": config.run.seed,
-        "context_length": config.model.context_length,
-        "positions": config.model.positions,
-        "mask": config.model.mask.pattern,
-        "document_mask": config.data.document_mask,
-        "parameters_without_positions": count_params(config.model),
-        "step": run.progress.step,
-        "tokens": run.progress.tokens,
-        "gpu_hours": run.progress.gpu_hours,
-        "tokens_per_s": median(speeds) if speeds else None,
-        "starts": read_starts(run.folder),
-    }

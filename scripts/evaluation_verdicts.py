@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.evaluation_tables import LEAST_SEEN
+from scripts.evaluation_sums import LEAST_SEEN
 from scripts.results import Row
 
 
@@ -77,15 +77,15 @@ def _verdict(result: dict[str, Any], label: str, first: str) -> str:
     difference, histories = row["difference"], (row["history"], versus["history"])
     contexts = {run["label"]: run["context_length"] for run in result["runs"]}
     if name == "as_trained_chunk":
-        how = "as the paper evaluates, which flatters the longer context"
+        how = "as the paper evaluates, which flatters the longer context, each in its own windows"
     elif histories == (contexts[label], contexts[first]):
         how = f"each with at least {LEAST_SEEN} of its context"
     else:
         how = f"with {histories[0]:,} against {histories[1]:,} tokens of history"
+    on = f", on {difference['tokens']:,} identical tokens" if name == "as_trained" else ""
     text = (
-        f"- **{label} against {first}**, {how}{_documents(row, versus)}, on "
-        f"{difference['tokens']:,} identical tokens: {verdict(difference)}; "
-        f"perplexity {digits(row['perplexity'], '.2f')} against "
+        f"- **{label} against {first}**, {how}{_documents(row, versus)}{on}: "
+        f"{verdict(difference)}; perplexity {digits(row['perplexity'], '.2f')} against "
         f"{digits(versus['perplexity'], '.2f')}"
     )
     less = _with_less(result["strided"], row, versus) if name == "as_trained" else None

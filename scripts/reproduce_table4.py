@@ -8,8 +8,8 @@ of --gpus-per-run), all with the same tokens a step, the same tokens in all, the
 the same text; scores them on the same validation tokens (scripts.evaluate), and writes a report.
 Stopped, the same command goes on. A model that is measured by another one's time, or starts from
 its weights, brings that one along. Several machines can share the work, each with its --only: put
-the folders of all runs into one, and call the command with --report-only; weights may be left out
-there.
+the files of all --sums into one folder, and call the command with --report-only. These are all that
+a report is made of.
 """
 
 import argparse
@@ -20,21 +20,21 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from data.windows import ScoringWindows
-from scripts.evaluate import evaluate_runs, is_scored, validation_splits
+from scripts.evaluate import validation_splits
 from scripts.evaluation_plan import STRIDE, Plan
 from scripts.evaluation_report import write_report
+from scripts.evaluation_sums import Scored, Text, read_scored, same_text
 from scripts.evaluation_tables import compare, tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.runs import check_settings
 from scripts.table4_comparisons import PAIRS
 from scripts.table4_models import BUDGETS, MODELS
-from scripts.table4_plan import Job, final_arguments, last_step, make_jobs
+from scripts.table4_plan import Job, final_arguments, make_jobs, what_it_took
 from scripts.table4_report import write_table4
-from training.distributed import start_processes
-from training.metrics import METRICS
+from training.checkpoint import latest_checkpoint
 
 
 def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
@@ -68,8 +68,13 @@ def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequen
                 ScoringWindows(stream, scoring, 1)
 
 
-def jobs_here(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
+def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[Job]:
     """Those whose runs match a pattern, of earlier patterns first; others are trained elsewhere.
+
+    Args:
+        jobs: all of the sweep.
+        patterns: of names of runs.
+        sums: of runs that were trained elsewhere, among others.
 
     Raises:
         ValueError: a pattern matches no run, or a run elsewhere is needed and not there.
@@ -85,20 +90,26 @@ def jobs_here(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
     )
     folders = {job.folder for job in here}
     elsewhere = {folder for job in here for folder in job.needs} - folders
-    missing = sorted(folder.name for folder in elsewhere if last_step(folder) is None)
+    weights = {Path(job.config.run.init_from) for job in here if job.config.run.init_from}
+    missing = sorted(
+        folder.name
+        for folder in elsewhere
+        if what_it_took(folder, sums) is None
+        or (folder in weights and latest_checkpoint(folder) is None)
+    )
     if missing:
         raise ValueError(
             f"--only leaves out {', '.join(missing)}, which others need: copy the folders of these "
-            f"runs here ({RUN_CONFIG} and {METRICS} will do where only their time counts)"
+            f"runs here (where only their time counts, their files in {sums} will do)"
         )
     return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
 
 
-def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
+def task_of(job: Job, plan: Plan, score_on: Sequence[Path], sums: Path) -> Task:
     """Train a run and score it on all corpora."""
 
     def commands(n_gpu: int) -> list[list[str]]:
-        train = python_command(n_gpu, "train.py", *final_arguments(job))
+        train = python_command(n_gpu, "train.py", *final_arguments(job, sums))
         numbers = {
             "--stride": plan.strides,
             "--histories": plan.histories,
@@ -107,7 +118,7 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
         }
         options = [word for name, values in numbers.items() for word in (name, *map(str, values))]
         scoring = python_command(
-            n_gpu, "-m", "scripts.evaluate", str(job.folder), "--score-only",
+            n_gpu, "-m", "scripts.evaluate", str(job.folder), "--sums", str(sums),
             "--data", *map(str, score_on), *options,
         )  # fmt: skip
         return [scoring] if job.is_finished else [train, scoring]
@@ -121,47 +132,64 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path]) -> Task:
 
 
 def report(
-    jobs: Sequence[Job], plan: Plan, budget: str, score_on: Sequence[Path], out: Path
+    jobs: Sequence[Job],
+    plan: Plan,
+    budget: str,
+    corpora: Sequence[str],
+    sums: Path,
+    out: Path,
 ) -> None:
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
-    Nothing is scored here. A run is left out as well if it starts with the weights of one that
-    does not tell what it took.
+    Args:
+        jobs: all of the sweep.
+        plan: what they are scored by.
+        budget: its name.
+        corpora: names of what they are scored on.
+        sums: FOLDER/CORPUS/RUN.npz, all that is read.
+        out: folder.
 
     Raises:
-        ValueError: nothing is trained and scored.
+        ValueError: nothing is trained and scored, or not on the same text.
     """
     order = {name: number for number, name in enumerate(MODELS)}
-    trained = [job for job in jobs if job.is_finished and job.cost_is_known]
-    ready = sorted(
-        (job for job in trained if is_scored(job.folder, plan, score_on)),
-        key=lambda job: (order[job.name], job.seed),
-    )
-    if not ready and not trained:
-        raise ValueError(f"no run in {out} is finished: there is nothing to report yet")
-    if not ready:
-        raise ValueError(
-            f"{', '.join(job.folder.name for job in trained)} are trained, but not scored from "
-            f"position {plan.first} on with histories {plan.histories} and strides {plan.strides}: "
-            "take the --models, --stride and --score-on that they were scored with, or score them "
-            "anew without --report-only"
-        )
-    for what, left_out in (
-        ("not finished", [job for job in jobs if job not in trained]),
-        ("not scored with these --models", [job for job in trained if job not in ready]),
-    ):
-        if left_out:
-            names = ", ".join(job.folder.name for job in left_out)
-            print(f"{what}, so not in the report: {names}")
+    ready: dict[str, list[tuple[Scored, Text]]] = {corpus: [] for corpus in corpora}
+    left_out: dict[str, list[str]] = {}
+    for job in sorted(jobs, key=lambda job: (order[job.name], job.seed)):
+        paths = [sums / corpus / f"{job.folder.name}.npz" for corpus in corpora]
+        found = [read_scored(path) for path in paths if path.exists()]
+        why = "not trained and scored" if len(found) < len(paths) else _why_not(job, plan, found)
+        if why is not None:
+            left_out.setdefault(why, []).append(job.folder.name)
+            continue
+        for corpus, path, (scored, text) in zip(corpora, paths, found, strict=True):
+            check_settings(path, scored.config, job.config, may_differ=job.may_differ)
+            wanted = {s: scored.sums[s] for s in plan.scorings_of(job.config, ())}
+            ready[corpus].append((replace(scored, sums=wanted), text))
+    why = "; ".join(f"{why}: {', '.join(names)}" for why, names in left_out.items())
+    if not all(ready.values()):
+        raise ValueError(f"{sums} holds no run to report on ({why})")
+    if left_out:
+        print(f"not in the report: {why}")
     results, comparisons = {}, {}
-    with start_processes("auto") as processes:
-        folders = [job.folder for job in ready]
-        for scored, stream in evaluate_runs(folders, plan, processes, corpora=score_on):
-            name = stream.path.resolve().name
-            results[name] = tabulate(scored, stream)
-            comparisons[name] = compare(scored, stream, PAIRS)
-            write_report(results[name], out / f"evaluation_{name}")
-    write_table4(results, comparisons, {job.folder: job.name for job in ready}, budget, out)
+    for corpus, of_corpus in ready.items():
+        runs, text = [scored for scored, _ in of_corpus], same_text([t for _, t in of_corpus])
+        results[corpus] = tabulate(runs, text)
+        comparisons[corpus] = compare(runs, PAIRS)
+        write_report(results[corpus], out / f"evaluation_{corpus}")
+    write_table4(results, comparisons, budget, out)
+
+
+def _why_not(job: Job, plan: Plan, found: Sequence[tuple[Scored, Text]]) -> str | None:
+    """Why a run cannot be in the report, if so."""
+    for scored, _ in found:
+        if scored.about["step"] != scored.config.optim.max_steps:
+            return "scored before it was finished"
+        if not scored.sums.keys() >= set(plan.scorings_of(job.config, ())):
+            return "not scored as these --models and --stride ask for"
+        if scored.config.run.init_from is not None and scored.about["before"] is None:
+            return "not known what the run took whose weights it starts with"
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -189,6 +217,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)"
     )
+    parser.add_argument(
+        "--sums", type=Path, help="what a report needs of each run (default: OUT/sums)"
+    )
     parser.add_argument("--stride", type=int, nargs="+", default=[STRIDE])
     part.add_argument(
         "--report-only", action="store_true", help="report on what is finished and scored"
@@ -199,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     budget = BUDGETS[args.budget]
     out = args.out or Path(f"out/table4_{args.budget}")
+    sums = args.sums or out / "sums"
     score_on = args.score_on or [args.data]
     jobs = make_jobs(
         args.models or budget.models,
@@ -214,8 +246,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scorable(jobs, plan, args.data, score_on)
     failed = []
     if not args.report_only:
-        here = jobs if args.only is None else jobs_here(jobs, args.only)
-        tasks = [task_of(job, plan, score_on) for job in here]
+        here = jobs if args.only is None else jobs_here(jobs, args.only, sums)
+        tasks = [task_of(job, plan, score_on, sums) for job in here]
         try:
             failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
         except SystemExit:
@@ -223,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     if failed:
         print(f"these runs failed, and are not in the report: {', '.join(failed)}")
-    report(jobs, plan, args.budget, score_on, out)
+    report(jobs, plan, args.budget, [path.resolve().name for path in score_on], sums, out)
     if failed:
         raise SystemExit(1)
 

@@ -5,12 +5,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from configs import RUN_CONFIG, TrainConfig, load_config
 from data.shards import TOKENIZER
 from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
+from model.flops import count_params
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
+from training.environment import read_starts
+from training.metrics import read_metrics
 
 _SEED = re.compile(r"_seed(\d+)$")
 
@@ -69,6 +74,49 @@ def open_run(folder: Path) -> Run:
     )
 
 
+def describe(run: Run) -> dict[str, Any]:
+    """What was trained, and what it took, as JSON can hold it.
+
+    `evaluations` are the records with a validation loss; `before` is the last record of the run
+    whose weights this one started with, None if there is none or it does not tell.
+    """
+    config, records = run.config, read_metrics(run.folder)
+    speeds = [record["tokens_per_s"] for record in records if "tokens_per_s" in record]
+    return {
+        "label": labels([run])[0],
+        "folder": run.folder.resolve().name,
+        "seed": config.run.seed,
+        "context_length": config.model.context_length,
+        "positions": config.model.positions,
+        "mask": config.model.mask.pattern,
+        "document_mask": config.data.document_mask,
+        "parameters_without_positions": count_params(config.model),
+        "step": run.progress.step,
+        "tokens": run.progress.tokens,
+        "gpu_hours": run.progress.gpu_hours,
+        "tokens_per_s": median(speeds) if speeds else None,
+        "starts": read_starts(run.folder),
+        "evaluations": _evaluations(records),
+        "before": _before(run),
+    }
+
+
+def _evaluations(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = ("step", "tokens", "gpu_hours", "val_loss")
+    return [{name: r[name] for name in names} for r in records if "val_loss" in r]
+
+
+def _before(run: Run) -> dict[str, Any] | None:
+    """Of the run in run.init_from, or beside this one if both were moved."""
+    if run.config.run.init_from is None:
+        return None
+    origin = Path(run.config.run.init_from)
+    for folder in (origin, run.folder.with_name(origin.name)):
+        if evaluations := _evaluations(read_metrics(folder)):
+            return evaluations[-1]
+    return None
+
+
 def check_same_settings(
     folder: Path, config: TrainConfig, *, may_differ: Collection[str] = ()
 ) -> None:
@@ -83,21 +131,27 @@ def check_same_settings(
         ValueError: names the settings with both values.
     """
     begun = folder / RUN_CONFIG
-    if not begun.exists():
-        return
-    there, here = (asdict(c) for c in (load_config([str(begun)]), config))
-    for settings in (there, here):
+    if begun.exists():
+        check_settings(folder, load_config([str(begun)]), config, may_differ=may_differ)
+
+
+def check_settings(
+    place: Path, there: TrainConfig, here: TrainConfig, *, may_differ: Collection[str] = ()
+) -> None:
+    """The same for settings that were found in `place`."""
+    found, wanted = asdict(there), asdict(here)
+    for settings in (found, wanted):
         settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
     differing = [
-        f"{group}.{name} is {there[group][name]!r} there and {value!r} here"
-        for group, values in here.items()
+        f"{group}.{name} is {found[group][name]!r} there and {value!r} here"
+        for group, values in wanted.items()
         for name, value in values.items()
-        if value != there[group][name]
+        if value != found[group][name]
         and f"{group}.{name}" not in {"run.out_dir", "run.init_from", *may_differ}
     ]
     if differing:
         raise ValueError(
-            f"{folder} holds a run with other settings: {'; '.join(differing)}. Remove it, or "
+            f"{place} holds a run with other settings: {'; '.join(differing)}. Remove it, or "
             "choose another folder"
         )
 

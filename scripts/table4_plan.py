@@ -9,6 +9,7 @@ from typing import Any
 from configs import RUN_CONFIG, TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
+from scripts.evaluation_sums import read_scored
 from scripts.runs import check_same_settings
 from scripts.table4_models import MODELS, Budget, Model
 from training.checkpoint import latest_checkpoint, read_progress
@@ -61,18 +62,9 @@ class Job:
         return read_progress(checkpoint)[0].step == last
 
     @property
-    def cost_is_known(self) -> bool:
-        """Whether the run whose weights it starts with, if there is one, tells what it took."""
-        first = first_part(self.folder, self.name)
-        return first is None or last_step(first) is not None
-
-
-def first_part(folder: Path, name: str) -> Path | None:
-    """The run whose weights the run of model `name` in `folder` starts with, of the same seed."""
-    origin = MODELS[name].starts_from
-    if origin is None:
-        return None
-    return folder.with_name(f"{origin}_seed{folder.name.rpartition('_seed')[2]}")
+    def may_differ(self) -> tuple[str, ...]:
+        """Settings that a run of this job may have begun with otherwise."""
+        return (*OF_GPUS, *(OF_TIME if MODELS[self.name].same_time_as is not None else ()))
 
 
 def last_step(folder: Path) -> int | None:
@@ -83,6 +75,19 @@ def last_step(folder: Path) -> int | None:
     last = load_config([str(begun)]).optim.max_steps
     evaluated = {r["step"] for r in read_metrics(folder) if "val_loss" in r}
     return last if last in evaluated else None
+
+
+def what_it_took(folder: Path, sums: Path) -> dict[str, Any] | None:
+    """`step` and `gpu_hours` of a finished run; None where neither its folder nor its sums are.
+
+    Args:
+        folder: of the run.
+        sums: of all runs, as `scripts.evaluate --sums` writes them.
+    """
+    if last_step(folder) is not None:
+        return read_metrics(folder)[-1]
+    kept = sorted(sums.glob(f"*/{folder.name}.npz"))
+    return read_scored(kept[0])[0].about if kept else None
 
 
 def make_jobs(
@@ -132,11 +137,9 @@ def make_jobs(
         for name in _with_needed(names)
         for seed in range(1, seeds + 1)
     ]
-
     for job in jobs:
         job.config.grad_accum_steps(gpus_per_run)
-        of_time = OF_TIME if MODELS[job.name].same_time_as is not None else ()
-        check_same_settings(job.folder, job.config, may_differ=(*OF_GPUS, *of_time))
+        check_same_settings(job.folder, job.config, may_differ=job.may_differ)
 
     flops = {
         job.folder: train_flops_per_token(job.config.model, causal=True)
@@ -153,10 +156,10 @@ def make_jobs(
     return sorted(jobs, key=lambda job: (job.seed, -chain(job.folder)))
 
 
-def final_arguments(job: Job) -> tuple[str, ...]:
+def final_arguments(job: Job, sums: Path) -> tuple[str, ...]:
     """The arguments of train.py, once all runs that the job needs are finished.
 
-    A run that was begun keeps the number of steps that it began with.
+    A run that was begun keeps the number of steps that it began with. `sums` as in `what_it_took`.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
@@ -165,7 +168,7 @@ def final_arguments(job: Job) -> tuple[str, ...]:
     if begun.exists():
         steps = load_config([str(begun)]).optim.max_steps
     else:
-        steps = _affordable_steps(job, model)
+        steps = _affordable_steps(job, model, sums)
     of_time = (
         f"optim.max_steps={steps}",
         f"optim.warmup_steps={_warmup(steps)}",
@@ -174,31 +177,29 @@ def final_arguments(job: Job) -> tuple[str, ...]:
     return *job.recipe, *of_time, *job.overrides
 
 
-def _affordable_steps(job: Job, model: Model) -> int:
+def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
     """Steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal model.
 
     Times are those of the first seed, so that all seeds have the same steps.
     """
     assert model.same_time_as is not None
-    out = job.folder.parent
-    hours = _hours(out, model.same_time_as)
+
+    def first_seed(name: str) -> dict[str, Any]:
+        took = what_it_took(job.folder.with_name(f"{name}_seed1"), sums)
+        assert took is not None, f"{name} is not finished"
+        return took
+
+    def hours(name: str) -> float:
+        """With those of the run whose weights it starts with."""
+        origin = MODELS[name].starts_from
+        return first_seed(name)["gpu_hours"] + (0.0 if origin is None else hours(origin))
+
+    left = hours(model.same_time_as)
     if model.starts_from is not None:
-        hours -= _hours(out, model.starts_from)
-    equal = _last(out, _equally_fast(job.name, model.same_time_as))
+        left -= hours(model.starts_from)
+    equal = first_seed(_equally_fast(job.name, model.same_time_as))
     hours_a_step = equal["gpu_hours"] / equal["step"]
-    return max(LOG_STEPS, round(hours / hours_a_step / LOG_STEPS) * LOG_STEPS)
-
-
-def _hours(out: Path, name: str) -> float:
-    """GPU-hours of a model's first seed, with those of the run whose weights it starts with."""
-    origin = MODELS[name].starts_from
-    before = 0.0 if origin is None else _hours(out, origin)
-    return before + _last(out, name)["gpu_hours"]
-
-
-def _last(out: Path, name: str) -> dict[str, Any]:
-    """The last record of a model's first seed."""
-    return read_metrics(out / f"{name}_seed1")[-1]
+    return max(LOG_STEPS, round(left / hours_a_step / LOG_STEPS) * LOG_STEPS)
 
 
 def _equally_fast(name: str, same_time_as: str) -> str:

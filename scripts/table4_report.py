@@ -20,8 +20,6 @@ from scripts.evaluation_verdicts import digits, is_known, with_interval
 from scripts.markdown import markdown_table
 from scripts.results import write_result
 from scripts.table4_comparisons import comparisons_table, draw_positions
-from scripts.table4_plan import first_part
-from training.metrics import read_metrics
 
 PAPER = (
     ("Megatron-LM, 1K", 18.2, 4.7),
@@ -38,7 +36,6 @@ COST = ("tokens", "gpu_hours")
 def write_table4(
     evaluations: Mapping[str, dict[str, Any]],
     comparisons: Mapping[str, list[dict[str, Any]]],
-    runs: Mapping[Path, str],
     budget: str,
     out: Path,
 ) -> None:
@@ -47,22 +44,19 @@ def write_table4(
     Args:
         evaluations: by corpus, what `scripts.evaluation_tables.tabulate` gives.
         comparisons: by corpus, what `scripts.evaluation_tables.compare` gives for PAIRS.
-        runs: folders of the finished runs, and the model of each; beside them those of the runs
-            that they start from.
         budget: its name.
         out: folder.
     """
+    runs = next(iter(evaluations.values()))["runs"]
     result = {
         "budget": budget,
         "paper": [
             {"model": model, "perplexity": perplexity, "days_on_8_a100": days}
             for model, perplexity, days in PAPER
         ],
-        "rows": {
-            corpus: with_first_parts(rows(tables), runs) for corpus, tables in evaluations.items()
-        },
+        "rows": {corpus: rows(tables) for corpus, tables in evaluations.items()},
         "comparisons": dict(comparisons),
-        "runs": next(iter(evaluations.values()))["runs"],
+        "runs": runs,
         "curves": curves(runs),
     }
     write_result(out / RESULT, result)
@@ -82,7 +76,10 @@ def redraw(path: Path) -> None:
 
 
 def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each model its cost, its perplexity as the paper evaluates, and on identical tokens."""
+    """For each model its cost, its perplexity as the paper evaluates, and on identical tokens.
+
+    What another model's weights took counts for those that start with them.
+    """
     result = []
     for label in dict.fromkeys(run["label"] for run in tables["runs"]):
         runs = [run for run in tables["runs"] if run["label"] == label]
@@ -93,8 +90,8 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
             {
                 "label": label,
                 "seeds": len(runs),
-                "tokens": runs[0]["tokens"],
-                "gpu_hours": mean(run["gpu_hours"] for run in runs),
+                "tokens": runs[0]["tokens"] + _before(runs[0])["tokens"],
+                "gpu_hours": mean(run["gpu_hours"] + _before(run)["gpu_hours"] for run in runs),
                 # a run of few steps has none, as the first ones are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
                 "paper_perplexity": chunk["perplexity"],
@@ -110,56 +107,29 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
     return result
 
 
-def with_first_parts(table: list[dict[str, Any]], runs: Mapping[Path, str]) -> list[dict[str, Any]]:
-    """`table`, where what another model's weights took counts for those that start with them.
-
-    That follows from the folders of `runs`, as the other model may not be in the table itself.
-    """
-    before: dict[str, list[dict[str, float]]] = {}
-    for folder, model in runs.items():
-        before.setdefault(model, []).append(_before(folder, model))
-    return [
-        row | {key: row[key] + mean(b[key] for b in before[row["label"]]) for key in COST}
-        for row in table
-    ]
-
-
-def curves(runs: Mapping[Path, str]) -> dict[str, list[dict[str, float]]]:
+def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
     """For each model the validation loss over tokens and GPU-hours, the mean over its seeds.
 
     The curve of a model that starts with another's weights begins where that one's ends.
     """
     by_model: dict[str, list[list[dict[str, Any]]]] = {}
-    for folder, model in runs.items():
-        before = _before(folder, model)
-        origin = first_part(folder, model)
-        first = [] if origin is None else _evaluations(origin)[-1:]
-        rest = [r | {key: r[key] + before[key] for key in COST} for r in _evaluations(folder)]
-        by_model.setdefault(model, []).append(first + rest)
+    for run in runs:
+        before = _before(run)
+        rest = [r | {key: r[key] + before[key] for key in COST} for r in run["evaluations"]]
+        first = [run["before"]] if run["before"] else []
+        by_model.setdefault(run["label"], []).append(first + rest)
     return {
         model: [
-            {
-                "tokens": mean(r["tokens"] for r in points),
-                "gpu_hours": mean(r["gpu_hours"] for r in points),
-                "val_loss": mean(r["val_loss"] for r in points),
-            }
+            {name: mean(r[name] for r in points) for name in (*COST, "val_loss")}
             for points in zip(*seeds, strict=False)
         ]
         for model, seeds in by_model.items()
     }
 
 
-def _evaluations(folder: Path) -> list[dict[str, Any]]:
-    return [record for record in read_metrics(folder) if "val_loss" in record]
-
-
-def _before(folder: Path, model: str) -> dict[str, float]:
+def _before(run: dict[str, Any]) -> dict[str, Any]:
     """What the run took whose weights this one started with; zeros if there is none."""
-    origin = first_part(folder, model)
-    if origin is None:
-        return dict.fromkeys(COST, 0)
-    last = read_metrics(origin)[-1]
-    return {key: last[key] for key in COST}
+    return run["before"] or dict.fromkeys(COST, 0)
 
 
 def markdown(result: dict[str, Any]) -> str:

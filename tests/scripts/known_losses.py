@@ -1,18 +1,30 @@
 """Runs with losses that are known, for the tests of tables and differences."""
 
+from itertools import chain
+from typing import NamedTuple
+
 import numpy as np
 
 from configs import load_config
 from data.tokenizer import load_tokenizer
 from data.windows import Scoring
-from scripts.evaluation_tables import Scored
-from scripts.runs import Run
+from scripts.evaluation_sums import Scored, add_up, describe_corpus
+from scripts.evaluation_tables import compare, tabulate
+from scripts.runs import Run, describe
 from training.checkpoint import Progress
 
 SHORT = Scoring(history=32, stride=4, first=64)  # to each token at least 7/8 of 32
 LONG = Scoring(history=64, stride=4, first=64)
 CHUNK_SHORT = Scoring(history=32, stride=32)
 CHUNK_LONG = Scoring(history=64, stride=64)
+
+
+class KnownRun(NamedTuple):
+    """A run and its losses, (n_tokens,) by scoring."""
+
+    label: str
+    run: Run
+    losses: dict[Scoring, np.ndarray]
 
 
 def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, document_mask=False):
@@ -39,7 +51,32 @@ def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, doc
         seen[scoring] = np.full(len(stream), np.nan, dtype=np.float32)
         scored = slice(scored_from(scoring), scored_to(scoring, len(stream)))
         seen[scoring][scored] = values[scored]
-    return Scored(label=label, run=run, losses=seen)
+    return KnownRun(label, run, seen)
+
+
+def added_up(runs, stream):
+    """What scripts.evaluate makes of runs once their losses are there."""
+    scorings = chain(*(known.losses for known in runs))
+    corpus = describe_corpus(stream, load_tokenizer(str(stream.path)).token_bytes(), scorings)
+    scored = [
+        Scored(
+            label=known.label,
+            number=known.run.seed_number,
+            about=describe(known.run) | {"label": known.label},
+            config=known.run.config,
+            sums={s: add_up(losses, s, corpus) for s, losses in known.losses.items()},
+        )
+        for known in runs
+    ]
+    return scored, corpus.text
+
+
+def tables_of(runs, stream):
+    return tabulate(*added_up(runs, stream))
+
+
+def comparisons_of(runs, stream, pairs):
+    return compare(added_up(runs, stream)[0], pairs)
 
 
 def scored_from(scoring):

@@ -12,8 +12,8 @@ from data.tokenizer import load_tokenizer
 from data.windows import Scoring
 from model import ModelConfig
 from scripts.evaluation_plan import Plan
-from scripts.evaluation_tables import Scored, tabulate
 from scripts.runs import Run
+from tests.scripts.known_losses import KnownRun, tables_of
 from training.checkpoint import Progress
 from training.optim import OptimConfig
 
@@ -64,8 +64,8 @@ def evaluate(
                 scoring: made_up_losses(scoring, len(stream), off)
                 for scoring in plan.scorings_of(run.config, list(CONTEXTS.values()))
             }
-            scored.append(Scored(label=label, run=run, losses=losses))
-    return tabulate(scored, stream)
+            scored.append(KnownRun(label, run, losses))
+    return tables_of(scored, stream)
 
 
 def find(rows, label, history, **others):

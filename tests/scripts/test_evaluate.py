@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,8 +15,8 @@ import torch
 from data.shards import TokenStream
 from data.windows import Scoring
 from scripts import evaluate
-from scripts.evaluate import is_scored
-from scripts.evaluation_plan import Plan
+from scripts.evaluation_sums import read_scored, same_text
+from scripts.evaluation_tables import tabulate
 from scripts.runs import open_run
 from tests.scripts.known_losses import find
 
@@ -251,24 +250,22 @@ def test_corpora_of_one_name_are_refused(train, corpus, tmp_path):
     assert not (folder / "scores").exists()
 
 
-def test_a_run_is_scored_once_nothing_is_left(train, result_of, corpus, other_corpus):
-    folder = train("run", steps=1)
-    plan = Plan(strides=(8,), near=4, first=32, histories=(32,))
-    assert not is_scored(folder, plan, [corpus])
-    result_of(folder, "--stride", 8, "--near", 4, "--data", corpus)
-    assert is_scored(folder, plan, [corpus])
-    assert not is_scored(folder, plan, [corpus, other_corpus])
-    assert not is_scored(folder, plan, [other_corpus, corpus])
-    assert not is_scored(folder, replace(plan, near=5), [corpus])
-    assert not is_scored(folder, replace(plan, first=64), [corpus])
-    kept = sorted((folder / "scores" / "shards").iterdir())
-    assert len(kept) == 5
-    for path in kept:
-        away = path.rename(folder / path.name)
-        assert not is_scored(folder, plan, [corpus])
-        away.rename(path)
-    train("run", steps=2)
-    assert not is_scored(folder, plan, [corpus])
+def test_sums_are_what_a_report_is_made_of(
+    train, results_of, monkeypatch, corpus, other_corpus, tmp_path
+):
+    folders = [train(f"short_seed{seed}", f"run.seed={seed}", steps=1) for seed in (1, 2)]
+    folders.append(train("long", "model.context_length=64", steps=1))
+    command = (*folders, "--stride", 8, "--out", tmp_path / "out", "--data", corpus, other_corpus)
+    reports = results_of(*command)
+    monkeypatch.setattr(evaluate, "token_losses", fail)
+    sums = tmp_path / "sums"
+    assert results_of(*command, "--sums", sums) == []
+    for (_, report), path in zip(reports, (corpus, other_corpus), strict=True):
+        files = [sums / path.name / f"{folder.name}.npz" for folder in folders]
+        assert sorted((sums / path.name).iterdir()) == sorted(files)
+        runs, texts = zip(*map(read_scored, files), strict=True)
+        assert tabulate(runs, same_text(texts)) == report
+    assert not (tmp_path / "out").exists()
 
 
 def test_stride_is_half_of_the_shortest_context_by_default(train, result_of):
@@ -334,12 +331,13 @@ def test_two_processes_keep_the_losses_of_one(train, result_of):
     folder = train("run", steps=1)
     command = [folder, "--stride", "5", "--near", "11"]
     scores = folder / "scores"
-    result_of(*command)
+    result = result_of(*command)
     alone = scores.rename(folder / "alone")
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-            "-m", "scripts.evaluate", *command, "--device", "cpu", "--score-only",
+            "-m", "scripts.evaluate", *command, "--device", "cpu",
+            "--sums", folder / "sums",
         ],
         capture_output=True,
         text=True,
@@ -353,3 +351,7 @@ def test_two_processes_keep_the_losses_of_one(train, result_of):
         np.testing.assert_allclose(
             np.load(scores / path)["losses"], np.load(alone / path)["losses"], rtol=1e-5, atol=1e-6
         )
+    run, text = read_scored(folder / "sums" / "shards" / "run.npz")
+    (row,), (expected,) = tabulate([run], text)["strided"], result["strided"]
+    assert row["tokens"] == expected["tokens"]
+    assert row["nats"] == pytest.approx(expected["nats"], rel=1e-5)

@@ -7,14 +7,15 @@ import pytest
 
 from data.windows import Scoring
 from scripts.evaluation_statistics import seed_half_width
-from scripts.evaluation_tables import compare, tabulate
 from tests.scripts.known_losses import (
     CHUNK_LONG,
     LONG,
     SHORT,
+    comparisons_of,
     find,
     scored_from,
     scored_to,
+    tables_of,
 )
 
 
@@ -39,7 +40,7 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
             for row in result["strided"]
         }
 
-    assert differences(tabulate([a, b], stream)) == {
+    assert differences(tables_of([a, b], stream)) == {
         ("a", 32, 4, False): None,
         ("a", 32, 4, True): None,
         ("a", 32, 2, False): None,
@@ -48,7 +49,7 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
         ("b", 64, 4, True): ("a", 32, 5.0),
         ("b", 32, 2, False): ("a", 32, 5.0),
     }
-    assert differences(tabulate([b, a], stream)) == {
+    assert differences(tables_of([b, a], stream)) == {
         ("b", 32, 4, False): ("b", 64, -1.0),
         ("b", 64, 4, False): None,
         ("b", 64, 4, True): None,
@@ -62,7 +63,7 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
 def test_a_difference_of_every_token_is_sure_and_one_of_some_documents_is_not(scored, stream, base):
     late = Scoring(history=64, stride=8, first=2 * 121)
     halves = base + np.where(np.arange(len(stream)) < 5 * 121, 0.5, -0.1)  # three documents each
-    result = tabulate(
+    result = tables_of(
         [scored("a", {late: base}), scored("b", {late: base - 0.5}), scored("c", {late: halves})],
         stream,
     )
@@ -80,7 +81,7 @@ def test_a_difference_on_fewer_documents_has_no_interval(scored, stream, base):
         for label, ups in (("a", (0.0, 0.1)), ("b", (0.9, 1.2)))
         for seed, up in enumerate(ups)
     ]
-    _, row = tabulate(runs, stream)["strided"]
+    _, row = tables_of(runs, stream)["strided"]
     difference = row["difference"]
     assert difference["nats"] == pytest.approx(1.0, abs=1e-5)
     assert difference["half_width_of_seeds"] > 0  # seeds alone make no interval
@@ -95,7 +96,7 @@ def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
         for label, ups in (("a", {0: 0.0, 1: 0.1, 2: 0.5}), ("b", {3: 1.0, 4: 1.4}))
         for seed, up in ups.items()
     ]
-    result = tabulate(runs, stream)
+    result = tables_of(runs, stream)
     assert [row["label"] for row in result["strided"]] == ["a", "b"]
     a, b = result["strided"]
     here = slice(scored_from(LONG), scored_to(LONG, len(stream)))
@@ -122,11 +123,11 @@ def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream
         seen = scoring.seen(len(stream))  # from 17 and 49 tokens on
         chunk = Scoring(history=history, stride=history)
         runs.append(scored(label, {chunk: base, scoring: base + np.maximum(0, 28 - seen)}))
-    result = tabulate(runs, stream)
+    result = tables_of(runs, stream)
     short, long = result["strided"]
     assert short["tokens"] == long["tokens"] == (len(stream) - 65) // 16 * 5
     assert long["difference"]["nats"] == 0
-    (row,) = compare(runs, stream, [("long", "short")])
+    (row,) = comparisons_of(runs, stream, [("long", "short")])
     assert row["strided"]["nats"] == 0
 
 
@@ -134,13 +135,13 @@ def test_windows_that_share_no_token_are_refused(scored, stream, base):
     one_window = {"history": 64, "first": 900}  # of 64 tokens the last 9 count, of 48 the last 9
     long, short = (Scoring(**one_window, stride=stride) for stride in (64, 48))
     with pytest.raises(ValueError, match=r"of h64_s64_f900, h64_s48_f900 no token sees 7/8 of"):
-        tabulate([scored("a", {long: base, short: base})], stream)
+        tables_of([scored("a", {long: base, short: base})], stream)
 
 
 def test_a_single_pair_of_seeds_does_not_make_up_for_the_others(scored, stream, base):
     a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.1, 3: 0.5}.items()]
     b = [scored("b", {LONG: base + up}, seed=n) for n, up in {3: 1.0, 4: 1.4}.items()]
-    difference = tabulate([*a, *b], stream)["strided"][1]["difference"]
+    difference = tables_of([*a, *b], stream)["strided"][1]["difference"]
     assert difference["seeds"] == 2 and difference["nats"] == pytest.approx(1.0, abs=1e-5)
     half = seed_half_width([0.0, 0.1, 0.5], [1.0, 1.4])
     assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
@@ -152,7 +153,7 @@ def test_the_same_seeds_are_pairs(scored, stream, base):
     gaps = {1: 0.30, 2: 0.31, 3: 0.32}
     a = [scored("a", {LONG: base + ups[n]}, seed=n) for n in ups]
     b = [scored("b", {LONG: base + ups[n] + gaps[n]}, seed=n) for n in gaps]
-    result = tabulate([*a, *b], stream)
+    result = tables_of([*a, *b], stream)
     difference = result["strided"][1]["difference"]
     half = 4.303 * 0.01 / math.sqrt(3)
     assert difference["nats"] == pytest.approx(0.31, abs=1e-5)
@@ -166,14 +167,14 @@ def test_the_same_seeds_are_pairs(scored, stream, base):
 def test_seeds_that_only_one_model_has_do_not_count(scored, stream, base):
     a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.3, 3: 9.0}.items()]
     b = [scored("b", {LONG: base + up}, seed=n) for n, up in {5: 7.0, 2: 0.5, 1: 0.1}.items()]
-    a_row, b_row = tabulate([*a, *b], stream)["strided"]
+    a_row, b_row = tables_of([*a, *b], stream)["strided"]
     assert [len(row["nats_of_seeds"]) for row in (a_row, b_row)] == [3, 3]
     assert b_row["difference"]["seeds"] == 2
     assert b_row["difference"]["nats"] == pytest.approx(0.15, abs=1e-5)
     half = 12.706 * 0.05
     assert b_row["difference"]["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
 
-    one = tabulate([a[0], *b], stream)["strided"][1]["difference"]
+    one = tables_of([a[0], *b], stream)["strided"][1]["difference"]
     assert one["seeds"] == 1 and one["half_width_of_seeds"] is None
     assert one["nats"] == pytest.approx(0.1, abs=1e-5)
 
@@ -186,7 +187,7 @@ def test_comparisons_of_other_pairs(scored, stream, base):
         for label, more in up.items()
     ]
     pairs = [("c", "b"), ("b", "a"), ("b", "missing"), ("missing", "a")]
-    one, two = compare(runs, stream, pairs)
+    one, two = comparisons_of(runs, stream, pairs)
     assert [(row["label"], row["to_label"]) for row in (one, two)] == pairs[:2]
     assert two["strided"]["nats"] == pytest.approx(1.0, abs=1e-5)
     assert two["chunk"]["nats"] == pytest.approx(2.0, abs=1e-5)

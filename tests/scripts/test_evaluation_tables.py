@@ -10,7 +10,6 @@ import pytest
 
 from data.tokenizer import load_tokenizer
 from data.windows import Scoring
-from scripts.evaluation_tables import tabulate
 from tests.scripts.known_losses import (
     CHUNK_LONG,
     CHUNK_SHORT,
@@ -19,6 +18,7 @@ from tests.scripts.known_losses import (
     find,
     scored_from,
     scored_to,
+    tables_of,
 )
 
 
@@ -27,7 +27,7 @@ def test_strided_rows_are_of_identical_tokens(scored, stream, base):
     masked = Scoring(history=64, stride=8, first=64, document_mask=True)
     ends = {scored_to(scoring, len(stream)) for scoring in (LONG, coarse)}
     assert len(ends) == 2
-    result = tabulate(
+    result = tables_of(
         [
             scored("a", {SHORT: base, coarse: base}),
             scored("b", {SHORT: base - 1, LONG: base - 2, coarse: base - 3, masked: base - 4}),
@@ -55,18 +55,18 @@ def test_strided_rows_are_of_identical_tokens(scored, stream, base):
         assert low < row["nats"] < high
 
 
-def test_chunks_keep_their_own_tokens_and_differ_over_shared_ones(scored, stream, base):
+def test_chunks_are_compared_each_over_its_own_tokens(scored, stream, base):
     odd = Scoring(history=50, stride=50)
-    result = tabulate([scored("a", {odd: base}), scored("b", {CHUNK_LONG: base - 1})], stream)
+    result = tables_of([scored("a", {odd: base}), scored("b", {CHUNK_LONG: base - 1})], stream)
     a, b = find(result["chunk"], "a"), find(result["chunk"], "b")
     assert (a["tokens"], b["tokens"]) == (950, 960)
     assert a["nats"] == pytest.approx(base[1:951].mean(), rel=1e-6)
     assert b["nats"] == pytest.approx(base[1:961].mean() - 1, rel=1e-6)
     assert a["difference"] is None
-    assert (b["difference"]["tokens"], b["difference"]["to_history"]) == (950, 50)
-    assert b["difference"]["nats"] == pytest.approx(-1, abs=1e-6)
-    assert result["strided"] == result["control"] == []
-    assert {row["tokens"] for row in result["document_length"]} == {950}
+    assert (b["difference"]["tokens"], b["difference"]["to_history"]) == (960, 50)
+    assert b["difference"]["nats"] == pytest.approx(b["nats"] - a["nats"], abs=1e-6)
+    for table in ("strided", "control", "document_position", "document_length"):
+        assert result[table] == []
 
 
 def test_controls_are_compared_with_their_own_intact_windows(scored, stream, base):
@@ -88,7 +88,7 @@ def test_controls_are_compared_with_their_own_intact_windows(scored, stream, bas
         scored("b", {SHORT: base, intact: base + d, shuffle: base + d + 0.5}, seed=seed)
         for seed, d in ((1, 3), (2, 4))
     ]
-    result = tabulate([a, *b], stream)
+    result = tables_of([a, *b], stream)
     assert len(result["control"]) == len(others) + 5
     here = slice(scored_from(intact), scored_to(intact, len(stream)))
     for label, up in (("a", 1), ("b", 3.5)):
@@ -102,14 +102,14 @@ def test_controls_are_compared_with_their_own_intact_windows(scored, stream, bas
         assert difference["nats"] == pytest.approx(rise, abs=1e-5)
         assert difference["interval"] == pytest.approx([rise, rise], abs=1e-5)
         assert difference["half_width_of_seeds"] is None  # the same weights twice
-    alone = tabulate([scored("c", {shuffle: base})], stream)
+    alone = tables_of([scored("c", {shuffle: base})], stream)
     assert alone["control"][0]["difference"] is None
     assert [(row["label"], row["history"]) for row in result["strided"]] == [("a", 64), ("b", 32)]
     assert [row["label"] for row in result["as_trained"]] == ["a", "b"]
 
 
 def test_bits_per_byte_by_hand(scored, stream, base):
-    (row,) = tabulate([scored("a", {CHUNK_LONG: base})], stream)["chunk"]
+    (row,) = tables_of([scored("a", {CHUNK_LONG: base})], stream)["chunk"]
     tokenizer = load_tokenizer(str(stream.path))
     n_bytes, nats = 0, 0.0
     for position, token in enumerate(stream.read(0, len(stream)).tolist()[1:961], start=1):
@@ -136,31 +136,33 @@ def test_bins_of_positions_in_the_window_and_in_the_document(scored, stream, bas
     b = scored("b", {CHUNK_LONG: steps, SHORT: base + 9, LONG: steps})
     masked = Scoring(history=64, stride=64, document_mask=True)
     b.losses[masked] = b.losses[CHUNK_LONG] + 5
-    result = tabulate([a, b], stream)
+    result = tables_of([a, b], stream)
 
-    def check(table, label, history, lengths, losses, differences):
+    def check(table, label, history, expected, first):
         mine = [row for row in result[table] if row["label"] == label]
-        expected = brute_force_bins(losses, lengths)
-        gaps = brute_force_bins(differences, lengths)
         assert [row["bin"] for row in mine] == sorted(expected)
         for row in mine:
             count, mean = expected[row["bin"]]
             assert (row["history"], row["tokens"]) == (history, count)
             assert row["nats"] == pytest.approx(mean, rel=1e-5)
-            assert row["difference"] == pytest.approx(gaps[row["bin"]][1], abs=1e-5)
+            if row["bin"] in first:
+                gap = mean - first[row["bin"]][1]
+                assert row["difference"] == pytest.approx(gap, abs=1e-5)
+            else:
+                assert (row["difference"], row["difference_interval"]) == (None, [None, None])
 
     # the last 7 tokens fill no chunk
     shared = np.where((position >= 1) & (position < 961), 0.0, np.nan)
     before = {h: [(p - 1) % h for p in position] for h in (32, 64)}
-    check("chunk_position", "a", 32, before[32], base + shared, shared)
-    check("chunk_position", "b", 64, before[64], steps + shared, shared - position / n)
+    first = brute_force_bins(base + shared, before[32])
+    check("chunk_position", "a", 32, first, first)
+    check("chunk_position", "b", 64, brute_force_bins(steps + shared, before[64]), first)
     end = scored_to(LONG, n)
     shared = np.where((position >= 65) & (position < end), 0.0, np.nan)
-    of_document = position % 121
-    gaps = shared - position / n - 0.25
-    check("document_position", "a", 32, of_document, base + 0.25 + shared, shared)
-    check("document_position", "b", 64, of_document, steps + shared, gaps)
-    check("document_length", "b", 64, [121] * n, steps + shared, gaps)
+    for table, places in (("document_position", position % 121), ("document_length", [121] * n)):
+        first = brute_force_bins(base + 0.25 + shared, places)
+        check(table, "a", 32, first, first)
+        check(table, "b", 64, brute_force_bins(steps + shared, places), first)
     assert {row["range"] for row in result["document_length"]} == {"64 to 127"}
 
 
@@ -190,7 +192,7 @@ def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, st
         },
         document_mask=True,
     )
-    result = tabulate([packed, alone], stream)
+    result = tables_of([packed, alone], stream)
     for table, strides, gap in (("as_trained", [4, 8], 5), ("as_trained_chunk", [64, 64], 4)):
         assert [row["label"] for row in result[table]] == ["packed", "alone"]
         assert [row["stride"] for row in result[table]] == strides
@@ -210,7 +212,7 @@ def test_json_can_hold_all_of_it(scored, stream, base):
     (a.run.folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": i, "tokens_per_s": i * 1.0}) + "\n" for i in (1, 9, 2))
     )
-    result = tabulate([a, scored("b", {last: base})], stream)
+    result = tables_of([a, scored("b", {last: base})], stream)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     for row in result["document_position"]:
         none = row["bin"] < 4  # up to 7 tokens before

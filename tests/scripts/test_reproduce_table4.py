@@ -3,15 +3,17 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from configs import RUN_CONFIG, load_config
+from configs import load_config
 from scripts import evaluate, gpu_pool, reproduce_table4, table4_plan
+from scripts.evaluation_sums import read_scored, write_scored
 from scripts.table4_models import BUDGETS, Budget, Model
 from scripts.table4_report import markdown
 from training.environment import read_starts
-from training.metrics import METRICS, read_metrics
+from training.metrics import read_metrics
 
 TINY = (
     "model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.positions=rotary",
@@ -154,22 +156,28 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     out, _ = tiny(*names, "--only", "*_seed1")
     one_machine = tmp_path / "one_machine"
     out.rename(one_machine)
-    for name in ("short", "long"):  # where seed 2 is trained: what tells the times of seed 1
-        (out / f"{name}_seed1").mkdir(parents=True)
-        for file in (RUN_CONFIG, METRICS):
-            shutil.copy(one_machine / f"{name}_seed1" / file, out / f"{name}_seed1")
+    with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, .* in .*sums will"):
+        tiny(*names, "--only", "*_seed2")
+    kept = shutil.copytree(one_machine / "sums", out / "sums")  # tells the times of seed 1
+    with pytest.raises(ValueError, match="leaves out short_seed2, which others need: copy the fo"):
+        tiny(*names, "--only", "long_from_short_seed2", "long_seed2")
+    (next(iter(kept.iterdir())) / "long_from_short_seed1.npz").unlink()
     out, ran = tiny(*names, "--only", "long_seed2", "*_seed2")
     folders = [word for words in ran for word in words if word.startswith("run.out_dir")]
     assert folders == [
         f"run.out_dir={out / name}_seed2" for name in ("long", "short", "long_from_short")
     ]
+    begun = [
+        load_config([str(folder / "config.yaml")])
+        for folder in (one_machine / "long_from_short_seed1", out / "long_from_short_seed2")
+    ]
+    assert begun[0].optim.max_steps == begun[1].optim.max_steps
 
-    weights = shutil.ignore_patterns("*.distcp")
-    for run in one_machine.glob("*_seed1"):
-        shutil.copytree(run, out / run.name, dirs_exist_ok=True, ignore=weights)
-    for shard in out.rglob("*.distcp"):
-        shard.unlink()
-    _, ran = tiny(*names, "--report-only")
+    both = tmp_path / "both"
+    for folder in (one_machine, out):
+        shutil.copytree(folder / "sums", both, dirs_exist_ok=True)
+    shutil.rmtree(out)
+    _, ran = tiny(*names, "--report-only", "--sums", str(both))
     assert ran == []
     (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
     assert {row["label"]: row["seeds"] for row in table} == {
@@ -188,7 +196,7 @@ def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
 
 
 def test_nothing_is_finished(tiny):
-    with pytest.raises(ValueError, match="no run in .* is finished: there is nothing"):
+    with pytest.raises(ValueError, match=r"sums holds no run to report on \(not trained and sco"):
         tiny("--models", "short", "--report-only")
 
 
@@ -214,61 +222,69 @@ def report_only(tiny, monkeypatch, *names):
 def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsys, corpus):
     names = ["short", "long"]
     out, _ = tiny("--models", *names)
+    sums = out / "sums" / corpus.name
     capsys.readouterr()
     seeds, complete = report_only(tiny, monkeypatch, *names)
     assert seeds == {"short": 2, "long": 2}
     assert "not in the report" not in capsys.readouterr().out
 
-    shutil.rmtree(out / "long_seed1" / "scores")
+    (sums / "long_seed1.npz").unlink()
     seeds, table = report_only(tiny, monkeypatch, *names)
     assert seeds == {"short": 2, "long": 1}
-    assert (
-        "not scored with these --models, so not in the report: long_seed1\n"
-        in capsys.readouterr().out
-    )
+    assert "not in the report: not trained and scored: long_seed1\n" in capsys.readouterr().out
     assert table[0] == complete[0] and table[1]["nats"] != complete[1]["nats"]
-    assert not (out / "long_seed1" / "scores").exists()
 
-    (out / "short_seed2" / METRICS).unlink()
-    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1, "long": 1}
-    shutil.rmtree(out / "long_seed2" / "checkpoints")
-    capsys.readouterr()
-    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1}
-    lines = [x for x in capsys.readouterr().out.splitlines() if "not in the report" in x]
-    left_out = [name for line in lines for name in line.split(": ")[1].split(", ")]
-    assert sorted(left_out) == ["long_seed1", "long_seed2", "short_seed2"]
+    with pytest.raises(ValueError, match="not scored as these --models and --stride ask for: sh"):
+        report_only(tiny, monkeypatch, "short")  # whose windows begin earlier without the long one
+    shutil.rmtree(out / "short_seed2")  # of a run, the sums alone are needed
+    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 2, "long": 1}
 
-    next((out / "short_seed1" / "scores" / corpus.name).glob("h32_s16_*")).unlink()  # one of some
-    with pytest.raises(ValueError, match="trained, but not scored from position 64 on"):
-        report_only(tiny, monkeypatch, *names)
-
-    _, ran = tiny("--models", *names)  # long_seed2 anew; of short_seed2 the last evaluation
-    assert [words[0] for words in ran].count("train.py") == 2
+    _, ran = tiny("--models", *names)  # short_seed2 anew; long_seed1 has all of its losses
+    assert [words[0] for words in ran].count("train.py") == 1
     seeds, table = report_only(tiny, monkeypatch, *names)
     assert seeds == {"short": 2, "long": 2}
-    assert table[0]["nats"] == complete[0]["nats"]
-    assert table[0]["tokens_per_s"] is None  # of a seed it went with the metrics
-    assert "| short | 2 | 0M | - |" in (out / "table4.md").read_text()
+    assert [row["nats"] for row in table] == [row["nats"] for row in complete]
+
+
+def test_a_run_that_goes_on_is_not_reported_before_its_end(tiny, monkeypatch, corpus, capsys):
+    names = ["short", "long"]
+    out, _ = tiny("--models", *names)
+    path = out / "sums" / corpus.name / "short_seed2.npz"
+    scored, text = read_scored(path)
+    half = replace(scored, about=scored.about | {"step": 10})
+    write_scored(half, text, out / "sums")
+    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1, "long": 2}
+    assert "scored before it was finished: short_seed2\n" in capsys.readouterr().out
+    other = replace(scored.config, optim=replace(scored.config.optim, lr=7.0))
+    write_scored(replace(scored, config=other), text, out / "sums")
+    with pytest.raises(ValueError, match=r"short_seed2.npz holds .*: optim.lr is 7.0 there and"):
+        report_only(tiny, monkeypatch, *names)
+    write_scored(scored, replace(text, sha256="0"), out / "sums")
+    with pytest.raises(ValueError, match="cannot be compared: sha256 is"):
+        report_only(tiny, monkeypatch, *names)
 
 
 def test_what_is_extended_is_reported_without_its_first_part_but_not_without_its_cost(
-    tiny, monkeypatch
+    tiny, monkeypatch, corpus, capsys
 ):
     names = ["short", "short_then_long"]
     out, _ = tiny("--models", *names)
+    sums = out / "sums" / corpus.name
     seeds, table = report_only(tiny, monkeypatch, *names)
     assert seeds == {"short": 2, "short_then_long": 2}
     (extended,) = (row for row in table if row["label"] == "short_then_long")
     assert extended["tokens"] == 20 * 256 + 10 * 256
 
     for seed in (1, 2):
-        shutil.rmtree(out / f"short_seed{seed}" / "scores")
+        (sums / f"short_seed{seed}.npz").unlink()
     seeds, (alone,) = report_only(tiny, monkeypatch, *names)
     assert seeds == {"short_then_long": 2}
     assert (alone["tokens"], alone["gpu_hours"]) == (extended["tokens"], extended["gpu_hours"])
 
-    (out / "short_seed1" / METRICS).unlink()
+    scored, text = read_scored(sums / "short_then_long_seed1.npz")
+    write_scored(replace(scored, about=scored.about | {"before": None}), text, out / "sums")
     assert report_only(tiny, monkeypatch, *names)[0] == {"short_then_long": 1}
+    assert "took whose weights it starts with: short_then_long_seed1\n" in capsys.readouterr().out
 
 
 def test_corpora_of_one_name_are_refused_before_anything_is_trained(tiny, corpus, tmp_path):

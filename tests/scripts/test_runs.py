@@ -1,11 +1,13 @@
 """What runs are called; another's settings are tested with those that use them."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from configs import RUN_CONFIG, load_config, to_yaml
-from scripts.runs import check_same_settings, labels
+from scripts.runs import check_same_settings, describe, labels
+from training.metrics import METRICS
 
 
 def test_labels_group_seeds(opened):
@@ -50,3 +52,19 @@ def test_the_same_data_may_be_named_in_another_way(tmp_path):
     check_same_settings(tmp_path, config(Path("out/data/x").resolve()))
     with pytest.raises(ValueError, match=r"data\.path is '.*/out/data/x' there and '.*/y' here"):
         check_same_settings(tmp_path, config("out/data/y"))
+
+
+def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
+    def evaluated(folder, *records):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
+    evaluated(tmp_path / "a", last | {"step": 5, "other": 1}, last | {"other": 2}, {"step": 9})
+    first = describe(opened("a"))
+    assert first["before"] is None
+    assert first["evaluations"] == [last | {"step": 5}, last]
+    for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
+        assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
+    assert describe(opened("b", "run.init_from=nowhere"))["before"] is None
+    assert json.loads(json.dumps(first)) == first

@@ -1,14 +1,17 @@
 """Which runs there are, with which arguments, and how steps follow from the time of others."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from configs import load_config, to_yaml
 from scripts import table4_plan
+from scripts.evaluation_sums import write_scored
 from scripts.table4_models import BUDGETS, MODELS
-from scripts.table4_plan import final_arguments, make_jobs
+from scripts.table4_plan import final_arguments, make_jobs, what_it_took
+from tests.scripts.known_losses import LONG, added_up
 from training.checkpoint import checkpoint_folder
 from training.metrics import METRICS
 
@@ -104,15 +107,18 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     job, second = (j for j in jobs if j.name == "4k_from_1k")
     finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
     finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
-    config = load_config(final_arguments(job))
+    config = load_config(final_arguments(job, tmp_path / "sums"))
     assert config.optim.max_steps == 250  # at the speed of the 4k run
     assert config.run.init_from == str(tmp_path / "1k_seed1")
     assert config.model.rope_base == pytest.approx(10_000 * 4 ** (64 / 62), rel=1e-4)
     assert config.optim.warmup_steps == 62
-    assert final_arguments(job)[-3:] == final_arguments(second)[-3:]  # the same for all seeds
+    assert (
+        final_arguments(job, tmp_path / "sums")[-3:]
+        == final_arguments(second, tmp_path / "sums")[-3:]
+    )  # the same for all seeds
     assert f"run.init_from={tmp_path / '1k_seed2'}" in second.recipe
     finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
-    assert load_config(final_arguments(job)).optim.max_steps == 240
+    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 240
     assert not job.is_finished
 
 
@@ -120,11 +126,11 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     jobs = {j.name: j for j in jobs_of(["16k_butterfly_same_time"], tmp_path)}
     finish(tmp_path / "16k_seed1", step=1000, gpu_hours=1.0)
     finish(tmp_path / "16k_butterfly_seed1", step=1000, gpu_hours=0.4)
-    config = load_config(final_arguments(jobs["16k_butterfly_same_time"]))
+    config = load_config(final_arguments(jobs["16k_butterfly_same_time"], tmp_path / "sums"))
     assert config.optim.max_steps == 2500
     assert config.model.mask.pattern == "butterfly"
     assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
-    assert final_arguments(jobs["16k"]) == jobs["16k"].recipe
+    assert final_arguments(jobs["16k"], tmp_path / "sums") == jobs["16k"].recipe
 
 
 def test_butterfly_goes_on_as_long_as_dense_attention(tmp_path):
@@ -134,7 +140,7 @@ def test_butterfly_goes_on_as_long_as_dense_attention(tmp_path):
     finish(tmp_path / "1k_seed1", step=3000, gpu_hours=1.0)
     finish(tmp_path / "1k_then_16k_seed1", step=1000, gpu_hours=0.8)
     finish(tmp_path / "1k_then_16k_butterfly_seed1", step=1000, gpu_hours=0.4)
-    config = load_config(final_arguments(jobs[name]))
+    config = load_config(final_arguments(jobs[name], tmp_path / "sums"))
     assert config.optim.max_steps == 2000
     assert config.run.init_from == str(tmp_path / "1k_seed1")
 
@@ -157,13 +163,20 @@ def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
     assert not job.is_finished
 
 
-def test_what_a_run_starts_from_must_tell_its_cost(tmp_path):
-    jobs = {j.folder.name: j for j in jobs_of(["1k_then_4k"], tmp_path, seeds=2)}
-    finish(tmp_path / "1k_seed2", step=10, gpu_hours=1.0)
-    known = {name for name, job in jobs.items() if job.cost_is_known}
-    assert known == {"1k_seed1", "1k_seed2", "1k_then_4k_seed2"}
-    (tmp_path / "1k_seed2" / METRICS).write_text('{"step": 10, "loss": 1.0}\n')
-    assert not jobs["1k_then_4k_seed2"].cost_is_known
+def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, base):
+    folder, sums = tmp_path / "1k_seed2", tmp_path / "sums"
+    assert what_it_took(folder, sums) is None
+    runs, text = added_up([scored("1k", {LONG: base}, seed=2)], stream)  # in this very folder
+    write_scored(runs[0], text, sums)
+    assert what_it_took(tmp_path / "1k_seed1", sums) is None
+    took = what_it_took(folder, sums)
+    assert (took["step"], took["gpu_hours"]) == (7, 0.25)
+    shutil.rmtree(folder)
+    finish(folder, step=10, gpu_hours=1.0)
+    took = what_it_took(folder, sums)
+    assert (took["step"], took["gpu_hours"]) == (10, 1.0)
+    (folder / METRICS).write_text('{"step": 10, "loss": 1.0}\n')
+    assert what_it_took(folder, tmp_path) is None
 
 
 def test_a_share_of_the_steps(tmp_path):
@@ -221,7 +234,7 @@ def test_overrides_come_last(tmp_path):
     finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
     finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
     for job in jobs.values():
-        config = load_config(final_arguments(job))
+        config = load_config(final_arguments(job, tmp_path / "sums"))
         assert (config.optim.warmup_steps, config.run.eval_every) == (7, 30)
 
 

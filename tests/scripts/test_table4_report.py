@@ -1,34 +1,32 @@
 """The report of Table 4 on made-up runs; that of trained ones: test_reproduce_table4.py."""
 
-import json
 import math
 
 import pytest
 
-from scripts import table4_plan
-from scripts.table4_models import Model
-from scripts.table4_report import curves, markdown, rows, with_first_parts
-from training.metrics import METRICS
+from scripts.table4_report import curves, markdown, rows
+
+
+def made_up_run(label, tokens, hours, seed, before=None):
+    evaluations = [
+        {"step": 5, "tokens": tokens // 2, "gpu_hours": hours / 2, "val_loss": 3.0 + seed},
+        {"step": 10, "tokens": tokens, "gpu_hours": hours, "val_loss": 2.0 + seed},
+    ]
+    return {
+        "label": label, "tokens": tokens, "gpu_hours": hours, "tokens_per_s": 2.0,
+        "evaluations": evaluations, "before": before,
+    }  # fmt: skip
 
 
 @pytest.fixture
-def made_up_runs(monkeypatch, tmp_path):
-    """Two seeds of a model and of one that starts with its weights: {folder: model}."""
-    models = {"first": Model(context="1k"), "second": Model(context="4k", starts_from="first")}
-    monkeypatch.setattr(table4_plan, "MODELS", models)
-    runs = {}
-    for model, tokens, hours in (("first", 100, (1.0, 3.0)), ("second", 30, (0.25, 0.5))):
-        for seed, whole in enumerate(hours, start=1):
-            folder = tmp_path / f"{model}_seed{seed}"
-            folder.mkdir()
-            records = [
-                {"step": 5, "tokens": tokens // 2, "gpu_hours": whole / 2, "val_loss": 3.0 + seed},
-                {"step": 8, "tokens": tokens - 1, "gpu_hours": whole, "loss": 9.0},
-                {"step": 10, "tokens": tokens, "gpu_hours": whole, "val_loss": 2.0 + seed},
-            ]
-            (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
-            runs[folder] = model
-    return runs
+def made_up_runs():
+    """Two seeds of a model and of one that starts with its weights."""
+    first = [made_up_run("first", 100, hours, seed) for seed, hours in ((1, 1.0), (2, 3.0))]
+    second = [
+        made_up_run("second", 30, hours, seed, first[seed - 1]["evaluations"][-1])
+        for seed, hours in ((1, 0.25), (2, 0.5))
+    ]
+    return [*first, *second]
 
 
 def test_curves_go_on_where_the_first_part_ends(made_up_runs):
@@ -43,37 +41,37 @@ def test_curves_go_on_where_the_first_part_ends(made_up_runs):
             {"tokens": 130, "gpu_hours": 2.0 + 0.375, "val_loss": 3.5},
         ],
     }
-    one = {folder: model for folder, model in made_up_runs.items() if folder.name == "second_seed2"}
-    assert curves(one)["second"][:2] == [
+    assert curves(made_up_runs[3:])["second"][:2] == [
         {"tokens": 100, "gpu_hours": 3.0, "val_loss": 4.0},
         {"tokens": 115, "gpu_hours": 3.25, "val_loss": 5.0},
     ]
 
 
+def rows_of(runs):
+    chunk = {"perplexity": 2.0, "nats": 0.7, "difference": None}
+    strided = {"perplexity": 1.9, "nats": 0.6, "difference": None, "tokens": 5, "stride": 16}
+    labels = dict.fromkeys(run["label"] for run in runs)
+    return rows(
+        {
+            "runs": runs,
+            "as_trained_chunk": [{"label": label, **chunk} for label in labels],
+            "as_trained": [{"label": label, **strided} for label in labels],
+        }
+    )
+
+
 def test_first_parts_count_for_those_that_start_with_them(made_up_runs):
-    first = {"label": "first", "tokens": 100, "gpu_hours": 2.0, "nats": 1.0}
-    second = {"label": "second", "tokens": 30, "gpu_hours": 0.375, "nats": 0.9}
-    summed = second | {"tokens": 130, "gpu_hours": 2.375}
-    assert with_first_parts([first, second], made_up_runs) == [first, summed]
+    cost = [(row["label"], row["tokens"], row["gpu_hours"]) for row in rows_of(made_up_runs)]
+    assert cost == [("first", 100, 2.0), ("second", 130, 2.375)]
     # the first part's hours are those of the seeds that were extended, in the table or not
-    one = {folder: model for folder, model in made_up_runs.items() if folder.name == "second_seed2"}
-    assert with_first_parts([second], one) == [second | {"tokens": 130, "gpu_hours": 3.375}]
+    (alone,) = rows_of(made_up_runs[3:])
+    assert (alone["tokens"], alone["gpu_hours"]) == (130, 3.5)
 
 
 def test_rows_take_each_model_as_it_was_trained():
-    chunk = {"perplexity": 2.0, "nats": 0.7, "difference": None}
-    strided = {"perplexity": 1.9, "nats": 0.6, "difference": None, "tokens": 5, "stride": 16}
-    runs = [
-        {"label": "a", "tokens": 10, "gpu_hours": hours, "tokens_per_s": 2.0} for hours in (1, 3)
-    ]
-    (row,) = rows(
-        {
-            "runs": runs,
-            "as_trained_chunk": [{"label": "a", **chunk}],
-            "as_trained": [{"label": "a", **strided}],
-        }
-    )
-    assert (row["gpu_hours"], row["paper_perplexity"], row["perplexity"]) == (2, 2.0, 1.9)
+    (row,) = rows_of([made_up_run("a", 10, hours, hours) for hours in (1, 3)])
+    assert (row["seeds"], row["tokens_per_s"], row["gpu_hours"]) == (2, 2.0, 2)
+    assert (row["paper_perplexity"], row["perplexity"]) == (2.0, 1.9)
 
 
 def row_of(label, seeds=1, paper_difference=None, difference=None):

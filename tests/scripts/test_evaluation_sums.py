@@ -1,0 +1,124 @@
+"""Losses added up by document and bin, and the files that keep them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data.tokenizer import load_tokenizer
+from data.windows import Scoring
+from scripts.evaluation_sums import (
+    add_up,
+    bin_name,
+    describe_corpus,
+    log_bins,
+    read_scored,
+    same_text,
+    well_seen,
+    write_scored,
+)
+from tests.scripts.known_losses import CHUNK_LONG, LONG, SHORT, added_up
+
+CONTROL = Scoring(history=64, stride=8, first=64, control="shuffle", near=5)
+
+
+def described(stream, *scorings):
+    return describe_corpus(stream, load_tokenizer(str(stream.path)).token_bytes(), scorings)
+
+
+def test_a_corpus_is_described_token_by_token(stream):
+    tokenizer = load_tokenizer(str(stream.path))
+    known = described(stream)
+    document, history = 0, 0
+    lengths = known.text.document_lengths
+    for position, token in enumerate(stream.read(0, len(stream)).tolist()):
+        assert known.document[position] == document
+        assert known.history[position] == history
+        history += 1
+        if token == tokenizer.eot_id:
+            assert history == lengths[document] and known.n_bytes[position] == 0
+            document, history = document + 1, 0
+    assert document == len(lengths) == 8
+    assert known.n_bytes.sum() == known.text.text_bytes == stream.info.text_bytes
+    assert (known.text.name, known.text.tokens) == (stream.path.name, len(stream))
+
+
+@pytest.mark.parametrize("scoring", [CHUNK_LONG, LONG, CONTROL], ids=lambda s: s.name)
+def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
+    corpus = described(stream, SHORT, LONG)
+    losses = np.where(scoring.seen(len(stream)) > 0, base, np.nan).astype(np.float32)
+    sums = add_up(losses, scoring, corpus)
+    nats, tokens, n_bytes = np.zeros_like(sums.nats), np.zeros_like(sums.tokens), 0
+    for position, loss in enumerate(losses.tolist()):
+        counts = corpus.well_seen[position] or scoring is not LONG
+        if not np.isnan(loss) and counts:
+            of_window = (position - 1) % 64
+            place = of_window if scoring is CHUNK_LONG else int(corpus.history[position])
+            cell = corpus.document[position], place.bit_length()
+            nats[cell] += loss
+            tokens[cell] += 1
+            n_bytes += int(corpus.n_bytes[position])
+    np.testing.assert_allclose(sums.nats, nats, rtol=1e-12)
+    np.testing.assert_array_equal(sums.tokens, tokens)
+    assert sums.n_bytes == n_bytes
+    assert sums.tokens.sum() < len(stream)
+
+
+def test_tokens_that_count_are_well_seen_in_every_sliding_window(stream):
+    n = len(stream)
+    coarse = Scoring(history=32, stride=16, first=64)
+    counted = well_seen([CHUNK_LONG, CONTROL, LONG, coarse, SHORT], n)
+    expected = [
+        all(s.seen(n)[position] >= 7 / 8 * s.history for s in (LONG, coarse, SHORT))
+        for position in range(n)
+    ]
+    assert counted.tolist() == expected
+    assert well_seen([CHUNK_LONG, CONTROL], n).all()
+
+
+def test_a_file_gives_back_what_was_written(scored, stream, base, tmp_path):
+    (run,), text = added_up([scored("a", {SHORT: base, CHUNK_LONG: base + 1}, seed=3)], stream)
+    path = write_scored(run, text, tmp_path / "sums")
+    assert path == tmp_path / "sums" / stream.path.name / "a_seed3.npz"
+    assert path.stat().st_size < 10_000
+    again, its_text = read_scored(path)
+    for name in ("label", "number", "about", "config"):
+        assert getattr(again, name) == getattr(run, name)
+    assert list(again.sums) == [SHORT, CHUNK_LONG]
+    for scoring, sums in run.sums.items():
+        assert again.sums[scoring].n_bytes == sums.n_bytes
+        for name in ("nats", "tokens"):
+            ours, theirs = getattr(sums, name), getattr(again.sums[scoring], name)
+            assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+    assert np.array_equal(its_text.document_lengths, text.document_lengths)
+    assert same_text([text, its_text]) is text
+
+
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_damaged_files_are_named(scored, stream, base, tmp_path, length):
+    (run,), text = added_up([scored("a", {SHORT: base})], stream)
+    path = write_scored(run, text, tmp_path)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"a_seed1\.npz is damaged .*: copy it again, or score"):
+        read_scored(path)
+
+
+def test_other_texts_are_not_compared(stream):
+    text = described(stream, SHORT, LONG).text
+    coarse = Scoring(history=32, stride=16, first=64)
+    for other, what in (
+        (replace(text, name="birds"), "name"),
+        (replace(text, sha256="0"), "sha256"),
+        (described(stream, LONG, coarse).text, "counted"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot be compared: {what} is .* score all of them"):
+            same_text([text, text, other])
+
+
+def test_bins_at_powers_of_two():
+    numbers = np.array([0, 1, 2, 3, 4, 7, 8, 1023, 1024, 2**17 - 1, 2**17])
+    assert log_bins(numbers).tolist() == [0, 1, 2, 2, 3, 3, 4, 10, 11, 17, 18]
+    every = np.arange(70_000)
+    assert log_bins(every).tolist() == [int(number).bit_length() for number in every]
+    names = [bin_name(number) for number in (0, 1, 2, 3, 11)]
+    assert names == ["0", "1", "2 to 3", "4 to 7", "1,024 to 2,047"]
