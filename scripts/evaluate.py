@@ -20,13 +20,12 @@ Runs named NAME_seed1, NAME_seed2 ... that differ in nothing else count as one m
 seeds. Differences are to the first model. Written to --out: evaluation.json, report.md, pictures;
 for several --data into a folder for each, of its name. What has been scored is kept in the folder
 of the run and not scored again. With --sums, what a report needs of each run is written instead,
-some kilobytes, for scripts.reproduce_table4.
+a small file each, for scripts.reproduce_table4.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -192,17 +191,19 @@ def evaluate_runs(
     contexts = [run.config.model.context_length for run in runs]
     wanted = [plan.scorings_of(run.config, contexts) for run in runs]
     token_bytes = runs[0].tokenizer.token_bytes()
-    described = [describe_corpus(stream, token_bytes, chain(*wanted)) for stream in streams]
+    compared = plan.compared(contexts)
+    described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
     scored: list[list[Scored]] = [[] for _ in streams]
     for name, run, scorings in zip(names, runs, wanted, strict=True):
         # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
         sums = score(replace(run), described, scorings, processes, batch_tokens)
+        about = describe(run)
         for of_corpus, of_run in zip(scored, sums, strict=True):
             of_corpus.append(
                 Scored(
                     label=name,
                     number=run.seed_number,
-                    about=describe(run),
+                    about=about,
                     config=run.config,
                     sums=of_run,
                 )
@@ -263,6 +264,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.batch_tokens is not None and args.batch_tokens < 1:
         raise ValueError(f"--batch-tokens={args.batch_tokens} must be at least 1")
+    names = [folder.resolve().name for folder in args.runs]
+    if args.sums is not None and len(set(names)) < len(names):
+        raise ValueError(
+            f"--sums keeps runs by the names of their folders, and these are {', '.join(names)}: "
+            "rename those that are called the same"
+        )
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
         modes=None if args.modes is None else tuple(args.modes),

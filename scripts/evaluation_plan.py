@@ -83,6 +83,22 @@ class Plan:
                 ]
         return list(dict.fromkeys(wanted))
 
+    def compared(self, contexts: Sequence[int]) -> list[Scoring]:
+        """What models of these contexts are scored by, and of `histories` if some are not there.
+
+        So a run alone has the same tokens counted as all together (`well_seen`).
+        """
+        first = max(contexts) if self.first is None else self.first
+        modes = MODES if self.modes is None else self.modes
+        less = [h for h in self.histories if h <= first] if "cross" in modes else []
+        lengths = {*contexts, *less}
+        return [
+            scoring
+            for length in sorted(lengths)
+            if min(self.strides) <= length
+            for scoring in self.scorings(length, contexts)
+        ]
+
     def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
         """The same for the model of a run."""
         return self.scorings(

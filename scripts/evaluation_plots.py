@@ -261,7 +261,7 @@ def _floats(values: Any) -> np.ndarray:
 
 
 def _middle(row: Row) -> float:
-    """Of a bin of `scripts.evaluation_statistics.log_bins`, on a logarithmic axis; 0 is at 1/2."""
+    """Of a bin of `scripts.evaluation_sums.log_bins`, on a logarithmic axis; 0 is at 1/2."""
     number = row["bin"]
     return 0.5 if number == 0 else math.sqrt(2 ** (number - 1) * (2**number - 1))
 

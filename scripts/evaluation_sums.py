@@ -1,4 +1,4 @@
-"""Losses of a run, added up by document: all that tables and intervals need, in some kilobytes.
+"""Losses of a run, added up by document: all that tables and intervals need, in a small file.
 
     losses of single tokens -> add_up -> Sums -> scripts/evaluation_tables.py
                                           |
@@ -11,7 +11,8 @@ all of the history in every way of scoring (LEAST_SEEN).
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from hashlib import sha256
@@ -68,7 +69,7 @@ class Scored:
     number: int
     """Of the seed."""
     about: dict[str, Any]
-    """What was trained, and what it took; JSON can hold it."""
+    """What was trained, and what it took, as `scripts.runs.describe` tells it."""
     config: TrainConfig
     sums: dict[Scoring, Sums]
 
@@ -102,25 +103,30 @@ def describe_corpus(
     Raises:
         ValueError: no token is well seen in all of them.
     """
-    starts = stream.document_starts
-    lengths = np.diff(np.append(starts, len(stream)))
-    document = np.repeat(np.arange(len(starts)), lengths)
-    counted = well_seen(scorings, len(stream))
+    text, counted = describe_text(stream, scorings)
+    document = np.repeat(np.arange(len(text.document_lengths)), text.document_lengths)
     return Corpus(
         stream=stream,
-        text=Text(
-            name=stream.path.resolve().name,
-            sha256=sha256_of(stream),
-            counted=sha256(np.packbits(counted).tobytes()).hexdigest(),
-            tokens=len(stream),
-            text_bytes=stream.info.text_bytes,
-            document_lengths=lengths,
-        ),
+        text=text,
         document=document,
-        history=np.arange(len(stream)) - starts[document],
+        history=np.arange(len(stream)) - stream.document_starts[document],
         n_bytes=token_bytes[stream.read(0, len(stream))],
         well_seen=counted,
     )
+
+
+def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Text, np.ndarray]:
+    """What is scored, and what `well_seen` gives for it; see `describe_corpus`."""
+    counted = well_seen(scorings, len(stream))
+    text = Text(
+        name=stream.path.resolve().name,
+        sha256=sha256_of(stream),
+        counted=sha256(np.packbits(counted).tobytes()).hexdigest(),
+        tokens=len(stream),
+        text_bytes=stream.info.text_bytes,
+        document_lengths=np.diff(np.append(stream.document_starts, len(stream))),
+    )
+    return text, counted
 
 
 def sha256_of(stream: TokenStream) -> str:
@@ -157,16 +163,18 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     """Add up (n_tokens,) losses, of which NaN does not count.
 
     Bins are those of `log_bins`: of the position in the window where these do not overlap, of the
-    position in the document elsewhere.
+    position in the document where they slide. A control has a single one.
     """
     counted = ~np.isnan(losses)
-    if kind_of(scoring) == "chunk":
+    kind = kind_of(scoring)
+    if kind == "chunk":
         places = (np.arange(len(losses)) - 1) % scoring.history  # of the token before the target
         most = scoring.history - 1
-    else:
-        places, most = corpus.history, int(corpus.text.document_lengths.max()) - 1
-    if kind_of(scoring) == "sliding":
+    elif kind == "sliding":
         counted &= corpus.well_seen
+        places, most = corpus.history, int(corpus.text.document_lengths.max()) - 1
+    else:
+        places, most = np.zeros(len(losses), dtype=np.int64), 0
     shape = len(corpus.text.document_lengths), int(log_bins(np.array(most))) + 1
     cell = corpus.document[counted] * shape[1] + log_bins(places[counted])
     size = shape[0] * shape[1]
@@ -214,10 +222,11 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
     """What `write_scored` kept.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or of a newer version.
     """
+    content = io.BytesIO(path.read_bytes())
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with np.load(content, allow_pickle=False) as kept:
             facts = json.loads(str(kept["facts"]))
             sums = {
                 Scoring(**scoring): Sums(
@@ -230,25 +239,11 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
-    except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+    except (
+        *(BadZipFile, zlib.error, EOFError, OSError),
+        *(KeyError, NotImplementedError, TypeError, ValueError),
+    ) as error:
         raise ValueError(
-            f"{path} is damaged ({error}): copy it again, or score the run again"
+            f"{path} is damaged, or was written by another version ({error}): copy it again, or "
+            "score the run again"
         ) from error
-
-
-def same_text(texts: Sequence[Text]) -> Text:
-    """The text that all were scored on.
-
-    Raises:
-        ValueError: they were scored on others, or other tokens of it were counted.
-    """
-    first = texts[0]
-    for other in texts[1:]:
-        for what in ("name", "sha256", "counted"):
-            if getattr(other, what) != getattr(first, what):
-                raise ValueError(
-                    f"runs of {first.name} and {other.name} cannot be compared: {what} is "
-                    f"{getattr(first, what)} for some and {getattr(other, what)} for others; score "
-                    "all of them in one way"
-                )
-    return first

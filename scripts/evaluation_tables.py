@@ -71,7 +71,7 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
             "documents": len(text.document_lengths),
             "text_bytes": text.text_bytes,
         },
-        "runs": [s.about for s in scored],
+        "runs": [{"label": s.label, **s.about} for s in scored],
         "chunk": [_tabulate(r, _same_way(chunk, r)) for r in chunk],
         "strided": [_tabulate(r, _same_way(strided, r)) for r in strided],
         "control": [_tabulate(r, _undisturbed(control, r)) for r in control],
@@ -250,10 +250,10 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
     if shared:
         row, versus = _of_seeds(row, shared), _of_seeds(versus, shared)
     documents = estimate(bins(row.mean), bins(versus.mean))
-    ours, theirs = (_means(of, bins, len(documents)) for of in (row, versus))
+    ours, theirs = (_means(of, bins) for of in (row, versus))
     gaps = []
     for number, of_documents in enumerate(documents):
-        a, b = ([float(m[number]) for m in of] for of in (theirs, ours))
+        a, b = ([m.get(number, math.nan) for m in of] for of in (theirs, ours))
         if row.label == versus.label:
             half_width = None  # the same weights scored twice: documents say it all
         elif shared:
@@ -265,15 +265,12 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
     return gaps
 
 
-def _means(row: ScoredModel, bins: Callable[[Sums], Sums], n_bins: int) -> list[np.ndarray]:
-    """(n_bins,) mean loss of each seed; NaN where a bin has no token."""
+def _means(row: ScoredModel, bins: Callable[[Sums], Sums]) -> list[dict[int, float]]:
+    """The mean loss of each seed in each bin that has a token."""
     means = []
-    for seed in row.seeds:
-        sums = bins(seed)
-        known = np.full(n_bins, math.nan)
-        nats, tokens = (table.sum(axis=0)[:n_bins] for table in (sums.nats, sums.tokens))
-        np.divide(nats, tokens, out=known[: len(nats)], where=tokens > 0)
-        means.append(known)
+    for sums in map(bins, row.seeds):
+        nats, tokens = sums.nats.sum(axis=0), sums.tokens.sum(axis=0)
+        means.append({n: float(nats[n] / tokens[n]) for n in np.flatnonzero(tokens).tolist()})
     return means
 
 

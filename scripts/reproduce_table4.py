@@ -8,13 +8,13 @@ of --gpus-per-run), all with the same tokens a step, the same tokens in all, the
 the same text; scores them on the same validation tokens (scripts.evaluate), and writes a report.
 Stopped, the same command goes on. A model that is measured by another one's time, or starts from
 its weights, brings that one along. Several machines can share the work, each with its --only: put
-the files of all --sums into one folder, and call the command with --report-only. These are all that
-a report is made of.
+the files of all --sums into one folder, and call the command with --report-only. No more is needed
+of the runs.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -26,15 +26,20 @@ from data.windows import ScoringWindows
 from scripts.evaluate import validation_splits
 from scripts.evaluation_plan import STRIDE, Plan
 from scripts.evaluation_report import write_report
-from scripts.evaluation_sums import Scored, Text, read_scored, same_text
+from scripts.evaluation_sums import Scored, Text, describe_text, read_scored
 from scripts.evaluation_tables import compare, tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
-from scripts.runs import check_settings
 from scripts.table4_comparisons import PAIRS
 from scripts.table4_models import BUDGETS, MODELS
-from scripts.table4_plan import Job, final_arguments, make_jobs, what_it_took
+from scripts.table4_plan import (
+    Job,
+    check_sums,
+    final_arguments,
+    is_whole,
+    make_jobs,
+    what_it_took,
+)
 from scripts.table4_report import write_table4
-from training.checkpoint import latest_checkpoint
 
 
 def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
@@ -49,12 +54,19 @@ def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
     )
 
 
-def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequence[Path]) -> None:
+def check_scorable(
+    jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequence[Path]
+) -> list[Text]:
     """Refuse before anything is trained what could not be scored in the end.
 
+    Returns:
+        What each corpus must be in the end.
+
     Raises:
-        ValueError: a corpus is too short, or was made with another tokenizer than `data`.
+        ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
+            windows that slide share no token.
     """
+    texts = []
     tokenizer = Manifest.load(data).tokenizer.sha256
     for stream in validation_splits(score_on):
         there = stream.manifest.tokenizer.sha256
@@ -66,6 +78,8 @@ def check_scorable(jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequen
         for config in {job.name: job.config for job in jobs}.values():
             for scoring in plan.scorings_of(config, ()):
                 ScoringWindows(stream, scoring, 1)
+        texts.append(describe_text(stream, plan.compared(plan.histories))[0])
+    return texts
 
 
 def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[Job]:
@@ -91,11 +105,11 @@ def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[
     folders = {job.folder for job in here}
     elsewhere = {folder for job in here for folder in job.needs} - folders
     weights = {Path(job.config.run.init_from) for job in here if job.config.run.init_from}
+    finished = {job.folder for job in jobs if job.is_finished}
     missing = sorted(
         folder.name
         for folder in elsewhere
-        if what_it_took(folder, sums) is None
-        or (folder in weights and latest_checkpoint(folder) is None)
+        if what_it_took(folder, sums) is None or folder in weights - finished
     )
     if missing:
         raise ValueError(
@@ -135,9 +149,10 @@ def report(
     jobs: Sequence[Job],
     plan: Plan,
     budget: str,
-    corpora: Sequence[str],
+    texts: Sequence[Text],
     sums: Path,
     out: Path,
+    failed: Collection[str] = (),
 ) -> None:
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
@@ -145,50 +160,67 @@ def report(
         jobs: all of the sweep.
         plan: what they are scored by.
         budget: its name.
-        corpora: names of what they are scored on.
+        texts: what they are scored on.
         sums: FOLDER/CORPUS/RUN.npz, all that is read.
         out: folder.
+        failed: names of runs whose files are not of what was to be trained.
 
     Raises:
-        ValueError: nothing is trained and scored, or not on the same text.
+        ValueError: nothing is trained and scored, or seeds were trained for other steps.
     """
     order = {name: number for number, name in enumerate(MODELS)}
-    ready: dict[str, list[tuple[Scored, Text]]] = {corpus: [] for corpus in corpora}
+    ready: list[list[Scored]] = [[] for _ in texts]
+    steps: dict[str, int] = {}
     left_out: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order[job.name], job.seed)):
-        paths = [sums / corpus / f"{job.folder.name}.npz" for corpus in corpora]
+        name = job.folder.name
+        paths = [sums / text.name / f"{name}.npz" for text in texts]
         found = [read_scored(path) for path in paths if path.exists()]
-        why = "not trained and scored" if len(found) < len(paths) else _why_not(job, plan, found)
+        why = "failed" if name in failed else _why_not(job, plan, found, texts)
         if why is not None:
-            left_out.setdefault(why, []).append(job.folder.name)
+            left_out.setdefault(why, []).append(name)
             continue
-        for corpus, path, (scored, text) in zip(corpora, paths, found, strict=True):
-            check_settings(path, scored.config, job.config, may_differ=job.may_differ)
+        step = found[0][0].about["step"]
+        if steps.setdefault(job.name, step) != step:
+            raise ValueError(
+                f"{paths[0]} was trained for {step} steps, and another seed of {job.name} for "
+                f"{steps[job.name]}: train one of them anew"
+            )
+        for of_text, (scored, _) in zip(ready, found, strict=True):
             wanted = {s: scored.sums[s] for s in plan.scorings_of(job.config, ())}
-            ready[corpus].append((replace(scored, sums=wanted), text))
+            of_text.append(replace(scored, sums=wanted))
     why = "; ".join(f"{why}: {', '.join(names)}" for why, names in left_out.items())
-    if not all(ready.values()):
+    if not all(ready):
         raise ValueError(f"{sums} holds no run to report on ({why})")
     if left_out:
         print(f"not in the report: {why}")
     results, comparisons = {}, {}
-    for corpus, of_corpus in ready.items():
-        runs, text = [scored for scored, _ in of_corpus], same_text([t for _, t in of_corpus])
-        results[corpus] = tabulate(runs, text)
-        comparisons[corpus] = compare(runs, PAIRS)
-        write_report(results[corpus], out / f"evaluation_{corpus}")
+    for scored, text in zip(ready, texts, strict=True):
+        results[text.name] = tabulate(scored, text)
+        comparisons[text.name] = compare(scored, PAIRS)
+        write_report(results[text.name], out / f"evaluation_{text.name}")
     write_table4(results, comparisons, budget, out)
 
 
-def _why_not(job: Job, plan: Plan, found: Sequence[tuple[Scored, Text]]) -> str | None:
+def _why_not(
+    job: Job, plan: Plan, found: Sequence[tuple[Scored, Text]], texts: Sequence[Text]
+) -> str | None:
     """Why a run cannot be in the report, if so."""
-    for scored, _ in found:
-        if scored.about["step"] != scored.config.optim.max_steps:
-            return "scored before it was finished"
-        if not scored.sums.keys() >= set(plan.scorings_of(job.config, ())):
+    if len(found) < len(texts):
+        return "not trained and scored"
+    for (scored, there), text in zip(found, texts, strict=True):
+        if there.sha256 != text.sha256:
+            return f"scored on another text that is called {text.name}"
+        if there.counted != text.counted or not scored.sums.keys() >= set(
+            plan.scorings_of(job.config, ())
+        ):
             return "not scored as these --models and --stride ask for"
+        if not is_whole(scored):
+            return "scored before it was finished"
         if scored.config.run.init_from is not None and scored.about["before"] is None:
             return "not known what the run took whose weights it starts with"
+        if scored.about != found[0][0].about:
+            return "scored on one text, trained anew, and scored on another"
     return None
 
 
@@ -243,7 +275,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         overrides=args.set,
     )
     plan = make_plan(jobs, args.stride)
-    check_scorable(jobs, plan, args.data, score_on)
+    texts = check_scorable(jobs, plan, args.data, score_on)
+    check_sums(jobs, sums)
     failed = []
     if not args.report_only:
         here = jobs if args.only is None else jobs_here(jobs, args.only, sums)
@@ -254,8 +287,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print("stopped: the same command goes on from here", file=sys.stderr)
             raise
     if failed:
-        print(f"these runs failed, and are not in the report: {', '.join(failed)}")
-    report(jobs, plan, args.budget, [path.resolve().name for path in score_on], sums, out)
+        print(f"these runs failed: {', '.join(failed)}")
+    report(jobs, plan, args.budget, texts, sums, out, failed)
     if failed:
         raise SystemExit(1)
 

@@ -83,7 +83,6 @@ def describe(run: Run) -> dict[str, Any]:
     config, records = run.config, read_metrics(run.folder)
     speeds = [record["tokens_per_s"] for record in records if "tokens_per_s" in record]
     return {
-        "label": labels([run])[0],
         "folder": run.folder.resolve().name,
         "seed": config.run.seed,
         "context_length": config.model.context_length,
@@ -110,9 +109,10 @@ def _before(run: Run) -> dict[str, Any] | None:
     """Of the run in run.init_from, or beside this one if both were moved."""
     if run.config.run.init_from is None:
         return None
-    origin = Path(run.config.run.init_from)
-    for folder in (origin, run.folder.with_name(origin.name)):
-        if evaluations := _evaluations(read_metrics(folder)):
+    origin, here = Path(run.config.run.init_from), run.folder.resolve()
+    beside = here.parent / origin.name
+    for folder in (origin, beside):
+        if folder.resolve() != here and (evaluations := _evaluations(read_metrics(folder))):
             return evaluations[-1]
     return None
 

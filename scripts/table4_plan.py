@@ -9,8 +9,8 @@ from typing import Any
 from configs import RUN_CONFIG, TrainConfig, load_config
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
-from scripts.evaluation_sums import read_scored
-from scripts.runs import check_same_settings
+from scripts.evaluation_sums import Scored, read_scored
+from scripts.runs import check_same_settings, check_settings
 from scripts.table4_models import MODELS, Budget, Model
 from training.checkpoint import latest_checkpoint, read_progress
 from training.metrics import read_metrics
@@ -78,7 +78,7 @@ def last_step(folder: Path) -> int | None:
 
 
 def what_it_took(folder: Path, sums: Path) -> dict[str, Any] | None:
-    """`step` and `gpu_hours` of a finished run; None where neither its folder nor its sums are.
+    """`step` and `gpu_hours` of a finished run; None where neither its folder nor its sums tell.
 
     Args:
         folder: of the run.
@@ -86,8 +86,29 @@ def what_it_took(folder: Path, sums: Path) -> dict[str, Any] | None:
     """
     if last_step(folder) is not None:
         return read_metrics(folder)[-1]
-    kept = sorted(sums.glob(f"*/{folder.name}.npz"))
-    return read_scored(kept[0])[0].about if kept else None
+    kept = [read_scored(path)[0] for path in sorted(sums.glob(f"*/{folder.name}.npz"))]
+    return next((scored.about for scored in kept if is_whole(scored)), None)
+
+
+def is_whole(scored: Scored) -> bool:
+    """Whether a run was scored after its last evaluation."""
+    last = scored.config.optim.max_steps
+    steps = [record["step"] for record in scored.about["evaluations"]]
+    return scored.about["step"] == last and last in steps
+
+
+def check_sums(jobs: Sequence[Job], sums: Path) -> None:
+    """Refuse a folder of sums that are of other runs than these.
+
+    Raises:
+        ValueError: names the settings that differ.
+    """
+    for job in jobs:
+        for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
+            there = read_scored(path)[0].config
+            # where the text lies on another machine does not matter
+            may_differ = (*job.may_differ, "data.path")
+            check_settings(path, there, job.config, may_differ=may_differ)
 
 
 def make_jobs(

@@ -62,7 +62,7 @@ def added_up(runs, stream):
         Scored(
             label=known.label,
             number=known.run.seed_number,
-            about=describe(known.run) | {"label": known.label},
+            about=describe(known.run),
             config=known.run.config,
             sums={s: add_up(losses, s, corpus) for s, losses in known.losses.items()},
         )

@@ -15,7 +15,7 @@ import torch
 from data.shards import TokenStream
 from data.windows import Scoring
 from scripts import evaluate
-from scripts.evaluation_sums import read_scored, same_text
+from scripts.evaluation_sums import read_scored
 from scripts.evaluation_tables import tabulate
 from scripts.runs import open_run
 from tests.scripts.known_losses import find
@@ -264,8 +264,27 @@ def test_sums_are_what_a_report_is_made_of(
         files = [sums / path.name / f"{folder.name}.npz" for folder in folders]
         assert sorted((sums / path.name).iterdir()) == sorted(files)
         runs, texts = zip(*map(read_scored, files), strict=True)
-        assert tabulate(runs, same_text(texts)) == report
+        assert {(text.sha256, text.counted) for text in texts} == {
+            (texts[0].sha256, texts[0].counted)
+        }
+        assert tabulate(runs, texts[0]) == report
     assert not (tmp_path / "out").exists()
+    shutil.copytree(folders[0], tmp_path / "elsewhere" / "long")
+    with pytest.raises(ValueError, match="--sums keeps runs by .* these are long, long: rename"):
+        results_of(folders[-1], tmp_path / "elsewhere" / "long", "--sums", sums)
+
+
+def test_a_run_alone_has_the_tokens_of_all_together(train, results_of, corpus, tmp_path):
+    """Of 40 tokens, which no short window slides by, the long ones show fewer well enough."""
+    long, short = train("long", "model.context_length=64", steps=1), train("short", steps=1)
+    command = ("--stride", 8, 40, "--histories", 32, 64, "--near", 4, "--first", 64)
+    (together,) = results_of(long, short, *command)
+    for folder in (long, short):
+        results_of(folder, *command, "--sums", tmp_path)
+    files = [tmp_path / corpus.name / f"{folder.name}.npz" for folder in (long, short)]
+    runs, (text, same) = zip(*map(read_scored, files), strict=True)
+    assert text.counted == same.counted
+    assert tabulate(runs, text) == together[1]
 
 
 def test_stride_is_half_of_the_shortest_context_by_default(train, result_of):

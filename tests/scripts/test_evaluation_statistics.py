@@ -173,6 +173,10 @@ def test_a_difference_of_other_tokens_is_that_of_their_means():
     *same, only_here = estimate(sums_of(values, lengths, bins), sums_of(fewer, lengths, bins))
     assert [some.mean for some in same] == [0, 0, 0]
     assert math.isnan(only_here.mean) and math.isnan(only_here.low)
+    elsewhere = np.where(np.arange(24) < 20, np.nan, values)  # of the last document alone
+    (got,) = estimate(sums_of(fewer[:20], [*lengths[:5], 0]), sums_of(elsewhere, lengths))
+    assert got.mean == pytest.approx(np.nanmean(fewer[:20]) - 21.5)
+    assert math.isnan(got.low)  # no document has both
     few_bins = sums_of(fewer[bins < 2], [2] * 6, bins[bins < 2])
     means = [some.mean for some in estimate(sums_of(values, lengths, bins), few_bins)]
     assert means[:2] == [0, 0] and all(math.isnan(mean) for mean in means[2:])

@@ -10,6 +10,8 @@ import pytest
 
 from data.tokenizer import load_tokenizer
 from data.windows import Scoring
+from scripts.evaluation_sums import Scored, Sums, Text
+from scripts.evaluation_tables import tabulate
 from tests.scripts.known_losses import (
     CHUNK_LONG,
     CHUNK_SHORT,
@@ -229,3 +231,20 @@ def test_json_can_hold_all_of_it(scored, stream, base):
     assert described["tokens_per_s"] == 2.0 and without["tokens_per_s"] is None
     assert (described["folder"], described["context_length"]) == ("a_seed1", 128)
     assert (described["step"], described["tokens"], described["gpu_hours"]) == (7, 700, 0.25)
+
+
+def test_lengths_of_documents_at_powers_of_two():
+    lengths = np.array([63, 64, 64, 127, 128, 1])
+    tokens = np.array([[1, 60], [1, 60], [1, 61], [1, 99], [0, 100], [0, 0]])
+    nats = tokens * np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])
+    sums = {LONG: Sums(nats=nats, tokens=tokens, n_bytes=7)}
+    about = {"document_mask": False}
+    scored = Scored(label="a", number=1, about=about, config=None, sums=sums)
+    text = Text(
+        name="x", sha256="", counted="", tokens=9, text_bytes=9, document_lengths=lengths
+    )  # fmt: skip
+    rows = tabulate([scored], text)["document_length"]
+    assert [(row["range"], row["tokens"]) for row in rows] == [
+        ("32 to 63", 61), ("64 to 127", 223), ("128 to 255", 100)
+    ]  # fmt: skip
+    assert rows[1]["nats"] == pytest.approx((61 * 2 + 62 * 3 + 100 * 4) / 223)

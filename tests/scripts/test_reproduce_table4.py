@@ -159,8 +159,8 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, .* in .*sums will"):
         tiny(*names, "--only", "*_seed2")
     kept = shutil.copytree(one_machine / "sums", out / "sums")  # tells the times of seed 1
-    with pytest.raises(ValueError, match="leaves out short_seed2, which others need: copy the fo"):
-        tiny(*names, "--only", "long_from_short_seed2", "long_seed2")
+    with pytest.raises(ValueError, match="leaves out short_seed1, which others need: copy the fo"):
+        tiny(*names, "--only", "long_from_short_seed1")  # for its weights
     (next(iter(kept.iterdir())) / "long_from_short_seed1.npz").unlink()
     out, ran = tiny(*names, "--only", "long_seed2", "*_seed2")
     folders = [word for words in ran for word in words if word.startswith("run.out_dir")]
@@ -249,6 +249,7 @@ def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsy
 def test_a_run_that_goes_on_is_not_reported_before_its_end(tiny, monkeypatch, corpus, capsys):
     names = ["short", "long"]
     out, _ = tiny("--models", *names)
+    _, complete = report_only(tiny, monkeypatch, *names)
     path = out / "sums" / corpus.name / "short_seed2.npz"
     scored, text = read_scored(path)
     half = replace(scored, about=scored.about | {"step": 10})
@@ -260,7 +261,26 @@ def test_a_run_that_goes_on_is_not_reported_before_its_end(tiny, monkeypatch, co
     with pytest.raises(ValueError, match=r"short_seed2.npz holds .*: optim.lr is 7.0 there and"):
         report_only(tiny, monkeypatch, *names)
     write_scored(scored, replace(text, sha256="0"), out / "sums")
-    with pytest.raises(ValueError, match="cannot be compared: sha256 is"):
+    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1, "long": 2}
+    said = capsys.readouterr().out
+    assert "scored on another text that is called shards: short_seed2\n" in said
+    more = replace(next(iter(scored.sums)), stride=5, history=9, first=70)
+    sums = {more: scored.sums[next(iter(scored.sums))], **scored.sums}
+    write_scored(replace(scored, sums=sums), text, out / "sums")  # what no other was scored by
+    _, table = report_only(tiny, monkeypatch, *names)
+    assert table == complete
+
+
+def test_seeds_of_other_steps_are_refused(tiny, monkeypatch, corpus):
+    names = ["short", "long_from_short"]
+    out, _ = tiny("--models", *names)
+    scored, text = read_scored(out / "sums" / corpus.name / "long_from_short_seed2.npz")
+    step = scored.config.optim.max_steps + 10
+    other = replace(scored.config, optim=replace(scored.config.optim, max_steps=step))
+    evaluations = [r | {"step": step} for r in scored.about["evaluations"]]
+    about = scored.about | {"step": step, "evaluations": evaluations}
+    write_scored(replace(scored, config=other, about=about), text, out / "sums")
+    with pytest.raises(ValueError, match=rf"seed2.npz was trained for {step} steps, and another"):
         report_only(tiny, monkeypatch, *names)
 
 
@@ -306,23 +326,63 @@ def test_several_corpora_are_scored_by_one_command_a_run(tiny, corpus, other_cor
     assert tables["shards"][0]["nats"] != tables["birds"][0]["nats"]
 
 
-def test_a_run_that_fails_is_named_and_left_out(tiny, monkeypatch, capsys):
+@pytest.fixture
+def fails(monkeypatch):
+    """Lets the training of some runs fail; returns a function that is told which."""
+
     class FailedProcess:
         def wait(self):
             return 1
 
     run_here = gpu_pool._start
 
-    def run_some(command, *rest):
-        long = any("long_seed" in word for word in command)
-        return FailedProcess() if long else run_here(command, *rest)
+    def let_fail(name):
+        def run_some(command, *rest):
+            failing = "train.py" in command and any(name in word for word in command)
+            return FailedProcess() if failing else run_here(command, *rest)
 
-    monkeypatch.setattr("scripts.gpu_pool._start", run_some)
+        monkeypatch.setattr("scripts.gpu_pool._start", run_some)
+
+    return let_fail
+
+
+def test_a_run_that_fails_is_named_and_left_out(tiny, fails, capsys):
+    fails("long_seed")
     with pytest.raises(SystemExit, match="1"):
         tiny("--models", "short", "long_from_short", "--seeds", "1")
     said = capsys.readouterr().out
-    assert "these runs failed, and are not in the report: long_seed1, long_from_short_seed1" in said
+    assert "these runs failed: long_seed1, long_from_short_seed1\n" in said
+    assert "not in the report: failed: long_seed1, long_from_short_seed1\n" in said
     assert "| short | 1 |" in said
+
+
+def test_a_run_that_fails_is_not_reported_as_it_was_before(tiny, fails):
+    names = ("--models", "short", "long", "--seeds", "1")
+    out, _ = tiny(*names)
+    shutil.rmtree(out / "long_seed1")
+    fails("long_seed")
+    with pytest.raises(SystemExit, match="1"):
+        tiny(*names)
+    (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
+    assert [row["label"] for row in table] == ["short"]
+
+
+def test_strides_that_not_all_contexts_slide_by(tiny):
+    out, _ = tiny("--models", "short", "long", "--seeds", "1", "--stride", "16", "48")
+    report = json.loads((out / "evaluation_shards" / "evaluation.json").read_text())
+    assert len({row["tokens"] for row in report["strided"]}) == 1
+    assert {row["stride"] for row in report["strided"]} == {16, 48}
+
+
+def test_corpora_of_other_trainings_are_not_mixed(tiny, monkeypatch, corpus, other_corpus, capsys):
+    on_both = ("--score-on", str(corpus), str(other_corpus))
+    out, _ = tiny("--models", "short", *on_both)
+    path = out / "sums" / other_corpus.name / "short_seed1.npz"
+    scored, text = read_scored(path)
+    write_scored(replace(scored, about=scored.about | {"gpu_hours": 9.0}), text, out / "sums")
+    tiny("--models", "short", *on_both, "--report-only")
+    said = capsys.readouterr().out
+    assert "scored on one text, trained anew, and scored on another: short_seed1\n" in said
 
 
 def test_what_cannot_be_scored_is_refused_before_training(tiny, corpus, tmp_path):

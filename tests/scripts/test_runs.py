@@ -61,10 +61,14 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
 
     last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
     evaluated(tmp_path / "a", last | {"step": 5, "other": 1}, last | {"other": 2}, {"step": 9})
+    evaluated(tmp_path / "far" / "away", last | {"tokens": 7})
     first = describe(opened("a"))
     assert first["before"] is None
     assert first["evaluations"] == [last | {"step": 5}, last]
     for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
         assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
-    assert describe(opened("b", "run.init_from=nowhere"))["before"] is None
+    far = describe(opened("b", f"run.init_from={tmp_path / 'far' / 'away'}"))
+    assert far["before"] == last | {"tokens": 7}
+    for origin in ("nowhere", "gone/a"):  # the second has the name of the run itself
+        assert describe(opened("a", f"run.init_from={origin}"))["before"] is None
     assert json.loads(json.dumps(first)) == first

@@ -10,7 +10,7 @@ from configs import load_config, to_yaml
 from scripts import table4_plan
 from scripts.evaluation_sums import write_scored
 from scripts.table4_models import BUDGETS, MODELS
-from scripts.table4_plan import final_arguments, make_jobs, what_it_took
+from scripts.table4_plan import check_sums, final_arguments, make_jobs, what_it_took
 from tests.scripts.known_losses import LONG, added_up
 from training.checkpoint import checkpoint_folder
 from training.metrics import METRICS
@@ -166,8 +166,18 @@ def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
 def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, base):
     folder, sums = tmp_path / "1k_seed2", tmp_path / "sums"
     assert what_it_took(folder, sums) is None
-    runs, text = added_up([scored("1k", {LONG: base}, seed=2)], stream)  # in this very folder
-    write_scored(runs[0], text, sums)
+    (run,), text = added_up([scored("1k", {LONG: base}, seed=2)], stream)  # in this very folder
+    last = {"step": 7, "tokens": 700, "gpu_hours": 0.25, "val_loss": 4.0}
+    config = replace(run.config, optim=replace(run.config.optim, max_steps=7, warmup_steps=0))
+    whole = replace(run, config=config, about=run.about | {"evaluations": [last]})
+    for part in (
+        replace(whole, about=run.about),  # its last evaluation is not there
+        replace(whole, config=run.config),  # it was to have more steps
+        replace(whole, about=whole.about | {"step": 6}),
+    ):
+        write_scored(part, text, sums)
+        assert what_it_took(folder, sums) is None
+    write_scored(whole, text, sums)
     assert what_it_took(tmp_path / "1k_seed1", sums) is None
     took = what_it_took(folder, sums)
     assert (took["step"], took["gpu_hours"]) == (7, 0.25)
@@ -177,6 +187,23 @@ def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, 
     assert (took["step"], took["gpu_hours"]) == (10, 1.0)
     (folder / METRICS).write_text('{"step": 10, "loss": 1.0}\n')
     assert what_it_took(folder, tmp_path) is None
+
+
+def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base):
+    (job,) = jobs_of(["1k"], tmp_path)
+    (run,), text = added_up([scored("1k", {LONG: base})], stream)
+    data = replace(job.config.data, path="where/it/was/trained")
+    ours = replace(job.config, data=data)
+    write_scored(replace(run, config=ours), text, tmp_path / "sums")
+    check_sums([job], tmp_path / "sums")
+    for settings in (
+        {"max_steps": 20_000},
+        {"lr": 7.0},
+    ):
+        other = replace(ours, optim=replace(ours.optim, **settings))
+        path = write_scored(replace(run, config=other), text, tmp_path / "sums")
+        with pytest.raises(ValueError, match=rf"{path} holds .*: optim.{next(iter(settings))} is"):
+            check_sums([job], tmp_path / "sums")
 
 
 def test_a_share_of_the_steps(tmp_path):
