@@ -8,8 +8,8 @@ Four ways to score, of one or more passes over the validation split by all proce
     chunk     as the FlashAttention paper evaluates: windows of the model's context that do not
               overlap. A longer context then also has fewer tokens at the start of a window, and
               part of its lower loss is only that.
-    strided   windows that slide by --stride. All models and all histories score the same tokens,
-              each with at least 7/8 of its history.
+    strided   windows that slide, by an eighth of what they read or by --stride. All models and all
+              histories score the same tokens, each with at least 7/8 of its history.
     cross     strided with less history than the model was trained on: what does a 4K model make of
               1K? With --histories, any.
     control   the part of the window that is more than --near tokens away is left intact, shuffled,
@@ -35,7 +35,7 @@ from configs.command_line import errors_as_sentences
 from data.shards import TokenStream
 from data.windows import Scoring, ScoringWindows
 from scripts.evaluation_cache import read_losses, write_losses
-from scripts.evaluation_plan import MODES, STRIDE, Plan
+from scripts.evaluation_plan import MODES, Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_sums import (
     Corpus,
@@ -211,12 +211,6 @@ def evaluate_runs(
     return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]
 
 
-def default_stride(folders: Sequence[Path]) -> int:
-    """Half of the shortest context of these runs, at most STRIDE."""
-    contexts = [open_run(folder).config.model.context_length for folder in folders]
-    return max(1, min(STRIDE, min(contexts) // 2))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
@@ -236,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--stride", nargs="+", type=int, dest="strides",
-        help=f"(default: half of the shortest context, at most {STRIDE})",
+        help="by how many tokens windows slide (default: an eighth of what they read)",
     )  # fmt: skip
     parser.add_argument("--histories", nargs="+", type=int, default=[], help="for cross")
     parser.add_argument(
@@ -273,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
         modes=None if args.modes is None else tuple(args.modes),
-        strides=tuple(args.strides or (default_stride(args.runs),)),
+        strides=tuple(args.strides) if args.strides else None,
         histories=tuple(args.histories),
         near=args.near,
         first=args.first,

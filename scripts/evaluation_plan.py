@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from configs import TrainConfig
 from data.windows import Scoring
+from scripts.evaluation_sums import LEAST_SEEN
 
 MODES = ("chunk", "strided", "cross", "control")
-STRIDE = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,8 @@ class Plan:
 
     modes: tuple[str, ...] | None = None
     """None means all that there is something to score by."""
-    strides: tuple[int, ...] = (STRIDE,)
+    strides: tuple[int, ...] | None = None
+    """None means an eighth of each history, so that all tokens see LEAST_SEEN of it."""
     histories: tuple[int, ...] = ()
     """For cross; none means the contexts of all runs."""
     near: int | None = None
@@ -42,10 +43,10 @@ class Plan:
         """
         first = max(contexts) if self.first is None else self.first
         modes = MODES if self.modes is None else self.modes
-        if "strided" in modes and min(self.strides) > context_length:
+        if "strided" in modes and not self._strides(context_length):
             raise ValueError(
-                f"--stride={min(self.strides)} is longer than a context of {context_length} tokens "
-                "that is to be scored: take a shorter one, or --modes without strided"
+                f"--stride={self._least_stride} is longer than a context of {context_length} "
+                "tokens that is to be scored: take a shorter one, or --modes without strided"
             )
         wanted = []
         masks = (document_mask,) if self.document_masks is None else self.document_masks
@@ -58,16 +59,10 @@ class Plan:
             if "cross" in modes:
                 histories |= {h for h in self.histories or contexts if h <= context_length}
             for history in sorted(histories):
-                for stride in self.strides:
-                    if stride <= history:
-                        wanted.append(
-                            Scoring(
-                                history=history,
-                                stride=stride,
-                                first=first,
-                                document_mask=masked,
-                            )
-                        )
+                wanted += [
+                    Scoring(history=history, stride=stride, first=first, document_mask=masked)
+                    for stride in self._strides(history)
+                ]
         if "control" in modes and not document_mask:
             near, stride = self._near(contexts), self._control_stride(context_length)
             if near < context_length - stride:
@@ -95,7 +90,7 @@ class Plan:
         return [
             scoring
             for length in sorted(lengths)
-            if min(self.strides) <= length
+            if self._strides(length)
             for scoring in self.scorings(length, contexts)
         ]
 
@@ -125,7 +120,7 @@ class Plan:
         if mode == "cross":
             histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
             return (
-                f"of the histories {histories} none lies between --stride={min(self.strides)} and "
+                f"of the histories {histories} none lies between --stride={self._least_stride} and "
                 f"the longest context, {max(contexts)} tokens: change --histories or --stride"
             )
         packed = [c.model.context_length for c in configs if not c.data.document_mask]
@@ -158,4 +153,14 @@ class Plan:
 
         They take three more passes, so there are fewer; their distant part is large all the same.
         """
-        return max(max(self.strides), context_length // 4)
+        return max(*(self.strides or ()), context_length // 4, 1)
+
+    def _strides(self, history: int) -> tuple[int, ...]:
+        """By what windows of this history slide."""
+        if self.strides is None:
+            return (max(1, int(history * (1 - LEAST_SEEN))),)
+        return tuple(stride for stride in self.strides if stride <= history)
+
+    @property
+    def _least_stride(self) -> int:
+        return min(self.strides or (1,))

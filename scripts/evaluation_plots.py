@@ -73,24 +73,25 @@ def styles_of(labels: Iterable[str]) -> Styles:
 def by_history(rows: list[Row], styles: Styles) -> "Figure":
     """Loss by the history of a window; on the right its difference to the first model.
 
-    A line is one model; where there are several strides or document masks, one of these.
+    A line is one model; where a history has several strides or document masks, one of these.
     """
     loss, difference = _panels(any(row["difference"] for row in rows))
-    strides = sorted({row["stride"] for row in rows})
-    lines = list(dict.fromkeys((row["label"], row["stride"], row["document_mask"]) for row in rows))
+    ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
+    strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
+
+    def line_of(row: Row) -> tuple[str, int | None, bool]:
+        return row["label"], row["stride"] if strides else None, row["document_mask"]
+
+    lines = list(dict.fromkeys(map(line_of, rows)))
     for number, (label, stride, masked) in enumerate(lines):
-        line = [
-            row
-            for row in rows
-            if (row["label"], row["stride"], row["document_mask"]) == (label, stride, masked)
-        ]
+        line = [row for row in rows if line_of(row) == (label, stride, masked)]
         shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
         name = label
-        name += f", stride {stride:,}" if len(strides) > 1 else ""
+        name += f", stride {stride:,}" if stride is not None else ""
         name += ", documents masked" if masked else ""
         look = {
             **styles[label],
-            "linestyle": LINES[strides.index(stride) % len(LINES)],
+            "linestyle": LINES[0 if stride is None else strides.index(stride) % len(LINES)],
             "markerfacecolor": "white" if masked else styles[label]["color"],
             "label": name,
         }

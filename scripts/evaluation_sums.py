@@ -28,9 +28,9 @@ from data.shards import TokenStream
 from data.windows import Scoring
 
 LEAST_SEEN = Fraction(7, 8)
-"""Of its history, for a token to count where windows slide. A window that slides by half of a short
-context shows three quarters of it on average, but nearly all of a long one: the tokens at its start
-would flatter the longer context, as the paper's windows do."""
+"""Of its history, for a token to count where windows slide. Windows that all slide by half of a
+short context show three quarters of it on average, but nearly all of a long one: tokens at their
+start would flatter the longer context, as the paper's windows do."""
 
 
 @dataclass(frozen=True, kw_only=True)

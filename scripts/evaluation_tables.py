@@ -152,15 +152,21 @@ def _first(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
 
 
 def _same_way(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    """What `row` is compared with: the first model, scored in the same way at its longest."""
+    """What `row` is compared with: the first model at its longest, documents alike.
+
+    Of several strides the same, or else the smallest.
+    """
     same = [
         r
         for r in rows
-        if r.label == rows[0].label
-        and r.scoring.document_mask == row.scoring.document_mask
-        and (r.scoring.stride == row.scoring.stride or row.scoring.first == 0)
+        if r.label == rows[0].label and r.scoring.document_mask == row.scoring.document_mask
     ]
-    best = max(same, key=lambda r: r.scoring.history, default=None)
+
+    def fitness(r: ScoredModel) -> tuple[int, bool, int]:
+        stride = r.scoring.stride
+        return r.scoring.history, stride == row.scoring.stride, -stride
+
+    best = max(same, key=fitness, default=None)
     return None if best is None or _is(best, row) else best
 
 

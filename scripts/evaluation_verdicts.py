@@ -106,14 +106,16 @@ def _with_less(rows: list[Row], row: Row, versus: Row) -> Row | None:
     """The row of the same model with the history of `versus`, compared with just that one."""
     if row["document_mask"] != versus["document_mask"] or row["history"] <= versus["history"]:
         return None
-    wanted = {key: row[key] for key in ("label", "stride", "document_mask")}
+    wanted = {key: row[key] for key in ("label", "document_mask")}
     wanted["history"] = versus["history"]
-    to = versus["label"], versus["history"]
-    for less in rows:
-        gap = less["difference"]
-        if gap and wanted.items() <= less.items() and (gap["to_label"], gap["to_history"]) == to:
-            return less
-    return None
+    to = {"to_label": versus["label"], "to_history": versus["history"]}
+    found = [
+        less
+        for less in rows
+        if wanted.items() <= less.items() and to.items() <= (less["difference"] or {}).items()
+    ]
+    # of several strides the same
+    return min(found, key=lambda less: less["stride"] != row["stride"], default=None)
 
 
 def _remainder(whole: Row, rest: Row, label: str, history: int) -> str:

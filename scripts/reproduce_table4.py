@@ -24,7 +24,7 @@ from configs.command_line import errors_as_sentences
 from data.shards import Manifest
 from data.windows import ScoringWindows
 from scripts.evaluate import validation_splits
-from scripts.evaluation_plan import STRIDE, Plan
+from scripts.evaluation_plan import Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_sums import Scored, Text, describe_text, read_scored
 from scripts.evaluation_tables import compare, tabulate
@@ -42,12 +42,12 @@ from scripts.table4_plan import (
 from scripts.table4_report import write_table4
 
 
-def make_plan(jobs: Sequence[Job], strides: Sequence[int]) -> Plan:
+def make_plan(jobs: Sequence[Job], strides: Sequence[int] | None) -> Plan:
     """The same scorings for each run, whichever runs are finished."""
     configs = [job.config for job in jobs]
     contexts = sorted({config.model.context_length for config in configs})
     return Plan(
-        strides=tuple(strides),
+        strides=tuple(strides) if strides else None,
         histories=tuple(contexts),
         near=contexts[0],
         first=contexts[-1],
@@ -125,7 +125,7 @@ def task_of(job: Job, plan: Plan, score_on: Sequence[Path], sums: Path) -> Task:
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums))
         numbers = {
-            "--stride": plan.strides,
+            **({"--stride": plan.strides} if plan.strides else {}),
             "--histories": plan.histories,
             "--near": (plan.near,),
             "--first": (plan.first,),
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--sums", type=Path, help="what a report needs of each run (default: OUT/sums)"
     )
-    parser.add_argument("--stride", type=int, nargs="+", default=[STRIDE])
+    parser.add_argument("--stride", type=int, nargs="+", help="as for scripts.evaluate")
     part.add_argument(
         "--report-only", action="store_true", help="report on what is finished and scored"
     )

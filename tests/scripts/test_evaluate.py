@@ -15,6 +15,7 @@ import torch
 from data.shards import TokenStream
 from data.windows import Scoring
 from scripts import evaluate
+from scripts.evaluation_report import markdown
 from scripts.evaluation_sums import read_scored
 from scripts.evaluation_tables import tabulate
 from scripts.runs import open_run
@@ -287,11 +288,20 @@ def test_a_run_alone_has_the_tokens_of_all_together(train, results_of, corpus, t
     assert tabulate(runs, text) == together[1]
 
 
-def test_stride_is_half_of_the_shortest_context_by_default(train, result_of):
+def test_windows_slide_by_an_eighth_by_default(train, result_of, corpus):
     short, long = train("short", steps=1), train("long", "model.context_length=64", steps=1)
-    result = result_of(short, long, "--modes", "strided")
-    assert {row["stride"] for row in result["strided"]} == {16}
-    assert {row["stride"] for row in result_of(long, "--modes", "strided")["strided"]} == {32}
+    result = result_of(short, long)
+    assert [(row["label"], row["history"], row["stride"]) for row in result["strided"]] == [
+        ("short", 32, 4), ("long", 32, 4), ("long", 64, 8)
+    ]  # fmt: skip
+    scored = (len(TokenStream(corpus, "val")) - 65) // 8 * 8
+    assert {row["tokens"] for row in result["strided"]} == {scored}
+    to = [row["difference"] and row["difference"]["to_history"] for row in result["strided"]]
+    assert to == [None, 32, 32]
+    assert "when long may see only 32 tokens" in markdown(result)
+    first, *others = result_of(long, short)["strided"]
+    assert first["history"] == 32 and first["difference"]["to_history"] == 64
+    assert [row["difference"] and row["difference"]["to_history"] for row in others] == [None, 64]
 
 
 def test_compiled_once_for_every_shape(

@@ -53,10 +53,10 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
         ("b", 32, 4, False): ("b", 64, -1.0),
         ("b", 64, 4, False): None,
         ("b", 64, 4, True): None,
-        ("b", 32, 2, False): None,
+        ("b", 32, 2, False): ("b", 64, 3.0),
         ("a", 32, 4, False): ("b", 64, -4.0),
         ("a", 32, 4, True): ("b", 64, -5.0),
-        ("a", 32, 2, False): ("b", 32, -5.0),
+        ("a", 32, 2, False): ("b", 64, -2.0),
     }
 
 

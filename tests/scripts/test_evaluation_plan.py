@@ -6,18 +6,19 @@ import pytest
 
 from data.windows import Scoring
 from scripts.evaluation_plan import Plan
+from scripts.evaluation_sums import LEAST_SEEN
 
 
 def test_the_default_plan():
     contexts = (1024, 4096)
     assert Plan().scorings(1024, contexts) == [
         Scoring(history=1024, stride=1024),
-        Scoring(history=1024, stride=512, first=4096),
+        Scoring(history=1024, stride=128, first=4096),
     ]
     full = {"history": 4096, "stride": 512, "first": 4096}
     assert Plan().scorings(4096, contexts) == [
         Scoring(history=4096, stride=4096),
-        Scoring(history=1024, stride=512, first=4096),
+        Scoring(history=1024, stride=128, first=4096),
         Scoring(**full),
         *(
             Scoring(history=4096, stride=1024, first=4096, control=control, near=1024)
@@ -26,9 +27,9 @@ def test_the_default_plan():
     ]
     assert Plan().scorings(1024, (1024,)) == [
         Scoring(history=1024, stride=1024),
-        Scoring(history=1024, stride=512, first=1024),
+        Scoring(history=1024, stride=128, first=1024),
         *(
-            Scoring(history=1024, stride=512, first=1024, control=control, near=256)
+            Scoring(history=1024, stride=256, first=1024, control=control, near=256)
             for control in ("intact", "shuffle", "replace")
         ),
     ]
@@ -64,10 +65,29 @@ def test_other_plans():
     assert replace(wide, near=88).scorings(128, (64, 128)) == []
     assert near.scorings(128, (128,), document_mask=True) == []
     with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
-        Plan().scorings(256, (256, 1024))
-    assert Plan(modes=("chunk", "cross")).scorings(256, (256,)) == [
+        Plan(strides=(600, 512)).scorings(256, (256, 1024))
+    assert Plan(modes=("chunk", "cross"), strides=(512,)).scorings(256, (256,)) == [
         Scoring(history=256, stride=256)
     ]
+
+
+@pytest.mark.parametrize("history", [1, 2, 7, 8, 9, 15, 16, 100, 1000])
+def test_by_default_all_tokens_are_well_seen(history):
+    (scoring,) = Plan(modes=("strided",)).scorings(history, (history, 1024))
+    seen = scoring.seen(1024 + 1 + 500)[1024 + 1 :][: 500 // scoring.stride * scoring.stride]
+    assert seen.min() >= LEAST_SEEN * history and seen.max() == history
+
+
+def test_what_is_compared_does_not_depend_on_which_runs_are_there():
+    plan = Plan(strides=(16, 48), histories=(32, 64), near=4, first=64)
+    both = set(plan.compared((32, 64)))
+    assert set(plan.compared((32,))) == set(plan.compared((64,))) == both
+    assert {(s.history, s.stride) for s in both if s.first and s.control == "none"} == {
+        (32, 16), (64, 16), (64, 48)
+    }  # fmt: skip
+    alone = replace(plan, modes=("strided",)).compared((64,))  # --histories are for cross
+    assert {s.history for s in alone} == {64}
+    assert {s.history for s in replace(plan, histories=(128,)).compared((64,))} == {64}
 
 
 MASKED = ("data.document_mask=true",)

@@ -35,6 +35,16 @@ def test_picture_of_histories(result):
     assert difference.containers[0][0].get_ydata() == [0.0]
 
 
+def test_a_model_is_one_line_where_each_history_has_its_stride(result):
+    stride = {16: 4, 64: 8}
+    packed = [row for row in result["strided"] if not row["document_mask"]]
+    rows = [row for row in packed if row["stride"] == stride[row["history"]]]
+    loss, _ = evaluation_plots.by_history(rows, styles()).axes
+    assert [(line.get_label(), len(line[0].get_xdata())) for line in loss.containers] == [
+        (SHORT, 1), (LONG, 2)
+    ]  # fmt: skip
+
+
 def test_what_is_compared_with_nothing_is_not_drawn_at_zero(result):
     packed, masked = (
         [row for row in result["strided"] if row["stride"] == 4 and row["document_mask"] == masks]
