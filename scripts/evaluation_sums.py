@@ -32,6 +32,11 @@ LEAST_SEEN = Fraction(7, 8)
 short context show three quarters of it on average, but nearly all of a long one: tokens at their
 start would flatter the longer context, as the paper's windows do."""
 
+_DAMAGED = (
+    BadZipFile, EOFError, KeyError, NotImplementedError, OSError, TypeError, ValueError, zlib.error
+)  # fmt: skip
+"""What a file with a wrong byte may raise when it is read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
@@ -239,10 +244,7 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
-    except (
-        *(BadZipFile, zlib.error, EOFError, OSError),
-        *(KeyError, NotImplementedError, TypeError, ValueError),
-    ) as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"{path} is damaged, or was written by another version ({error}): copy it again, or "
             "score the run again"
