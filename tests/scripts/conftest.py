@@ -13,7 +13,7 @@ from scripts import attention_io, benchmark_attention, evaluate
 from scripts.attention_check import RESULTS
 from scripts.evaluation_plan import Plan
 from scripts.runs import Run
-from tests.scripts import known_losses, made_up_evaluation
+from tests.scripts import known_losses, made_up_evaluation, tiny_sweep
 from training.checkpoint import Progress
 
 
@@ -130,3 +130,9 @@ def result_of(results_of):
         return result
 
     return main
+
+
+@pytest.fixture
+def tiny(monkeypatch, corpus, tmp_path):
+    """Sweeps of Table 4 over models of 32 and 64 tokens."""
+    return tiny_sweep.sweep(monkeypatch, corpus, tmp_path)

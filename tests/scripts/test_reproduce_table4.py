@@ -3,76 +3,14 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 
 import pytest
 
 from configs import load_config
-from scripts import evaluate, gpu_pool, reproduce_table4, table4_plan
-from scripts.evaluation_sums import read_scored, write_scored
-from scripts.table4_models import BUDGETS, Budget, Model
+from scripts import gpu_pool, reproduce_table4
 from scripts.table4_report import markdown
 from training.environment import read_starts
-from training.metrics import read_metrics
-
-TINY = (
-    "model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.positions=rotary",
-    "model.dropout=0", "model.attention_dropout=0", "optim.lr=1e-2",
-    "run.device=cpu", "run.dtype=float32", "run.compile=false",
-)  # fmt: skip
-SHORT, LONG = ("model.context_length=32",), ("model.context_length=64",)
-BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16")
-
-
-@pytest.fixture
-def tiny(monkeypatch, corpus, tmp_path):
-    """Models of 32 and 64 tokens, in this process; returns a function that runs the command."""
-    models = {
-        "short": Model(context="1k", overrides=SHORT),
-        "long": Model(context="4k", overrides=LONG),
-        "long_butterfly": Model(context="4k", overrides=(*LONG, *BUTTERFLY)),
-        "long_from_short": Model(
-            context="4k", overrides=LONG, starts_from="short", same_time_as="long"
-        ),
-        "short_then_long": Model(context="4k", overrides=LONG, starts_from="short", share=1 / 2),
-        "short_documents": Model(context="1k", overrides=(*SHORT, "data.document_mask=true")),
-    }
-    budget = Budget(steps=20, batch_tokens=256, seeds=2, overrides=TINY)
-    for module in (table4_plan, reproduce_table4):
-        monkeypatch.setattr(module, "MODELS", models)
-    monkeypatch.setitem(BUDGETS, "smoke", budget)
-    ran = []
-
-    def run_here(command, *_):
-        """Instead of a child, which would take seconds to start."""
-        from train import main
-
-        ran.append(command[1:])
-        program, *arguments = command[1:]
-        if program == "train.py":
-            main(arguments)
-        else:
-            assert arguments[0] == "scripts.evaluate"
-            evaluate.main([*arguments[1:], "--device", "cpu"])
-        return FinishedProcess()
-
-    monkeypatch.setattr("scripts.gpu_pool._start", run_here)
-
-    def reproduce(*options):
-        ran.clear()
-        out = tmp_path / "out"
-        reproduce_table4.main(
-            ["--data", str(corpus), "--budget", "smoke", "--out", str(out), "--stride", "16",
-             *options]
-        )  # fmt: skip
-        return out, list(ran)
-
-    return reproduce
-
-
-class FinishedProcess:
-    def wait(self):
-        return 0
+from training.metrics import METRICS, read_metrics
 
 
 def test_trains_scores_and_reports_once(tiny, corpus):
@@ -161,6 +99,11 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     kept = shutil.copytree(one_machine / "sums", out / "sums")  # tells the times of seed 1
     with pytest.raises(ValueError, match="leaves out short_seed1, which others need: copy the fo"):
         tiny(*names, "--only", "long_from_short_seed1")  # for its weights
+    half = shutil.copytree(one_machine / "short_seed1", out / "short_seed1")
+    (half / METRICS).write_text("")  # not its last weights, for all that one can tell
+    with pytest.raises(ValueError, match="leaves out short_seed1, which others need: copy the fo"):
+        tiny(*names, "--only", "long_from_short_seed1")
+    shutil.rmtree(half)
     (next(iter(kept.iterdir())) / "long_from_short_seed1.npz").unlink()
     out, ran = tiny(*names, "--only", "long_seed2", "*_seed2")
     folders = [word for words in ran for word in words if word.startswith("run.out_dir")]
@@ -198,113 +141,6 @@ def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
 def test_nothing_is_finished(tiny):
     with pytest.raises(ValueError, match=r"sums holds no run to report on \(not trained and sco"):
         tiny("--models", "short", "--report-only")
-
-
-def report_only(tiny, monkeypatch, *names):
-    """Labels, and seeds of each, of a report for which nothing may be trained or scored."""
-
-    def fail(*_, **__):
-        raise AssertionError("trained or scored")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluate, "token_losses", fail)
-        patch.setattr(evaluate.Run, "model", property(fail))
-        patch.setattr("scripts.gpu_pool._start", fail)
-        patch.setattr(reproduce_table4, "write_report", lambda *_: None)  # pictures take seconds
-        patch.setattr("scripts.table4_report.draw", lambda *_: None)
-        out, _ = tiny("--models", *names, "--report-only")
-    result = json.loads((out / "table4.json").read_text())
-    (table,) = result["rows"].values()
-    assert list(result["curves"]) == [row["label"] for row in table]
-    return {row["label"]: row["seeds"] for row in table}, table
-
-
-def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsys, corpus):
-    names = ["short", "long"]
-    out, _ = tiny("--models", *names)
-    sums = out / "sums" / corpus.name
-    capsys.readouterr()
-    seeds, complete = report_only(tiny, monkeypatch, *names)
-    assert seeds == {"short": 2, "long": 2}
-    assert "not in the report" not in capsys.readouterr().out
-
-    (sums / "long_seed1.npz").unlink()
-    seeds, table = report_only(tiny, monkeypatch, *names)
-    assert seeds == {"short": 2, "long": 1}
-    assert "not in the report: not trained and scored: long_seed1\n" in capsys.readouterr().out
-    assert table[0] == complete[0] and table[1]["nats"] != complete[1]["nats"]
-
-    with pytest.raises(ValueError, match="not scored as these --models and --stride ask for: sh"):
-        report_only(tiny, monkeypatch, "short")  # whose windows begin earlier without the long one
-    shutil.rmtree(out / "short_seed2")  # of a run, the sums alone are needed
-    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 2, "long": 1}
-
-    _, ran = tiny("--models", *names)  # short_seed2 anew; long_seed1 has all of its losses
-    assert [words[0] for words in ran].count("train.py") == 1
-    seeds, table = report_only(tiny, monkeypatch, *names)
-    assert seeds == {"short": 2, "long": 2}
-    assert [row["nats"] for row in table] == [row["nats"] for row in complete]
-
-
-def test_a_run_that_goes_on_is_not_reported_before_its_end(tiny, monkeypatch, corpus, capsys):
-    names = ["short", "long"]
-    out, _ = tiny("--models", *names)
-    _, complete = report_only(tiny, monkeypatch, *names)
-    path = out / "sums" / corpus.name / "short_seed2.npz"
-    scored, text = read_scored(path)
-    half = replace(scored, about=scored.about | {"step": 10})
-    write_scored(half, text, out / "sums")
-    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1, "long": 2}
-    assert "scored before it was finished: short_seed2\n" in capsys.readouterr().out
-    other = replace(scored.config, optim=replace(scored.config.optim, lr=7.0))
-    write_scored(replace(scored, config=other), text, out / "sums")
-    with pytest.raises(ValueError, match=r"short_seed2.npz holds .*: optim.lr is 7.0 there and"):
-        report_only(tiny, monkeypatch, *names)
-    write_scored(scored, replace(text, sha256="0"), out / "sums")
-    assert report_only(tiny, monkeypatch, *names)[0] == {"short": 1, "long": 2}
-    said = capsys.readouterr().out
-    assert "scored on another text that is called shards: short_seed2\n" in said
-    more = replace(next(iter(scored.sums)), stride=5, history=9, first=70)
-    sums = {more: scored.sums[next(iter(scored.sums))], **scored.sums}
-    write_scored(replace(scored, sums=sums), text, out / "sums")  # what no other was scored by
-    _, table = report_only(tiny, monkeypatch, *names)
-    assert table == complete
-
-
-def test_seeds_of_other_steps_are_refused(tiny, monkeypatch, corpus):
-    names = ["short", "long_from_short"]
-    out, _ = tiny("--models", *names)
-    scored, text = read_scored(out / "sums" / corpus.name / "long_from_short_seed2.npz")
-    step = scored.config.optim.max_steps + 10
-    other = replace(scored.config, optim=replace(scored.config.optim, max_steps=step))
-    evaluations = [r | {"step": step} for r in scored.about["evaluations"]]
-    about = scored.about | {"step": step, "evaluations": evaluations}
-    write_scored(replace(scored, config=other, about=about), text, out / "sums")
-    with pytest.raises(ValueError, match=rf"seed2.npz was trained for {step} steps, and another"):
-        report_only(tiny, monkeypatch, *names)
-
-
-def test_what_is_extended_is_reported_without_its_first_part_but_not_without_its_cost(
-    tiny, monkeypatch, corpus, capsys
-):
-    names = ["short", "short_then_long"]
-    out, _ = tiny("--models", *names)
-    sums = out / "sums" / corpus.name
-    seeds, table = report_only(tiny, monkeypatch, *names)
-    assert seeds == {"short": 2, "short_then_long": 2}
-    (extended,) = (row for row in table if row["label"] == "short_then_long")
-    assert extended["tokens"] == 20 * 256 + 10 * 256
-
-    for seed in (1, 2):
-        (sums / f"short_seed{seed}.npz").unlink()
-    seeds, (alone,) = report_only(tiny, monkeypatch, *names)
-    assert seeds == {"short_then_long": 2}
-    assert (alone["tokens"], alone["gpu_hours"]) == (extended["tokens"], extended["gpu_hours"])
-
-    scored, text = read_scored(sums / "short_then_long_seed1.npz")
-    write_scored(replace(scored, about=scored.about | {"before": None}), text, out / "sums")
-    assert report_only(tiny, monkeypatch, *names)[0] == {"short_then_long": 1}
-    assert "took whose weights it starts with: short_then_long_seed1\n" in capsys.readouterr().out
 
 
 def test_corpora_of_one_name_are_refused_before_anything_is_trained(tiny, corpus, tmp_path):
@@ -374,20 +210,11 @@ def test_strides_that_not_all_contexts_slide_by(tiny):
     assert {row["stride"] for row in report["strided"]} == {16, 48}
 
 
-def test_corpora_of_other_trainings_are_not_mixed(tiny, monkeypatch, corpus, other_corpus, capsys):
-    on_both = ("--score-on", str(corpus), str(other_corpus))
-    out, _ = tiny("--models", "short", *on_both)
-    path = out / "sums" / other_corpus.name / "short_seed1.npz"
-    scored, text = read_scored(path)
-    write_scored(replace(scored, about=scored.about | {"gpu_hours": 9.0}), text, out / "sums")
-    tiny("--models", "short", *on_both, "--report-only")
-    said = capsys.readouterr().out
-    assert "scored on one text, trained anew, and scored on another: short_seed1\n" in said
-
-
 def test_what_cannot_be_scored_is_refused_before_training(tiny, corpus, tmp_path):
     with pytest.raises(ValueError, match=r"--stride=512 is longer than a context of 32"):
         tiny("--models", "short", "--stride", "512")
+    with pytest.raises(ValueError, match="no token sees 7/8 of the history"):
+        tiny("--models", "short", "--stride", "27", "29", "31", "32")
     other = tmp_path / "other"
     shutil.copytree(corpus, other)
     manifest = other / "manifest.json"
