@@ -43,9 +43,9 @@ class Plan:
         """
         first = max(contexts) if self.first is None else self.first
         modes = MODES if self.modes is None else self.modes
-        if "strided" in modes and not self._strides(context_length):
+        if self.strides and "strided" in modes and not self._strides(context_length):
             raise ValueError(
-                f"--stride={self._least_stride} is longer than a context of {context_length} "
+                f"--stride={min(self.strides)} is longer than a context of {context_length} "
                 "tokens that is to be scored: take a shorter one, or --modes without strided"
             )
         wanted = []
@@ -119,8 +119,9 @@ class Plan:
         contexts = [config.model.context_length for config in configs]
         if mode == "cross":
             histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
+            least = f"--stride={min(self.strides)}" if self.strides else "1"
             return (
-                f"of the histories {histories} none lies between --stride={self._least_stride} and "
+                f"of the histories {histories} none lies between {least} and "
                 f"the longest context, {max(contexts)} tokens: change --histories or --stride"
             )
         packed = [c.model.context_length for c in configs if not c.data.document_mask]
@@ -160,7 +161,3 @@ class Plan:
         if self.strides is None:
             return (max(1, int(history * (1 - LEAST_SEEN))),)
         return tuple(stride for stride in self.strides if stride <= history)
-
-    @property
-    def _least_stride(self) -> int:
-        return min(self.strides or (1,))

@@ -98,8 +98,8 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
         histories = _floats([row["history"] for row in line]) * shift
         _error_bars(loss, histories, line, "nats", "nats_interval", look)
         if difference is not None:
-            # The row that others are compared with stands at zero, and has no interval; what was
-            # not scored in the same way as it is compared with nothing.
+            # The row that others are compared with stands at zero, and has no interval; what has
+            # no row of that one, documents alike, is compared with nothing.
             zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
             gaps = [row["difference"] or zero for row in line]
             drawn = np.array([gap is not None for gap in gaps])

@@ -251,5 +251,5 @@ def _compared_with(rows: list[Row]) -> str:
         return "In brackets: 95% intervals."
     return (
         f"In brackets: 95% intervals. Differences are to {' or '.join(dict.fromkeys(names))}, "
-        "scored in the same way (-: nothing was); seeds apart: from the lowest to the highest."
+        "documents alike (-: there was nothing such); seeds apart: from the lowest to the highest."
     )

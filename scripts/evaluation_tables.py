@@ -52,7 +52,7 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
 
     Returns:
         data: what was scored. runs: what was trained, one entry a run. chunk, strided: lists of
-        rows, each compared with the first model scored in the same way. control: the same, but
+        rows, each compared with the first model, documents alike. control: the same, but
         compared with the same model and windows, their distant part intact. as_trained and
         as_trained_chunk: one row a model, with all of its history, documents masked if it was
         trained so. chunk_position, document_position, document_length: the mean loss of those in

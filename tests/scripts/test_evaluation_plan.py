@@ -130,7 +130,10 @@ def test_nothing_is_left_out_without_a_word(
 
 
 def test_a_lone_model_gets_its_control(train, result_of, capsys):
-    result = result_of(train("run", steps=1), "--stride", 4)
+    folder = train("run", steps=1)
+    with pytest.raises(ValueError, match="of the histories 33 none lies between 1 and the longest"):
+        result_of(folder, "--histories", 33, "--modes", "cross")
+    result = result_of(folder, "--stride", 4)
     assert [(row["control"], row["stride"], row["near"]) for row in result["control"]] == [
         (control, 8, 8) for control in ("intact", "shuffle", "replace")
     ]
