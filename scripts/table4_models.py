@@ -97,9 +97,9 @@ BUDGETS = {
         steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY), models=("1k", "2k")
     ),
     "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
-    "hours": Budget(steps=3_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
+    "hours": Budget(steps=2_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
 }
-"""smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 419M tokens, four times as
+"""smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 288M tokens, four times as
 many a step, so that a step of long windows also holds many texts. paper: 210B tokens, as
 arXiv 2205.14135, appendix E.2, has them."""

@@ -209,10 +209,10 @@ def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base):
 def test_a_share_of_the_steps(tmp_path):
     jobs = {j.name: j.config for j in jobs_of(["1k_then_1k"], tmp_path, "hours")}
     whole, part = (jobs[name].optim for name in ("1k", "1k_then_1k"))
-    assert (whole.max_steps, part.max_steps) == (3200, 1067)
+    assert (whole.max_steps, part.max_steps) == (2200, 733)
     assert whole.batch_tokens == part.batch_tokens
     assert part.lr == whole.lr / 2
-    assert jobs["1k_then_1k"].run.eval_every == 170 and jobs["1k_then_1k"].run.save_every == 530
+    assert jobs["1k_then_1k"].run.eval_every == 120 and jobs["1k_then_1k"].run.save_every == 360
     assert jobs["1k"].run.seed == 1
 
 
