@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scripts.evaluation_verdicts import with_interval
 from scripts.markdown import markdown_table
-from scripts.table4_comparisons import comparisons_table
+from scripts.table4_comparisons import ASKS
 
 README = Path("README.md")
 RESULTS = Path("docs/results")
@@ -153,25 +154,18 @@ def paper_speedup() -> str:
 
 def table4() -> str:
     """What training took and what came of it, from `scripts.reproduce_table4`."""
-    (rows,) = _load("table4_minutes")["rows"].values()
-    base = rows[0]
+    header = ["model", "seeds", "tokens", "tokens/s", "time"]
+    header += ["perplexity, as the paper evaluates", "perplexity, on identical tokens"]
+    rows = _table4("hours")["rows"]
     return markdown_table(
-        [
-            "model",
-            "seeds",
-            "tokens",
-            "tokens/s",
-            "time",
-            "perplexity, as the paper evaluates",
-            "perplexity, on identical tokens",
-        ],
+        header,
         [
             [
                 row["label"],
                 str(row["seeds"]),
                 f"{row['tokens'] / 1e6:,.0f}M",
                 f"{row['tokens_per_s']:,.0f}",
-                f"{row['gpu_hours'] / base['gpu_hours']:.2f}",
+                f"{row['gpu_hours'] / rows[0]['gpu_hours']:.2f}",
                 f"{row['paper_perplexity']:.2f}",
                 f"{row['perplexity']:.2f}",
             ]
@@ -181,9 +175,40 @@ def table4() -> str:
 
 
 def table4_answers() -> str:
-    """What the models of that table tell about each other."""
-    (comparisons,) = _load("table4_minutes")["comparisons"].values()
-    return comparisons_table(comparisons)
+    """What the models tell about each other, after more and after less training."""
+    tables = [_table4("hours"), _table4("minutes")]
+    more, less = (f"{table['rows'][0]['tokens'] / 1e6:,.0f}M" for table in tables)
+    header = ["question", "model", "minus"]
+    header += [f"{more}, as the paper evaluates", f"{more}, on identical tokens"]
+    header += [f"{less}, on identical tokens", "seeds of these"]
+    of_more, of_less = (
+        {(row["label"], row["to_label"]): row for row in table["comparisons"]} for table in tables
+    )
+
+    def difference(row: dict[str, Any] | None, how: str) -> str:
+        return "" if row is None else with_interval(row[how]["nats"], row[how]["interval"])
+
+    return markdown_table(
+        header,
+        [
+            [
+                *(asks, *pair),
+                difference(of_more.get(pair), "chunk"),
+                difference(of_more.get(pair), "strided"),
+                difference(of_less.get(pair), "strided"),
+                str(of_less[pair]["strided"]["seeds"]) if pair in of_less else "",
+            ]
+            for pair, asks in ASKS.items()
+            if pair in of_more or pair in of_less
+        ],
+    )
+
+
+def _table4(budget: str) -> dict[str, Any]:
+    """`rows` and `comparisons` of its only corpus."""
+    report = _load(f"table4_{budget}")
+    (rows,), (comparisons,) = (report[key].values() for key in ("rows", "comparisons"))
+    return {"rows": rows, "comparisons": comparisons}
 
 
 def _time_and_memory(row: dict[str, Any]) -> str:

@@ -76,7 +76,8 @@ QUESTIONS = (
     ),
 )
 
-PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
+ASKS = {pair: question.asks for question in QUESTIONS for pair in question.pairs}
+PAIRS = tuple(ASKS)
 
 
 def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
@@ -85,7 +86,6 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
     Args:
         comparisons: as `scripts.evaluation_tables.compare` gave them for PAIRS.
     """
-    asks = {pair: question.asks for question in QUESTIONS for pair in question.pairs}
     return markdown_table(
         [
             *("question", "model", "minus", "seeds"),
@@ -93,7 +93,7 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
         ],
         [
             [
-                asks[row["label"], row["to_label"]],
+                ASKS[row["label"], row["to_label"]],
                 row["label"],
                 row["to_label"],
                 str(row["strided"]["seeds"]),
