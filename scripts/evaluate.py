@@ -27,6 +27,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import nn
@@ -87,9 +88,10 @@ def score(
             known = read_losses(run, stream, scoring) if processes.is_main else None
             known = processes.agree(known)
             if known is None:
+                title = f"{run.folder.name}: {scoring.name}"
                 if processes.is_main:
-                    windows = scoring.n_windows(len(stream))
-                    print(f"{run.folder.name}: {scoring.name}, {windows:,} windows", flush=True)
+                    print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
+                began = perf_counter()
                 shape = scoring.history, scoring.stride, scoring.document_mask
                 if compiled_for != shape:
                     model, compiled_for = _ready(run, scoring, processes.device), shape
@@ -107,6 +109,7 @@ def score(
                     lambda: autocast(config.run.dtype, processes.device),
                 )
                 if processes.is_main:
+                    print(f"{title}, {perf_counter() - began:.1f} s", flush=True)
                     write_losses(run, stream, scoring, known)
             of_corpus[scoring] = add_up(known, scoring, corpus)
     return sums

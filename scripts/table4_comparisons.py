@@ -72,7 +72,7 @@ QUESTIONS = (
     ),
     Question(
         asks="documents masked instead of packed, equal tokens",
-        pairs=(("1k_documents", "1k"), ("4k_documents", "4k")),
+        pairs=tuple((f"{packed}_documents", packed) for packed in ("1k", "4k", "1k_then_4k")),
     ),
 )
 

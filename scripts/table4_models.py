@@ -40,6 +40,9 @@ MODELS = {
     "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
     "1k_then_1k_of_4k": Model(context="1k", overrides=_OF_4K, starts_from="1k", share=1 / 3),
     "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
+    "1k_then_4k_documents": Model(
+        context="4k", overrides=_DOCUMENTS, starts_from="1k", share=1 / 3
+    ),
     "1k_then_16k": Model(context="16k", starts_from="1k", share=1 / 3),
     "1k_then_4k_butterfly": Model(
         context="4k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3

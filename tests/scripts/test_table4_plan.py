@@ -219,7 +219,7 @@ def test_a_share_of_the_steps(tmp_path):
 def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
     names = [n for n in MODELS if n.startswith("1k_then_") and not n.endswith("_same_time")]
     configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
-    assert len(configs) == 6
+    assert len(configs) == 7
     assert {c.optim.max_steps for c in configs.values()} == {BUDGETS["minutes"].steps // 3}
     assert {c.run.init_from for c in configs.values()} == {str(tmp_path / "1k_seed1")}
     assert {c.run.seed for c in configs.values()} == {1001}  # other windows than the first part
