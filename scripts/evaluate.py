@@ -36,7 +36,7 @@ from configs.command_line import errors_as_sentences
 from data.shards import TokenStream
 from data.windows import Scoring, ScoringWindows
 from scripts.evaluation_cache import read_losses, write_losses
-from scripts.evaluation_plan import MODES, Plan
+from scripts.evaluation_plan import MODES, SLIDING, Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_sums import (
     Corpus,
@@ -267,6 +267,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--sums keeps runs by the names of their folders, and these are {', '.join(names)}: "
             "rename those that are called the same"
         )
+    for option, value, modes in (
+        ("--stride", args.strides, SLIDING),
+        ("--first", args.first, SLIDING),
+        ("--histories", args.histories, ("cross",)),
+        ("--near", args.near, ("control",)),
+    ):
+        if value not in (None, []) and args.modes and not set(modes) & set(args.modes):
+            raise ValueError(
+                f"{option} changes nothing with --modes {' '.join(args.modes)}: leave it out, or "
+                f"add a mode that it is for ({', '.join(modes)})"
+            )
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
         modes=None if args.modes is None else tuple(args.modes),

@@ -7,7 +7,8 @@ from configs import TrainConfig
 from data.windows import Scoring
 from scripts.evaluation_sums import LEAST_SEEN
 
-MODES = ("chunk", "strided", "cross", "control")
+SLIDING = ("strided", "cross", "control")
+MODES = ("chunk", *SLIDING)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -328,6 +328,19 @@ def test_compiled_once_for_every_shape(
     assert len(shapes) == 4  # no more for two corpora
 
 
+@pytest.mark.parametrize(
+    ("option", "modes", "better"),
+    [
+        ("--first", ["chunk"], "strided, cross, control"),
+        ("--histories", ["chunk", "strided"], "cross"),
+        ("--near", ["strided", "cross"], "control"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(option, modes, better, tmp_path):
+    with pytest.raises(ValueError, match=rf"{option} changes .*{' '.join(modes)}: .*\({better}\)"):
+        evaluate.main([str(tmp_path), option, "8", "--modes", *modes])
+
+
 def test_text_of_another_tokenizer_is_refused(train, corpus, tmp_path):
     folder = train("run", steps=1)
     shutil.copytree(corpus, tmp_path / "other")
