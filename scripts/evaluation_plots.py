@@ -26,7 +26,7 @@ FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by
 RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
 
-Styles = dict[str, dict[str, str]]  # colour and marker by label
+Styles = dict[str, dict[str, str]]  # colour, marker and line by label
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
@@ -59,12 +59,13 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def styles_of(labels: Iterable[str]) -> Styles:
-    """A colour and a marker for each label, in their order; the same for the same labels."""
+    """Colour, marker and line for each label, in their order; the same for the same labels."""
     return {
         label: {
             "color": COLOURS[number % len(COLOURS)],
             # moved on with each round of colours, so that no pair comes twice
             "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
+            "linestyle": LINES[number // len(COLOURS) % len(LINES)],
         }
         for number, label in enumerate(dict.fromkeys(labels))
     }
@@ -91,7 +92,7 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
         name += ", documents masked" if masked else ""
         look = {
             **styles[label],
-            "linestyle": LINES[0 if stride is None else strides.index(stride) % len(LINES)],
+            **({} if stride is None else {"linestyle": LINES[strides.index(stride) % len(LINES)]}),
             "markerfacecolor": "white" if masked else styles[label]["color"],
             "label": name,
         }

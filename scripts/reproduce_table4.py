@@ -9,7 +9,7 @@ the same text; scores them on the same validation tokens (scripts.evaluate), and
 Stopped, the same command goes on. A model that is measured by another one's time, or starts from
 its weights, brings that one along. Several machines can share the work, each with its --only: put
 the files of all --sums into one folder, and call the command with --report-only. No more is needed
-of the runs.
+of the runs, and none is trained again for want of its folder alone.
 """
 
 import argparse
@@ -119,6 +119,30 @@ def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[
     return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
 
 
+def left_to_do(jobs: Sequence[Job], plan: Plan, texts: Sequence[Text], sums: Path) -> list[Job]:
+    """Those whose sums are not there yet, or whose folder is, or whose weights others start with.
+
+    Arguments as for `report`.
+    """
+
+    def is_kept(job: Job) -> bool:
+        return (
+            not job.folder.exists() and _why_not(job, plan, _found(job, texts, sums), texts) is None
+        )
+
+    here = [job for job in jobs if not is_kept(job)]
+    while origins := [
+        job
+        for job in jobs
+        if job not in here and str(job.folder) in {other.config.run.init_from for other in here}
+    ]:
+        here += origins
+    kept = [job.folder.name for job in jobs if job not in here]
+    if kept:
+        print(f"{sums} tells all of these, --only would train them anew: {', '.join(kept)}")
+    return jobs_here(jobs, [job.folder.name for job in jobs if job in here], sums)
+
+
 def task_of(job: Job, plan: Plan, score_on: Sequence[Path], sums: Path) -> Task:
     """Train a run and score it on all corpora."""
 
@@ -174,8 +198,7 @@ def report(
     left_out: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order[job.name], job.seed)):
         name = job.folder.name
-        paths = [sums / text.name / f"{name}.npz" for text in texts]
-        found = [read_scored(path) for path in paths if path.exists()]
+        found = _found(job, texts, sums)
         why = "failed" if name in failed else _why_not(job, plan, found, texts)
         if why is not None:
             left_out.setdefault(why, []).append(name)
@@ -183,8 +206,8 @@ def report(
         step = found[0][0].about["step"]
         if steps.setdefault(job.name, step) != step:
             raise ValueError(
-                f"{paths[0]} was trained for {step} steps, and another seed of {job.name} for "
-                f"{steps[job.name]}: train one of them anew"
+                f"{sums / texts[0].name / name}.npz was trained for {step} steps, and another seed "
+                f"of {job.name} for {steps[job.name]}: train one of them anew"
             )
         for of_text, (scored, _) in zip(ready, found, strict=True):
             wanted = {s: scored.sums[s] for s in plan.scorings_of(job.config, ())}
@@ -200,6 +223,12 @@ def report(
         comparisons[text.name] = compare(scored, PAIRS)
         write_report(results[text.name], out / f"evaluation_{text.name}")
     write_table4(results, comparisons, budget, out)
+
+
+def _found(job: Job, texts: Sequence[Text], sums: Path) -> list[tuple[Scored, Text]]:
+    """What is there of a run, in the order of `texts`."""
+    paths = [sums / text.name / f"{job.folder.name}.npz" for text in texts]
+    return [read_scored(path) for path in paths if path.exists()]
 
 
 def _why_not(
@@ -279,7 +308,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_sums(jobs, sums)
     failed = []
     if not args.report_only:
-        here = jobs if args.only is None else jobs_here(jobs, args.only, sums)
+        if args.only is None:
+            here = left_to_do(jobs, plan, texts, sums)
+        else:
+            here = jobs_here(jobs, args.only, sums)
         tasks = [task_of(job, plan, score_on, sums) for job in here]
         try:
             failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))

@@ -235,9 +235,10 @@ def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
     left.set_ylabel("validation perplexity, as the paper evaluates")
     left.set_xlabel("training tokens, millions")
     right.set_xlabel("GPU-hours of training")
-    right.legend()
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
     save(figure, out)
 
 

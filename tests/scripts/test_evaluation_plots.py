@@ -90,3 +90,5 @@ def test_no_two_models_look_alike():
     looks = evaluation_plots.styles_of(str(number) for number in range(49)).values()
     assert len({(look["color"], look["marker"]) for look in looks}) == 49
     assert list(evaluation_plots.styles_of("aba")) == ["a", "b"]
+    # and not two of one colour by their markers alone, which are small
+    assert len({(look["color"], look["linestyle"]) for look in list(looks)[:28]}) == 28

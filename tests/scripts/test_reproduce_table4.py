@@ -128,6 +128,32 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     }  # fmt: skip
 
 
+def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpus, capsys):
+    names = ["--models", "short", "long", "short_then_long", "--seeds"]
+    out, _ = tiny(*names, "1")
+    for folder in out.glob("*_seed1"):
+        shutil.rmtree(folder)
+    capsys.readouterr()
+
+    def trained(ran):
+        words = [word for command in ran for word in command if word.startswith("run.out_dir")]
+        return sorted(word.rpartition("/")[2] for word in words)
+
+    _, ran = tiny(*names, "2")  # one seed more
+    assert trained(ran) == ["long_seed2", "short_seed2", "short_then_long_seed2"]
+    said = capsys.readouterr().out
+    assert "would train them anew: short_seed1, long_seed1, short_then_long_seed1\n" in said
+    (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
+    assert {row["label"]: row["seeds"] for row in table} == {
+        "short": 2, "long": 2, "short_then_long": 2,
+    }  # fmt: skip
+
+    (out / "sums" / corpus.name / "short_then_long_seed1.npz").unlink()
+    _, ran = tiny(*names, "2")  # and the weights that it starts with
+    assert trained(ran) == ["short_seed1", "short_then_long_seed1"]
+    assert "would train them anew: long_seed1\n" in capsys.readouterr().out
+
+
 def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
     def stop(*_):
         raise SystemExit(143)
@@ -198,7 +224,7 @@ def test_a_run_that_fails_is_not_reported_as_it_was_before(tiny, fails):
     shutil.rmtree(out / "long_seed1")
     fails("long_seed")
     with pytest.raises(SystemExit, match="1"):
-        tiny(*names)
+        tiny(*names, "--only", "long_seed1")
     (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
     assert [row["label"] for row in table] == ["short"]
 
