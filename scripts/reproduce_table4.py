@@ -42,16 +42,22 @@ from scripts.table4_plan import (
 from scripts.table4_report import write_table4
 
 
-def make_plan(jobs: Sequence[Job], strides: Sequence[int] | None) -> Plan:
+def make_plan(
+    jobs: Sequence[Job], strides: Sequence[int] | None, histories: Sequence[int] | None
+) -> Plan:
     """The same scorings for each run, whichever runs are finished."""
-    configs = [job.config for job in jobs]
-    contexts = sorted({config.model.context_length for config in configs})
+    contexts = contexts_of(jobs)
     return Plan(
         strides=tuple(strides) if strides else None,
-        histories=tuple(contexts),
+        histories=tuple(histories or contexts),
         near=contexts[0],
         first=contexts[-1],
     )
+
+
+def contexts_of(jobs: Sequence[Job]) -> list[int]:
+    """Each once, shortest first."""
+    return sorted({job.config.model.context_length for job in jobs})
 
 
 def check_scorable(
@@ -64,7 +70,7 @@ def check_scorable(
 
     Raises:
         ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
-            windows that slide share no token.
+            windows that slide share no token, or not the same ones for all contexts.
     """
     texts = []
     tokenizer = Manifest.load(data).tokenizer.sha256
@@ -78,7 +84,16 @@ def check_scorable(
         for config in {job.name: job.config for job in jobs}.values():
             for scoring in plan.scorings_of(config, ()):
                 ScoringWindows(stream, scoring, 1)
-        texts.append(describe_text(stream, plan.compared(plan.histories))[0])
+        contexts = contexts_of(jobs)
+        text, _ = describe_text(stream, plan.compared(contexts))
+        for context in contexts:  # a run is scored alone, and must count the same tokens
+            if describe_text(stream, plan.compared([context]))[0].counted != text.counted:
+                raise ValueError(
+                    f"--histories={' '.join(map(str, plan.histories))} leaves out a context whose "
+                    "windows show 7/8 of the history to other tokens, so that not all runs would "
+                    f"be scored on the same: name all of {', '.join(map(str, contexts))}"
+                )
+        texts.append(text)
     return texts
 
 
@@ -243,7 +258,7 @@ def _why_not(
         if there.counted != text.counted or not scored.sums.keys() >= set(
             plan.scorings_of(job.config, ())
         ):
-            return "not scored as these --models and --stride ask for"
+            return "not scored as these --models, --stride and --histories ask for"
         if not is_whole(scored):
             return "scored before it was finished"
         if scored.config.run.init_from is not None and scored.about["before"] is None:
@@ -282,6 +297,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--sums", type=Path, help="what a report needs of each run (default: OUT/sums)"
     )
     parser.add_argument("--stride", type=int, nargs="+", help="as for scripts.evaluate")
+    parser.add_argument(
+        "--histories", type=int, nargs="+", help="likewise (default: the contexts of all models)"
+    )
     part.add_argument(
         "--report-only", action="store_true", help="report on what is finished and scored"
     )
@@ -303,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         gpus_per_run=args.gpus_per_run,
         overrides=args.set,
     )
-    plan = make_plan(jobs, args.stride)
+    plan = make_plan(jobs, args.stride, args.histories)
     texts = check_scorable(jobs, plan, args.data, score_on)
     check_sums(jobs, sums)
     failed = []

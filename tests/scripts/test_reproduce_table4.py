@@ -236,6 +236,21 @@ def test_strides_that_not_all_contexts_slide_by(tiny):
     assert {row["stride"] for row in report["strided"]} == {16, 48}
 
 
+def test_a_context_between_those_of_a_sweep_can_be_added_to_it(tiny):
+    histories = ("--histories", "32", "128", "--seeds", "1")
+    tiny("--models", "short", "longest", *histories)
+    out, ran = tiny("--models", "short", "long", "longest", *histories)
+    assert [words[0] for words in ran].count("train.py") == 1
+    report = json.loads((out / "evaluation_shards" / "evaluation.json").read_text())
+    assert [(row["label"], row["history"]) for row in report["strided"]] == [
+        ("short", 32), ("long", 32), ("long", 64), ("longest", 32), ("longest", 128),
+    ]  # fmt: skip
+    assert len({row["tokens"] for row in report["strided"]}) == 1
+    # windows that slide by 64 show 7/8 of 64 tokens to 9 of these, and 7/8 of 128 to 17
+    with pytest.raises(ValueError, match=r"--histories=32 128 leaves out .* all of 32, 64, 128"):
+        tiny("--models", "short", "long", "longest", *histories, "--stride", "4", "64")
+
+
 def test_what_cannot_be_scored_is_refused_before_training(tiny, corpus, tmp_path):
     with pytest.raises(ValueError, match=r"--stride=512 is longer than a context of 32"):
         tiny("--models", "short", "--stride", "512")

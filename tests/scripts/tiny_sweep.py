@@ -13,6 +13,7 @@ BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16")
 MODELS = {
     "short": Model(context="1k", overrides=SHORT),
     "long": Model(context="4k", overrides=LONG),
+    "longest": Model(context="8k", overrides=("model.context_length=128",)),
     "long_butterfly": Model(context="4k", overrides=(*LONG, *BUTTERFLY)),
     "long_from_short": Model(
         context="4k", overrides=LONG, starts_from="short", same_time_as="long"
