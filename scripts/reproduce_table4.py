@@ -45,8 +45,18 @@ from scripts.table4_report import write_table4
 def make_plan(
     jobs: Sequence[Job], strides: Sequence[int] | None, histories: Sequence[int] | None
 ) -> Plan:
-    """The same scorings for each run, whichever runs are finished."""
+    """The same scorings for each run, whichever runs are finished.
+
+    Raises:
+        ValueError: a history is longer than all contexts, or none.
+    """
     contexts = contexts_of(jobs)
+    for history in histories or ():
+        if not 1 <= history <= contexts[-1]:
+            raise ValueError(
+                f"--histories={history} must be from 1 to the longest context of the models, "
+                f"{contexts[-1]} tokens"
+            )
     return Plan(
         strides=tuple(strides) if strides else None,
         histories=tuple(histories or contexts),
