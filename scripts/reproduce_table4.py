@@ -333,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     plan = make_plan(jobs, args.stride, args.histories)
     texts = check_scorable(jobs, plan, args.data, score_on)
-    check_sums(jobs, sums)
+    check_sums(jobs, sums, args.data)
     failed = []
     if not args.report_only:
         if args.only is None:

@@ -31,6 +31,8 @@ class Run:
     """Its newest."""
     progress: Progress
     """How far it was trained."""
+    text_tokens: int | None = None
+    """Tokens of the text that it was trained on; None if its checkpoint does not tell."""
 
     @cached_property
     def model(self) -> GPT:
@@ -64,13 +66,14 @@ def open_run(folder: Path) -> Run:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
     config = load_config([str(folder / RUN_CONFIG)])
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
-    progress, _ = read_progress(checkpoint)
+    progress, must_match = read_progress(checkpoint)
     return Run(
         folder=folder,
         config=config,
         tokenizer=tokenizer,
         checkpoint=checkpoint,
         progress=progress,
+        text_tokens=must_match.get("training tokens"),
     )
 
 
@@ -89,6 +92,7 @@ def describe(run: Run) -> dict[str, Any]:
         "positions": config.model.positions,
         "mask": config.model.mask.pattern,
         "document_mask": config.data.document_mask,
+        "text_tokens": run.text_tokens,
         "parameters_without_positions": count_params(config.model),
         "step": run.progress.step,
         "tokens": run.progress.tokens,

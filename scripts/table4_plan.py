@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import RUN_CONFIG, TrainConfig, load_config
+from data.shards import Manifest, SplitInfo
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
 from scripts.evaluation_sums import Scored, read_scored
@@ -97,18 +98,31 @@ def is_whole(scored: Scored) -> bool:
     return scored.about["step"] == last and last in steps
 
 
-def check_sums(jobs: Sequence[Job], sums: Path) -> None:
-    """Refuse a folder of sums that are of other runs than these.
+def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
+    """Refuse a folder of sums that are of other runs than these, or of runs on another text.
+
+    Args:
+        jobs: all of the sweep.
+        sums: FOLDER/CORPUS/RUN.npz.
+        data: token shards that the jobs train on.
 
     Raises:
-        ValueError: names the settings that differ.
+        ValueError: names the settings that differ, or how long the texts are.
     """
+    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
     for job in jobs:
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
-            there = read_scored(path)[0].config
+            scored, _ = read_scored(path)
             # where the text lies on another machine does not matter
             may_differ = (*job.may_differ, "data.path")
-            check_settings(path, there, job.config, may_differ=may_differ)
+            check_settings(path, scored.config, job.config, may_differ=may_differ)
+            there = scored.about.get("text_tokens")  # early sums do not tell
+            if there not in (None, here):
+                raise ValueError(
+                    f"{path} is of a run that was trained on a text of {there:,} tokens, and "
+                    f"--data {data} has {here:,}: take the text that all were trained on, or "
+                    "another --sums"
+                )
 
 
 def make_jobs(

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from configs import load_config
+from data.shards import TokenStream
 from scripts import gpu_pool, reproduce_table4
 from scripts.table4_report import markdown
 from training.environment import read_starts
@@ -39,6 +40,7 @@ def test_trains_scores_and_reports_once(tiny, corpus):
         sum(record["gpu_hours"] for records in last for record in records) / 2
     )
     assert len({row["scored_tokens"] for row in table}) == 1
+    assert {run["text_tokens"] for run in result["runs"]} == {len(TokenStream(corpus, "train"))}
     for row in table:
         assert row["perplexity"] == pytest.approx(math.exp(row["nats"]))
     assert table[0]["difference"] is None

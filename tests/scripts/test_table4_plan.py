@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from configs import load_config, to_yaml
+from data.shards import TokenStream
 from scripts import table4_plan
 from scripts.evaluation_sums import write_scored
 from scripts.table4_models import BUDGETS, MODELS
@@ -189,13 +190,13 @@ def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, 
     assert what_it_took(folder, tmp_path) is None
 
 
-def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base):
+def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
     (job,) = jobs_of(["1k"], tmp_path)
     (run,), text = added_up([scored("1k", {LONG: base})], stream)
     data = replace(job.config.data, path="where/it/was/trained")
     ours = replace(job.config, data=data)
     write_scored(replace(run, config=ours), text, tmp_path / "sums")
-    check_sums([job], tmp_path / "sums")
+    check_sums([job], tmp_path / "sums", corpus)
     for settings in (
         {"max_steps": 20_000},
         {"lr": 7.0},
@@ -203,7 +204,18 @@ def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base):
         other = replace(ours, optim=replace(ours.optim, **settings))
         path = write_scored(replace(run, config=other), text, tmp_path / "sums")
         with pytest.raises(ValueError, match=rf"{path} holds .*: optim.{next(iter(settings))} is"):
-            check_sums([job], tmp_path / "sums")
+            check_sums([job], tmp_path / "sums", corpus)
+    n_tokens = len(TokenStream(corpus, "train"))
+    path = write_scored(with_text(run, ours, n_tokens), text, tmp_path / "sums")
+    check_sums([job], tmp_path / "sums", corpus)
+    write_scored(with_text(run, ours, 1234), text, tmp_path / "sums")
+    with pytest.raises(ValueError, match=rf"{path} is .* of 1,234 tokens, and .* has {n_tokens:,}"):
+        check_sums([job], tmp_path / "sums", corpus)
+
+
+def with_text(run, config, n_tokens):
+    """A run that was trained on a text of so many tokens."""
+    return replace(run, config=config, about=run.about | {"text_tokens": n_tokens})
 
 
 def test_a_share_of_the_steps(tmp_path):
