@@ -16,7 +16,8 @@ from scripts.evaluation_sums import Sums
 
 RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
-"""Fewer have no interval: means of so few draws cannot lie far enough out."""
+"""Fewer have no interval: means of so few draws cannot lie far enough out. What counts are
+documents of equal length that would tell as much, rounded."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _Z_975 = 1.959964
@@ -26,8 +27,8 @@ _Z_975 = 1.959964
 class Estimate:
     """A mean and the interval that holds it with 95% confidence, nats.
 
-    NaN where nothing counts; low and high also where all is of fewer than LEAST_DOCUMENTS, which
-    do not tell how others would differ.
+    NaN where nothing counts; low and high also where all is of fewer than LEAST_DOCUMENTS, or next
+    to all, which do not tell how others would differ.
     """
 
     mean: float
@@ -42,7 +43,8 @@ def estimate(
 
     A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
     is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
-    percentile" interval).
+    percentile" interval). Of many, few may hold most of the tokens: they count as so many of equal
+    length (Kish's effective sample size).
 
     Args:
         of: losses.
@@ -68,16 +70,26 @@ def estimate(
             nats, tokens = nats[present], tokens[present]
             drawn += sign * ((draws @ nats) / (draws @ tokens))
             middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
-    documents = np.count_nonzero(np.all(counts, axis=0), axis=0)
+    both = np.all(counts, axis=0)
+    documents = np.min([_effective_number(np.where(both, c, 0)) for c in counts], axis=0)
     result = []
     for number in range(n_bins):
         known = drawn[:, number][~np.isnan(drawn[:, number])]
         low = high = math.nan
-        if documents[number] >= LEAST_DOCUMENTS:
-            tail = _tail(int(documents[number]))
+        if round(documents[number]) >= LEAST_DOCUMENTS:
+            tail = _tail(documents[number])
             low, high = np.quantile(known, [tail, 1 - tail])
         result.append(Estimate(mean=float(middle[number]), low=float(low), high=float(high)))
     return result
+
+
+def _effective_number(tokens: np.ndarray) -> np.ndarray:
+    """(n_bins,): documents of equal length whose mean varies as much as that of all.
+
+    (sum w)^2 / sum w^2 (Kish 1965, Survey Sampling), w the tokens: (n_documents, n_bins).
+    """
+    squares = np.sum(tokens**2, axis=0)
+    return np.sum(tokens, axis=0) ** 2 / np.maximum(squares, 1)
 
 
 def _with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
@@ -86,16 +98,19 @@ def _with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
     return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
 
 
-def _tail(documents: int) -> float:
+def _tail(documents: float) -> float:
     """The share of the draws to leave out on each side."""
     expanded = math.sqrt(documents / (documents - 1)) * _t_975(documents - 1)
     return NormalDist().cdf(-expanded)
 
 
-def _t_975(freedom: int) -> float:
-    """The two-sided 95% point of Student's t, by degrees of freedom; to 0.002."""
-    if freedom <= len(_T_975):
-        return _T_975[freedom - 1]
+def _t_975(freedom: float) -> float:
+    """The two-sided 95% point of Student's t, by degrees of freedom; to 0.002.
+
+    Of up to 10 that are no whole number, the point of the next lower one, which lies further out.
+    """
+    if freedom < len(_T_975) + 1:
+        return _T_975[int(freedom) - 1]
     z, n = _Z_975, freedom  # the expansion of Cornish and Fisher
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 

@@ -93,10 +93,13 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
 
     Returns:
         For each pair the difference in nats, as trained, with all of its history: chunk as the
-        paper evaluates, strided on the tokens of `as_trained`, and document_position, in
-        logarithmic bins.
+        paper evaluates, strided on the tokens of `as_trained`; parts, these before and behind
+        the shortest context of all from the start of their document, rounded up to a power of
+        two; and document_position, in logarithmic bins.
     """
     rows = _rows(scored)
+    shortest = min(s.config.model.context_length for s in scored)
+    last_at_start = int(log_bins(np.array(shortest - 1)))
     chunk, strided = (
         {r.label: r for r in _as_trained([r for r in rows if kind_of(r.scoring) == kind], scored)}
         for kind in ("chunk", "sliding")
@@ -112,6 +115,7 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
             "to_label": other,
             "chunk": _difference(chunk[label], chunk[other]),
             "strided": _difference(strided[label], strided[other]),
+            "parts": _parts(strided[label], strided[other], last_at_start),
             "document_position": by_position(label, other),
         }
         for label, other in pairs
@@ -213,6 +217,35 @@ def _difference(row: ScoredModel, versus: ScoredModel) -> dict[str, Any]:
         "seeds": gap.seeds,
         "half_width_of_seeds": gap.half_width_of_seeds,
     }
+
+
+def _parts(row: ScoredModel, versus: ScoredModel, last_at_start: int) -> Table:
+    """row - versus up to this bin, and from the next one on."""
+
+    def halves(sums: Sums) -> Sums:
+        nats, tokens = (
+            np.stack([bins[:, :first].sum(axis=1), bins[:, first:].sum(axis=1)], axis=1)
+            for bins in (sums.nats, sums.tokens)
+        )
+        return replace(sums, nats=nats, tokens=tokens)
+
+    first = last_at_start + 1
+    edge = 2**last_at_start
+    counts = halves(row.mean).tokens.sum(axis=0).tolist()
+    return [
+        {
+            "range": name,
+            "tokens": count,
+            "nats": None if math.isnan(gap.both.mean) else gap.both.mean,
+            "interval": _interval(gap.both),
+        }
+        for name, count, gap in zip(
+            (f"0 to {edge - 1:,}", f"{edge:,} and more"),
+            counts,
+            _gaps(row, versus, halves),
+            strict=True,
+        )
+    ]
 
 
 def _whole(sums: Sums) -> Sums:

@@ -84,12 +84,15 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
     """Markdown: every question with the differences that answer it.
 
     Args:
-        comparisons: as `scripts.evaluation_tables.compare` gave them for PAIRS.
+        comparisons: as `scripts.evaluation_tables.compare` gave them for PAIRS; one at least.
     """
+    comparisons = list(comparisons)
+    parts = [part["range"] for part in comparisons[0]["parts"]]
     return markdown_table(
         [
             *("question", "model", "minus", "seeds"),
             *("as the paper evaluates, nats", "on identical tokens, nats"),
+            *(f"of these {part} tokens into a document" for part in parts),
         ],
         [
             [
@@ -101,6 +104,7 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
                     with_interval(row[how]["nats"], row[how]["interval"])
                     for how in ("chunk", "strided")
                 ),
+                *(with_interval(part["nats"], part["interval"]) for part in row["parts"]),
             ]
             for row in comparisons
         ],

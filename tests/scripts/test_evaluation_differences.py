@@ -198,3 +198,29 @@ def test_comparisons_of_other_pairs(scored, stream, base):
     assert sum(row["tokens"] for row in bins) == one["strided"]["tokens"]
     total = sum(row["tokens"] * row["difference"] for row in bins)
     assert total / one["strided"]["tokens"] == pytest.approx(one["strided"]["nats"], abs=1e-6)
+
+
+@pytest.mark.parametrize("shortest", [16, 32])
+def test_comparisons_before_and_behind_the_shortest_context(scored, stream, base, shortest):
+    history = np.arange(len(stream)) % 121  # documents are that long
+    gains = np.where(history < shortest, -0.1, 0.3)
+    runs = [
+        scored("short", {LONG: base, CHUNK_LONG: base}, context_length=shortest),
+        scored("long", {LONG: base + gains, CHUNK_LONG: base}),
+    ]
+    (row,) = comparisons_of(runs, stream, [("long", "short")])
+    start, rest = row["parts"]
+    assert start["range"] == f"0 to {shortest - 1}" and rest["range"] == f"{shortest} and more"
+    assert start["nats"] == pytest.approx(-0.1, abs=1e-5)
+    assert rest["interval"] == pytest.approx([0.3, 0.3], abs=1e-5)
+    here = history[scored_from(LONG) : scored_to(LONG, len(stream))]
+    assert start["tokens"] == np.count_nonzero(here < shortest)
+    assert start["tokens"] + rest["tokens"] == row["strided"]["tokens"]
+
+
+def test_no_document_is_as_long_as_the_shortest_context(scored, stream, base):
+    runs = [scored(label, {LONG: base, CHUNK_LONG: base}, context_length=128) for label in "ab"]
+    (row,) = comparisons_of(runs, stream, [("b", "a")])
+    start, rest = row["parts"]
+    assert start["tokens"] == row["strided"]["tokens"] and start["nats"] == 0
+    assert rest == {"range": "128 and more", "tokens": 0, "nats": None, "interval": [None, None]}

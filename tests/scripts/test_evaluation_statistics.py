@@ -79,6 +79,26 @@ def test_half_width_of_few_documents_is_that_of_students_t(n, point):
     assert np.mean(ratios) == pytest.approx(1, abs=0.12)
 
 
+def test_short_documents_do_not_make_up_for_few_long_ones():
+    """20 documents hold all but a 100th of the tokens: 400 more make nothing surer."""
+    ratios = []
+    for seed in range(20):
+        effects = np.random.default_rng(seed).normal(size=20)
+        long = np.repeat(effects, 2000)
+        (few,) = estimate(sums_of(long, [2000] * 20), resamples=1000, seed=seed)
+        more = np.append(long, np.full(400, effects.mean()))
+        (many,) = estimate(sums_of(more, [2000] * 20 + [1] * 400), resamples=1000, seed=seed)
+        ratios.append((many.high - many.low) / (few.high - few.low))
+    assert 1 < np.mean(ratios) < 1.06  # 0.95 if all 420 were taken for equally long
+
+
+def test_no_interval_where_next_to_all_is_of_few_documents():
+    lengths = [100] * (LEAST_DOCUMENTS - 1) + [1] * 4
+    values = np.random.default_rng(0).normal(size=sum(lengths))
+    (got,) = estimate(sums_of(values, lengths))
+    assert math.isfinite(got.mean) and math.isnan(got.low)
+
+
 def test_more_tokens_of_the_same_documents_make_nothing_surer():
     middle = np.random.default_rng(3).normal(size=50)
     few, many = (estimate(sums_of(np.repeat(middle, n), [n] * 50))[0] for n in (1, 64))
@@ -105,12 +125,12 @@ def test_bins_add_up_to_the_whole():
 
 def test_documents_that_were_not_scored_do_not_count():
     rng = np.random.default_rng(5)
-    lengths = np.array([9, 4, 30, 4, 11, 6, 2])
+    lengths = np.array([9, 4, 30, 4, 11, 6, 8])
     values = by_document(rng, lengths)
     without = np.concatenate([values[:13], values[43:]])
     values[13:43] = np.nan
     (got,) = estimate(sums_of(values, lengths))
-    assert [got] == estimate(sums_of(without, [9, 4, 4, 11, 6, 2]))
+    assert [got] == estimate(sums_of(without, [9, 4, 4, 11, 6, 8]))
     assert got.low < got.mean < got.high
 
 
@@ -138,8 +158,9 @@ def test_fewer_documents_have_a_mean_and_no_interval(n):
 
 def test_documents_are_counted_bin_by_bin():
     """The first bin holds a token of all but one document, the second of each."""
-    bins = np.array([0, 1] * (LEAST_DOCUMENTS - 1) + [1, 1])
-    few, enough = estimate(sums_of(np.arange(len(bins)), [2] * LEAST_DOCUMENTS, bins))
+    bins = np.array([0, 1] * (LEAST_DOCUMENTS - 1) + [1])
+    lengths = [2] * (LEAST_DOCUMENTS - 1) + [1]
+    few, enough = estimate(sums_of(np.arange(len(bins)), lengths, bins))
     assert math.isnan(few.low) and math.isnan(few.high)
     assert enough.low < enough.mean < enough.high
 

@@ -30,11 +30,14 @@ def bins(*means):
 def comparison(label, other, *means):
     chunk = {"nats": -0.04, "interval": [-0.05, -0.03]}
     strided = {"nats": -0.02, "interval": [None, None], "seeds": 3}
+    start = {"range": "0 to 31", "nats": 0.01, "interval": [-0.01, 0.03]}
+    rest = {"range": "32 and more", "nats": None, "interval": [None, None]}
     return {
         "label": label,
         "to_label": other,
         "chunk": chunk,
         "strided": strided,
+        "parts": [start, rest],
         "document_position": bins(*means),
     }
 
@@ -42,9 +45,12 @@ def comparison(label, other, *means):
 def test_table():
     rows = [comparison("4k", "1k", 0.0), comparison("4k_from_1k", "4k", 0.0)]
     lines = comparisons_table(rows).splitlines()
+    assert lines[0].endswith(
+        "| of these 0 to 31 tokens into a document | of these 32 and more tokens into a document |"
+    )
     assert lines[2] == (
         "| longer context from scratch, equal tokens | 4k | 1k | 3 | -0.0400 (-0.0500 to -0.0300) "
-        "| -0.0200 |"
+        "| -0.0200 | 0.0100 (-0.0100 to 0.0300) | - |"
     )
     assert lines[3].startswith("| a trained 1K model instead of from scratch, equal time | 4k_from")
 
