@@ -177,10 +177,9 @@ def table4() -> str:
 def table4_answers() -> str:
     """What the models tell about each other, after more and after less training."""
     tables = [_table4("hours"), _table4("minutes")]
-    more, less = (f"{table['rows'][0]['tokens'] / 1e6:,.0f}M" for table in tables)
     header = ["question", "model", "minus"]
-    header += [f"{more}, as the paper evaluates", f"{more}, on identical tokens"]
-    header += [f"{less}, on identical tokens", "seeds of these"]
+    header += ["larger budget, as the paper evaluates", "larger budget, on identical tokens"]
+    header += ["smaller budget, on identical tokens", "seeds of these"]
     of_more, of_less = (
         {(row["label"], row["to_label"]): row for row in table["comparisons"]} for table in tables
     )
