@@ -98,6 +98,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
 
     # resume, or start with the weights of another run
     progress = Progress()
+    source: Path | None = None
     origin: str | None = None
     must_match = what_must_match(config, stream)
     checkpoint = processes.agree(latest_checkpoint(run_dir))
@@ -109,14 +110,15 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
             )
         progress = load_checkpoint(checkpoint, model, optimizer, must_match, processes)
     elif config.run.init_from is not None:
-        origin = load_first_weights(Path(config.run.init_from), model, stream, processes)
+        source = Path(config.run.init_from)
+        origin = load_first_weights(source, model, stream, processes)
     if processes.is_main:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
         if progress.step < optim.max_steps:
-            note_start(run_dir, progress.step)
+            note_start(run_dir, progress.step, origin=source)
 
     # what runs the model: fused by torch.compile, its gradients averaged over the processes
     fast_model: nn.Module = model
@@ -306,8 +308,9 @@ def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
         "data.consecutive_windows": config.data.consecutive_windows,
         "optim.batch_tokens": config.optim.batch_tokens,
         "run.seed": config.run.seed,
-        # It is not read again, but config.yaml must not come to tell of another origin.
-        "run.init_from": config.run.init_from,
+        # It is not read again, but config.yaml must not come to tell of another origin. Both
+        # folders may have been moved since.
+        "run.init_from": config.run.init_from and Path(config.run.init_from).resolve().name,
         "tokenizer": stream.manifest.tokenizer.sha256,
         "training tokens": len(stream),
     }

@@ -128,8 +128,9 @@ def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[
         dict.fromkeys(job for p in patterns for job in jobs if fnmatchcase(job.folder.name, p))
     )
     folders = {job.folder for job in here}
-    elsewhere = {folder for job in here for folder in job.needs} - folders
-    weights = {Path(job.config.run.init_from) for job in here if job.config.run.init_from}
+    new = [job for job in here if job.progress is None]
+    elsewhere = {folder for job in new for folder in job.needs} - folders
+    weights = {Path(job.config.run.init_from) for job in new if job.config.run.init_from}
     finished = {job.folder for job in jobs if job.is_finished}
     missing = sorted(
         folder.name
@@ -145,26 +146,34 @@ def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[
 
 
 def left_to_do(jobs: Sequence[Job], plan: Plan, texts: Sequence[Text], sums: Path) -> list[Job]:
-    """Those whose sums are not there yet, or whose folder is, or whose weights others start with.
+    """Those whose sums are not there or not of the run in their folder, and what they start from.
 
     Arguments as for `report`.
     """
 
     def is_kept(job: Job) -> bool:
-        return (
-            not job.folder.exists() and _why_not(job, plan, _found(job, texts, sums), texts) is None
-        )
+        found = _found(job, texts, sums)
+        if _why_not(job, plan, found, texts) is not None:
+            return False
+        progress = job.progress
+        if progress is None:
+            return not job.folder.exists()
+        about = found[0][0].about
+        scored_at = about["step"], about["gpu_hours"]
+        return job.is_finished and scored_at == (progress.step, progress.gpu_hours)
 
     here = [job for job in jobs if not is_kept(job)]
     while origins := [
         job
         for job in jobs
-        if job not in here and str(job.folder) in {other.config.run.init_from for other in here}
+        if job not in here
+        and str(job.folder)
+        in {other.config.run.init_from for other in here if other.progress is None}
     ]:
         here += origins
     kept = [job.folder.name for job in jobs if job not in here]
     if kept:
-        print(f"{sums} tells all of these, --only would train them anew: {', '.join(kept)}")
+        print(f"nothing to do, as {sums} tells it all (or name them in --only): {', '.join(kept)}")
     return jobs_here(jobs, [job.folder.name for job in jobs if job in here], sums)
 
 

@@ -15,7 +15,7 @@ from model import GPT
 from model.flops import count_params
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
 from training.environment import read_starts
-from training.metrics import read_metrics
+from training.metrics import read_evaluations, read_metrics
 
 _SEED = re.compile(r"_seed(\d+)$")
 
@@ -99,24 +99,22 @@ def describe(run: Run) -> dict[str, Any]:
         "gpu_hours": run.progress.gpu_hours,
         "tokens_per_s": median(speeds) if speeds else None,
         "starts": read_starts(run.folder),
-        "evaluations": _evaluations(records),
+        "evaluations": read_evaluations(run.folder),
         "before": _before(run),
     }
 
 
-def _evaluations(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = ("step", "tokens", "gpu_hours", "val_loss")
-    return [{name: r[name] for name in names} for r in records if "val_loss" in r]
-
-
 def _before(run: Run) -> dict[str, Any] | None:
-    """Of the run in run.init_from, or beside this one if both were moved."""
+    """As it was noted, or else of the run in run.init_from, or beside this one if both moved."""
     if run.config.run.init_from is None:
         return None
+    noted = [start["before"] for start in read_starts(run.folder) if start.get("before")]
+    if noted:
+        return noted[0]
     origin, here = Path(run.config.run.init_from), run.folder.resolve()
     beside = here.parent / origin.name
     for folder in (origin, beside):
-        if folder.resolve() != here and (evaluations := _evaluations(read_metrics(folder))):
+        if folder.resolve() != here and (evaluations := read_evaluations(folder)):
             return evaluations[-1]
     return None
 

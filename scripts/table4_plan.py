@@ -13,7 +13,7 @@ from model.flops import train_flops_per_token
 from scripts.evaluation_sums import Scored, read_scored
 from scripts.runs import check_same_settings, check_settings
 from scripts.table4_models import MODELS, Budget, Model
-from training.checkpoint import latest_checkpoint, read_progress
+from training.checkpoint import Progress, latest_checkpoint, read_progress
 from training.metrics import read_metrics
 
 LOG_STEPS = 10  # between records of the training loss
@@ -56,11 +56,14 @@ class Job:
     @property
     def is_finished(self) -> bool:
         """Whether its last evaluation is there, and the checkpoint that is saved after it."""
-        last = last_step(self.folder)
+        progress = self.progress
+        return progress is not None and progress.step == last_step(self.folder)
+
+    @property
+    def progress(self) -> Progress | None:
+        """Of its newest checkpoint, from which it would go on; None if it needs other runs yet."""
         checkpoint = latest_checkpoint(self.folder)
-        if last is None or checkpoint is None:
-            return False
-        return read_progress(checkpoint)[0].step == last
+        return None if checkpoint is None else read_progress(checkpoint)[0]
 
     @property
     def may_differ(self) -> tuple[str, ...]:

@@ -268,11 +268,13 @@ def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
         patch.setattr("train.record_step", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             run(source.init)
+    # where the source was then does not matter, nor whether it is still there
     source.folder.rename(tmp_path / "elsewhere")
-    assert run(source.init) == whole
+    assert run("run.init_from=moved/source/") == whole
     assert losses(run.out_dir) == losses(tmp_path / "whole")
-    with pytest.raises(ValueError, match=r"run.init_from is '.*/source' there and None here"):
-        run()
+    for other, said in (((), "None"), (("run.init_from=elsewhere",), "'elsewhere'")):
+        with pytest.raises(ValueError, match=f"run.init_from is 'source' there and {said} here"):
+            run(*other)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

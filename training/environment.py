@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from data.files import write_atomically
+from training.metrics import read_evaluations
 
 ENVIRONMENTS = "environments.json"
 ROOT = Path(__file__).parents[1]
@@ -32,18 +33,23 @@ def machine() -> dict[str, str | None]:
     }
 
 
-def note_start(run: Path, step: int) -> None:
+def note_start(run: Path, step: int, *, origin: Path | None = None) -> None:
     """Add this machine to those that trained a run, from `step` on.
 
     Starts that made no step which is left, as they were stopped before the next checkpoint, go.
+    Where the run starts with the weights of the run `origin`, the last evaluation of that one is
+    noted as `before`: what it took belongs to this run, wherever its folder goes.
     """
-    before = [start for start in read_starts(run) if start["from_step"] < step]
-    starts = [*before, {"from_step": step, **machine()}]
+    earlier = [start for start in read_starts(run) if start["from_step"] < step]
+    start: dict[str, Any] = {"from_step": step, **machine()}
+    if origin is not None:
+        start["before"] = next(reversed(read_evaluations(origin)), None)
+    starts = [*earlier, start]
     write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """What `machine` was at each start of a run, and from_step; nothing where it was not noted."""
+    """What `note_start` noted of each start of a run; nothing where it did not."""
     path = run / ENVIRONMENTS
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 

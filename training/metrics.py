@@ -111,6 +111,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return list(_records(path)) if path.exists() else []
 
 
+def read_evaluations(run: Path) -> list[dict[str, Any]]:
+    """Those of its records that have a validation loss: step, tokens, gpu_hours, val_loss."""
+    names = ("step", "tokens", "gpu_hours", "val_loss")
+    return [{name: r[name] for name in names} for r in read_metrics(run) if "val_loss" in r]
+
+
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").split("\n")
     # What follows the last newline is empty, or a record that a killed run did not finish.

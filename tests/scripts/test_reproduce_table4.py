@@ -3,12 +3,14 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from configs import load_config
 from data.shards import TokenStream
 from scripts import gpu_pool, reproduce_table4
+from scripts.evaluation_sums import read_scored, write_scored
 from scripts.table4_report import markdown
 from training.environment import read_starts
 from training.metrics import METRICS, read_metrics
@@ -144,7 +146,7 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     _, ran = tiny(*names, "2")  # one seed more
     assert trained(ran) == ["long_seed2", "short_seed2", "short_then_long_seed2"]
     said = capsys.readouterr().out
-    assert "would train them anew: short_seed1, long_seed1, short_then_long_seed1\n" in said
+    assert "(or name them in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
     (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
     assert {row["label"]: row["seeds"] for row in table} == {
         "short": 2, "long": 2, "short_then_long": 2,
@@ -153,7 +155,25 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     (out / "sums" / corpus.name / "short_then_long_seed1.npz").unlink()
     _, ran = tiny(*names, "2")  # and the weights that it starts with
     assert trained(ran) == ["short_seed1", "short_then_long_seed1"]
-    assert "would train them anew: long_seed1\n" in capsys.readouterr().out
+    kept = "long_seed1, short_seed2, long_seed2, short_then_long_seed2"
+    assert f"(or name them in --only): {kept}\n" in capsys.readouterr().out
+
+    for name in ("short_seed1", "short_seed2"):  # what started with their weights is finished
+        shutil.rmtree(out / name)
+    (out / "sums" / corpus.name / "short_then_long_seed2.npz").unlink()
+    before = json.loads((out / "table4.json").read_text())
+    _, ran = tiny(*names, "2")
+    assert [words[2] for words in ran] == [str(out / "short_then_long_seed2")]  # scored again
+    after = json.loads((out / "table4.json").read_text())
+    assert after["rows"] == before["rows"] and after["curves"] == before["curves"]
+
+    # what is in a folder is another training than the one that was scored
+    path = out / "sums" / corpus.name / "short_then_long_seed1.npz"
+    scored, text = read_scored(path)
+    write_scored(replace(scored, about=scored.about | {"gpu_hours": 9.0}), text, out / "sums")
+    _, ran = tiny(*names, "2")
+    assert [words[2] for words in ran] == [str(out / "short_then_long_seed1")]
+    assert read_scored(path)[0].about == scored.about
 
 
 def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):

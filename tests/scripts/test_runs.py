@@ -1,12 +1,14 @@
 """What runs are called; another's settings are tested with those that use them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from configs import RUN_CONFIG, load_config, to_yaml
 from scripts.runs import check_same_settings, describe, labels
+from training.environment import note_start
 from training.metrics import METRICS
 
 
@@ -71,4 +73,9 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     assert far["before"] == last | {"tokens": 7}
     for origin in ("nowhere", "gone/a"):  # the second has the name of the run itself
         assert describe(opened("a", f"run.init_from={origin}"))["before"] is None
+    noted = opened("b", "run.init_from=nowhere")
+    noted.folder.mkdir()
+    note_start(noted.folder, 0, origin=tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    assert describe(noted)["before"] == last
     assert json.loads(json.dumps(first)) == first

@@ -1,3 +1,4 @@
+import json
 import subprocess
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 
 from training import environment
 from training.environment import commit, note_start, read_starts
+from training.metrics import METRICS
 
 
 def test_a_run_keeps_where_it_was_started(tmp_path, monkeypatch):
@@ -19,6 +21,20 @@ def test_a_run_keeps_where_it_was_started(tmp_path, monkeypatch):
     assert on("c", 50) == [("b", 0), ("c", 50)]
     assert on("d", 50) == [("b", 0), ("d", 50)]
     assert on("e", 70) == [("b", 0), ("d", 50), ("e", 70)]
+
+
+def test_what_the_first_weights_took_is_noted(tmp_path):
+    origin, here = tmp_path / "origin", tmp_path / "here"
+    origin.mkdir()
+    here.mkdir()
+    note_start(here, 0, origin=origin)  # an imported model, say
+    assert read_starts(here)[0]["before"] is None
+    last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
+    records = [last | {"step": 5}, last | {"other": 1}, {"step": 10, "loss": 1.0}]
+    (origin / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    note_start(here, 0, origin=origin)
+    note_start(here, 5)
+    assert [start.get("before") for start in read_starts(here)] == [last, None]
 
 
 def test_commit_of_a_copy(monkeypatch):
