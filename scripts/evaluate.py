@@ -145,6 +145,21 @@ def check_tokenizer(run: Run, stream: TokenStream) -> None:
         )
 
 
+def check_lengths(plan: Plan, contexts: Sequence[int]) -> None:
+    """Refuse histories and strides that no model has, these or one that it is to compare with.
+
+    Raises:
+        ValueError: names the option, and what it may be at most.
+    """
+    longest = max(*contexts, plan.first or 0)
+    for option, values in (("--histories", plan.histories), ("--stride", plan.strides or ())):
+        for value in values:
+            if not 1 <= value <= longest:
+                raise ValueError(
+                    f"{option}={value} must be from 1 to the longest context, {longest} tokens"
+                )
+
+
 def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
     """The model as it is best for windows of this one shape."""
     model = run.model.to(device)
@@ -182,6 +197,8 @@ def evaluate_runs(
     """
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
+    contexts = [run.config.model.context_length for run in runs]
+    check_lengths(plan, contexts)
     streams = validation_splits(corpora or [Path(runs[0].config.data.path)])
     for run in runs:
         for stream in streams:
@@ -191,7 +208,6 @@ def evaluate_runs(
             raise ValueError(f"--modes {mode} gives nothing to score: {why}")
         if processes.is_main:
             print(f"nothing is scored by {mode}: {why}")
-    contexts = [run.config.model.context_length for run in runs]
     wanted = [plan.scorings_of(run.config, contexts) for run in runs]
     token_bytes = runs[0].tokenizer.token_bytes()
     compared = plan.compared(contexts)
@@ -226,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--data", type=Path, nargs="+", default=[], dest="corpora", metavar="FOLDER",
         help="token shards (default: the first run's); of several, each has a report",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("out/evaluation"))
+    parser.add_argument("--out", type=Path, help="folder of the report (default: out/evaluation)")
     parser.add_argument(
         "--modes", nargs="+", choices=MODES,
         help="all of these must give something to score (default: whichever do)",
@@ -261,6 +277,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.batch_tokens is not None and args.batch_tokens < 1:
         raise ValueError(f"--batch-tokens={args.batch_tokens} must be at least 1")
+    if args.sums is not None and args.out is not None:
+        raise ValueError("--out is for a report, and --sums writes none: leave one of them out")
     names = [folder.resolve().name for folder in args.runs]
     if args.sums is not None and len(set(names)) < len(names):
         raise ValueError(
@@ -272,6 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("--first", args.first, SLIDING),
         ("--histories", args.histories, ("cross",)),
         ("--near", args.near, ("control",)),
+        ("--documents", None if args.documents == "trained" else True, ("chunk", *SLIDING[:2])),
     ):
         if value not in (None, []) and args.modes and not set(modes) & set(args.modes):
             raise ValueError(
@@ -299,8 +318,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for run in scored:
                     print(f"wrote {write_scored(run, text, args.sums)}")
             else:
-                out = args.out / text.name if len(evaluated) > 1 else args.out
-                write_report(tabulate(scored, text), out)
+                out = args.out or Path("out/evaluation")
+                write_report(tabulate(scored, text), out / text.name if len(evaluated) > 1 else out)
 
 
 if __name__ == "__main__":

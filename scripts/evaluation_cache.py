@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from data.files import write_atomically
 from data.shards import TokenStream
 from data.windows import Scoring
 from model import ModelConfig
-from scripts.evaluation_sums import sha256_of
+from scripts.evaluation_sums import DAMAGED, sha256_of
 from scripts.runs import Run
 
 SCORES = "scores"
@@ -31,8 +30,13 @@ def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray |
     origin = _origin(run, stream)
     try:
         with np.load(path, allow_pickle=False) as saved:
-            return saved["losses"] if str(saved["origin"]) == origin else None
-    except (BadZipFile, EOFError, KeyError, ValueError) as error:
+            if str(saved["origin"]) != origin:
+                return None
+            losses = saved["losses"]
+        if losses.shape != (len(stream),):
+            raise ValueError(f"losses of {losses.shape} instead of {len(stream)} tokens")
+        return losses
+    except DAMAGED as error:
         raise ValueError(
             f"{path} is damaged ({error}): copy it again, or remove it to score again"
         ) from error

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal
 from zipfile import BadZipFile
 
@@ -32,8 +33,9 @@ LEAST_SEEN = Fraction(7, 8)
 short context show three quarters of it on average, but nearly all of a long one: tokens at their
 start would flatter the longer context, as the paper's windows do."""
 
-_DAMAGED = (
-    BadZipFile, EOFError, KeyError, NotImplementedError, OSError, TypeError, ValueError, zlib.error
+DAMAGED = (
+    BadZipFile, EOFError, KeyError, OSError, RuntimeError, TokenError, TypeError, ValueError,
+    zlib.error,
 )  # fmt: skip
 """What a file with a wrong byte may raise when it is read."""
 
@@ -159,7 +161,7 @@ def well_seen(scorings: Iterable[Scoring], n_tokens: int) -> np.ndarray:
     if not counted.any():
         raise ValueError(
             f"of {', '.join(s.name for s in sliding)} no token sees {LEAST_SEEN} of the history in "
-            "each: take a single --stride, or a longer text"
+            "each: take a single --stride, a smaller --first, or a longer text"
         )
     return counted
 
@@ -244,7 +246,7 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ValueError(
             f"{path} is damaged, or was written by another version ({error}): copy it again, or "
             "score the run again"

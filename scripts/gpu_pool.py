@@ -49,7 +49,7 @@ def groups_of_gpus(per_group: int) -> list[list[str]]:
         ValueError: fewer GPUs than a group needs.
     """
     n_gpu = torch.cuda.device_count()  # of those in CUDA_VISIBLE_DEVICES
-    if n_gpu == 0:
+    if n_gpu == 0 and per_group == 1:
         return [[]]
     if n_gpu < per_group:
         raise ValueError(f"--gpus-per-run={per_group}, and there are {n_gpu} GPU(s): ask for fewer")

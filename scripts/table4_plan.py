@@ -164,11 +164,15 @@ def make_jobs(
             raise ValueError(
                 f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
             )
-    timed = [name for name in names if name in MODELS and MODELS[name].same_time_as is not None]
-    if timed and any(override.startswith("optim.max_steps=") for override in overrides):
+    bound = [
+        name
+        for name in names
+        if name in MODELS and (MODELS[name].same_time_as is not None or MODELS[name].share != 1)
+    ]
+    if bound and any(override.startswith("optim.max_steps=") for override in overrides):
         raise ValueError(
-            f"--set optim.max_steps with {', '.join(timed)}, whose steps follow from the time of "
-            "other models: leave one of them out"
+            f"--set optim.max_steps with {', '.join(bound)}, whose steps follow from those or the "
+            "time of other models: leave one of them out"
         )
     jobs = [
         _job(name, seed, budget, out, data, vocab_size, gpus_per_run, overrides)

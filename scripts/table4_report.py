@@ -5,6 +5,7 @@ python -m scripts.table4_report out/table4_minutes/table4.json    # Markdown and
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -171,7 +172,8 @@ def markdown(result: dict[str, Any]) -> str:
                         f"{row['tokens'] / 1e6:,.0f}M",
                         digits(row["tokens_per_s"], ",.0f"),
                         f"{row['gpu_hours']:.3f}",
-                        f"{row['gpu_hours'] / base['gpu_hours']:.2f}",
+                        # a single step is not timed
+                        digits(row["gpu_hours"] / (base["gpu_hours"] or math.nan), ".2f"),
                         f"{row['paper_perplexity']:.2f}",
                         _difference(row["paper_difference"]),
                         f"{row['perplexity']:.2f}",

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ def load_checkpoint(
             alone.
     """
     progress, saved = read_progress(folder)
-    saved_keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved_keys = _saved(folder)
     if not any(key.startswith("optimizer.") for key in saved_keys):
         run = folder.parent.parent
         raise ValueError(
@@ -151,7 +152,7 @@ def load_checkpoint(
             "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
         )
     state = _model_and_optimizer(model, optimizer)
-    with _alone_is_fine():
+    with _reading(folder):
         dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
     set_model_state_dict(model, state["model"])
     # The saved state holds betas, decay and the like too, and the configuration is to win.
@@ -164,7 +165,7 @@ def load_checkpoint(
     if any(key.startswith(f"rng.{rank}.") for key in saved_keys):
         random = {"rng": {rank: _random_state(processes.device)}}
         # Each process reads its own state: nothing here for the processes to agree on.
-        with _alone_is_fine():
+        with _reading(folder):
             dcp.load(random, checkpoint_id=folder, no_dist=True)
         _set_random_state(random["rng"][rank], processes.device)
     return progress
@@ -174,7 +175,7 @@ def load_model(folder: Path, model: nn.Module) -> Progress:
     """Put the weights of a checkpoint into `model`, for evaluation or sampling."""
     progress, _ = read_progress(folder)
     state = {"model": get_model_state_dict(model)}
-    with _alone_is_fine():
+    with _reading(folder):
         dcp.load(state, checkpoint_id=folder, no_dist=True)
     set_model_state_dict(model, state["model"])
     return progress
@@ -190,13 +191,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     read_progress(folder)
     prefix = "model."
-    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     state = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in saved.items()
+        for name, entry in _saved(folder).items()
         if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
-    with _alone_is_fine():
+    with _reading(folder):
         dcp.load(state, checkpoint_id=folder, no_dist=True)
     return {name.removeprefix(prefix): weights for name, weights in state.items()}
 
@@ -206,6 +206,7 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: There is no finished checkpoint in the folder.
+        ValueError: It is damaged.
     """
     path = folder / _STATE
     if not path.exists():
@@ -213,8 +214,39 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
             f"{folder} holds no finished checkpoint ({_STATE} is missing): give a folder named "
             "checkpoints/step_... of a run"
         )
-    state = json.loads(path.read_text(encoding="utf-8"))
-    return Progress(**state["progress"]), state["must_match"]
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        return Progress(**state["progress"]), state["must_match"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    """What torch.distributed.checkpoint tells of each tensor and value in a checkpoint."""
+    with _reading(folder):
+        return dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Say which checkpoint it is that cannot be read, where it is not all there."""
+    try:
+        with _alone_is_fine():
+            yield
+    except dcp.CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        if not isinstance(first, Exception):  # somebody stopped us
+            raise
+        raise _damaged(folder, first) from error
+    except (EOFError, FileNotFoundError, UnpicklingError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: BaseException) -> ValueError:
+    return ValueError(
+        f"{folder} is damaged, or was copied in part ({type(error).__name__}: {error}): copy it "
+        "again, or remove it to go on from the checkpoint before it"
+    )
 
 
 @contextmanager

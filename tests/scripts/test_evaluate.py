@@ -144,9 +144,7 @@ def test_controls_are_scored_with_what_they_are_compared_with(
     train, result_of, corpus, strides, stride
 ):
     folder = train("run", steps=1)
-    result = result_of(
-        folder, "--modes", "control", "--stride", *strides, "--near", 4, "--documents", "masked"
-    )
+    result = result_of(folder, "--modes", "control", "--stride", *strides, "--near", 4)
     assert result["strided"] == []
     intact, *disturbed = result["control"]
     assert (intact["history"], intact["stride"], intact["document_mask"]) == (32, stride, False)
@@ -251,12 +249,24 @@ def test_corpora_of_one_name_are_refused(train, corpus, tmp_path):
     assert not (folder / "scores").exists()
 
 
+def test_options_that_no_run_can_use_are_refused(train, result_of):
+    folder = train("run", steps=1)
+    for option, value in (("--histories", 33), ("--histories", 0), ("--stride", 33)):
+        with pytest.raises(ValueError, match=f"^{option}={value} must be from 1 to .*, 32 tokens"):
+            result_of(folder, option, 8, value)
+    with pytest.raises(ValueError, match="^--documents changes nothing with --modes control"):
+        result_of(folder, "--modes", "control", "--documents", "masked")
+    # together with a longer one, a run is scored by what it can be
+    result = result_of(folder, "--histories", 8, 64, "--first", 64, "--modes", "cross")
+    assert [row["history"] for row in result["strided"]] == [8]
+
+
 def test_sums_are_what_a_report_is_made_of(
     train, results_of, monkeypatch, corpus, other_corpus, tmp_path
 ):
     folders = [train(f"short_seed{seed}", f"run.seed={seed}", steps=1) for seed in (1, 2)]
     folders.append(train("long", "model.context_length=64", steps=1))
-    command = (*folders, "--stride", 8, "--out", tmp_path / "out", "--data", corpus, other_corpus)
+    command = (*folders, "--stride", 8, "--data", corpus, other_corpus)
     reports = results_of(*command)
     monkeypatch.setattr(evaluate, "token_losses", fail)
     sums = tmp_path / "sums"
@@ -269,7 +279,8 @@ def test_sums_are_what_a_report_is_made_of(
             (texts[0].sha256, texts[0].counted)
         }
         assert tabulate(runs, texts[0]) == report
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="--out is for a report, and --sums writes none"):
+        results_of(*command, "--sums", sums, "--out", tmp_path / "out")
     shutil.copytree(folders[0], tmp_path / "elsewhere" / "long")
     with pytest.raises(ValueError, match="--sums keeps runs by .* these are long, long: rename"):
         results_of(folders[-1], tmp_path / "elsewhere" / "long", "--sums", sums)

@@ -14,12 +14,16 @@ from scripts.evaluation_cache import read_losses, write_losses
 def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
     stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
     run = opened("run")
-    losses = np.array([np.nan, 1.5, np.nan], dtype=np.float32)
+    losses = np.full(len(stream), np.nan, dtype=np.float32)
+    losses[1] = 1.5
     assert read_losses(run, stream, scoring) is None
     write_losses(run, stream, scoring, losses)
     known = read_losses(run, stream, scoring)
     assert known.dtype == np.float32 and np.array_equal(known, losses, equal_nan=True)
     assert read_losses(run, stream, replace(scoring, first=8)) is None
+    write_losses(run, stream, replace(scoring, first=8), losses[:-1])
+    with pytest.raises(ValueError, match=r"is damaged \(losses of \(967,\) instead of 968 tokens"):
+        read_losses(run, stream, replace(scoring, first=8))
     for other in (
         opened("run", step=4),
         opened("run", gpu_hours=0.6),  # trained once more, to the same step

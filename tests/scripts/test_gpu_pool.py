@@ -87,7 +87,9 @@ def test_groups(monkeypatch):
     with pytest.raises(ValueError, match=r"--gpus-per-run=8, and there are 5 GPU"):
         groups_of_gpus(8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert groups_of_gpus(8) == [[]]
+    assert groups_of_gpus(1) == [[]]
+    with pytest.raises(ValueError, match=r"--gpus-per-run=2, and there are 0 GPU"):
+        groups_of_gpus(2)
 
 
 def test_torchrun_for_several_gpus():

@@ -259,6 +259,8 @@ def test_refusals(tmp_path):
         jobs_of(["1k"], tmp_path, seeds=0)
     with pytest.raises(ValueError, match="--gpus-per-run=0 must be at least 1"):
         jobs_of(["1k"], tmp_path, gpus_per_run=0)
+    with pytest.raises(ValueError, match="--set optim.max_steps with 1k_then_1k, whose steps"):
+        jobs_of(["1k", "1k_then_1k"], tmp_path, overrides=["optim.max_steps=300"])
     with pytest.raises(ValueError, match="--set optim.max_steps with 4k_from_1k, whose steps"):
         jobs_of(["1k", "4k_from_1k"], tmp_path, overrides=["optim.max_steps=7"])
     with pytest.raises(ValueError, match="--set run.seed=5: the sweep .* each run, take --seeds"):

@@ -87,6 +87,13 @@ def markdown_of(*table):
     return markdown({**result, "rows": {"shards": list(table)}, "comparisons": {"shards": []}})
 
 
+def test_a_run_of_one_step_has_no_time():
+    untimed, timed = row_of("a") | {"gpu_hours": 0.0}, row_of("b")
+    lines = markdown_of(untimed, timed).splitlines()
+    cells = [line.split(" | ")[5] for line in lines if line.startswith(("| a |", "| b |"))]
+    assert cells == ["-", "-"]
+
+
 @pytest.mark.parametrize(
     ("shared", "words"),
     [

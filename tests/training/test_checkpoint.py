@@ -122,6 +122,29 @@ def test_folder_without_a_finished_checkpoint(tmp_path):
         read_weights(tmp_path)
 
 
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_checkpoint_that_was_copied_in_part(tmp_path, file, damage):
+    model, optimizer = make(0)
+    folder = save(tmp_path, 3, model, optimizer)
+    path = folder / file
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[: 50 if file != "__0_0.distcp" else 0])
+    else:
+        path.unlink()
+    if (file, damage) == ("state.json", "gone"):
+        expected, message = FileNotFoundError, "holds no finished checkpoint"
+    else:
+        expected, message = ValueError, rf"^{folder} is damaged, or was copied in part \(\w+: "
+    for read in (
+        lambda: load_model(folder, model),
+        lambda: read_weights(folder),
+        lambda: load_checkpoint(folder, model, optimizer, {"model.n_layer": 2}, ALONE),
+    ):
+        with pytest.raises(expected, match=message):
+            read()
+
+
 def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     model, optimizer = make(0)
     save(tmp_path, 1, model, optimizer)
