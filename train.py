@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from configs import RUN_CONFIG, TrainConfig, load_config, to_yaml
-from configs.command_line import errors_as_sentences
+from configs.command_line import errors_as_sentences, help_if_asked
 from data.files import write_atomically
 from data.sampler import first_sample
 from data.shards import TOKENIZER, TokenStream
@@ -384,5 +384,6 @@ def record_step(
 
 
 if __name__ == "__main__":
+    help_if_asked(__doc__)
     with errors_as_sentences():
         main(sys.argv[1:])

@@ -1,5 +1,6 @@
-"""How a command ends when its user can mend what went wrong."""
+"""How a command ends when its user can mend what went wrong, or wants to know how to call it."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,17 @@ def errors_as_sentences() -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError as error:  # whoever reads what we print has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + 13) from error  # as SIGPIPE ends other commands
     except (ValueError, OSError, FloatingPointError) as error:
         if sys.flags.dev_mode:
             raise
         raise SystemExit(f"error: {error}") from error
+
+
+def help_if_asked(text: str | None) -> None:
+    """Print `text` and exit where -h or --help is an argument; argparse does so by itself."""
+    if not {"-h", "--help"}.isdisjoint(sys.argv[1:]):
+        print(text)
+        raise SystemExit(0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs import load_config
-from configs.command_line import errors_as_sentences
+from configs.command_line import errors_as_sentences, help_if_asked
 from scripts import plot_run, prepare_text
 from scripts.sample import sample
 from train import main as train
@@ -47,5 +47,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    help_if_asked(__doc__)
     with errors_as_sentences():
         main(sys.argv[1:])
