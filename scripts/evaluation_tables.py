@@ -93,9 +93,9 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
 
     Returns:
         For each pair the difference in nats, as trained, with all of its history: chunk as the
-        paper evaluates, strided on the tokens of `as_trained`; parts, these before and behind
-        the shortest context of all from the start of their document, rounded up to a power of
-        two; and document_position, in logarithmic bins.
+        paper evaluates, strided on the tokens of `as_trained`; parts, of these the tokens at
+        the start of a document, as far as the shortest context of all reaches (rounded up to a
+        power of two), and the others; and document_position, in logarithmic bins.
     """
     rows = _rows(scored)
     shortest = min(s.config.model.context_length for s in scored)
