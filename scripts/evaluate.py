@@ -145,21 +145,6 @@ def check_tokenizer(run: Run, stream: TokenStream) -> None:
         )
 
 
-def check_lengths(plan: Plan, contexts: Sequence[int]) -> None:
-    """Refuse histories and strides that no model has, these or one that it is to compare with.
-
-    Raises:
-        ValueError: names the option, and what it may be at most.
-    """
-    longest = max(*contexts, plan.first or 0)
-    for option, values in (("--histories", plan.histories), ("--stride", plan.strides or ())):
-        for value in values:
-            if not 1 <= value <= longest:
-                raise ValueError(
-                    f"{option}={value} must be from 1 to the longest context, {longest} tokens"
-                )
-
-
 def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
     """The model as it is best for windows of this one shape."""
     model = run.model.to(device)
@@ -198,7 +183,7 @@ def evaluate_runs(
     runs = [open_run(folder) for folder in folders]
     names = labels(runs)
     contexts = [run.config.model.context_length for run in runs]
-    check_lengths(plan, contexts)
+    plan.check_lengths(contexts)
     streams = validation_splits(corpora or [Path(runs[0].config.data.path)])
     for run in runs:
         for stream in streams:

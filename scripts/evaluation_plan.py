@@ -29,6 +29,20 @@ class Plan:
     document_masks: tuple[bool, ...] | None = None
     """Whether a token sees what stands before its document; None means as in training."""
 
+    def check_lengths(self, contexts: Sequence[int]) -> None:
+        """Refuse histories and strides that fit into none of these contexts, nor into `first`.
+
+        Raises:
+            ValueError: names the option, and what it may be at most.
+        """
+        longest = max(*contexts, self.first or 0)
+        for option, values in (("--histories", self.histories), ("--stride", self.strides or ())):
+            for value in values:
+                if not 1 <= value <= longest:
+                    raise ValueError(
+                        f"{option}={value} must be from 1 to the longest context, {longest} tokens"
+                    )
+
     def scorings(
         self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
     ) -> list[Scoring]:

@@ -48,21 +48,17 @@ def make_plan(
     """The same scorings for each run, whichever runs are finished.
 
     Raises:
-        ValueError: a history is longer than all contexts, or none.
+        ValueError: a history or a stride is longer than all contexts, or none.
     """
     contexts = contexts_of(jobs)
-    for history in histories or ():
-        if not 1 <= history <= contexts[-1]:
-            raise ValueError(
-                f"--histories={history} must be from 1 to the longest context of the models, "
-                f"{contexts[-1]} tokens"
-            )
-    return Plan(
+    plan = Plan(
         strides=tuple(strides) if strides else None,
         histories=tuple(histories or contexts),
         near=contexts[0],
         first=contexts[-1],
     )
+    plan.check_lengths(contexts)
+    return plan
 
 
 def contexts_of(jobs: Sequence[Job]) -> list[int]:

@@ -249,18 +249,6 @@ def test_corpora_of_one_name_are_refused(train, corpus, tmp_path):
     assert not (folder / "scores").exists()
 
 
-def test_options_that_no_run_can_use_are_refused(train, result_of):
-    folder = train("run", steps=1)
-    for option, value in (("--histories", 33), ("--histories", 0), ("--stride", 33)):
-        with pytest.raises(ValueError, match=f"^{option}={value} must be from 1 to .*, 32 tokens"):
-            result_of(folder, option, 8, value)
-    with pytest.raises(ValueError, match="^--documents changes nothing with --modes control"):
-        result_of(folder, "--modes", "control", "--documents", "masked")
-    # together with a longer one, a run is scored by what it can be
-    result = result_of(folder, "--histories", 8, 64, "--first", 64, "--modes", "cross")
-    assert [row["history"] for row in result["strided"]] == [8]
-
-
 def test_sums_are_what_a_report_is_made_of(
     train, results_of, monkeypatch, corpus, other_corpus, tmp_path
 ):

@@ -130,6 +130,18 @@ def test_nothing_is_left_out_without_a_word(
     }
 
 
+def test_options_that_no_run_can_use_are_refused(train, result_of):
+    folder = train("run", steps=1)
+    for option, value in (("--histories", 33), ("--histories", 0), ("--stride", 33)):
+        with pytest.raises(ValueError, match=f"^{option}={value} must be from 1 to .*, 32 tokens"):
+            result_of(folder, option, 8, value)
+    with pytest.raises(ValueError, match="^--documents changes nothing with --modes control"):
+        result_of(folder, "--modes", "control", "--documents", "masked")
+    # together with a longer one, a run is scored by what it can be
+    result = result_of(folder, "--histories", 8, 64, "--first", 64, "--modes", "cross")
+    assert [row["history"] for row in result["strided"]] == [8]
+
+
 def test_a_lone_model_gets_its_control(train, result_of, capsys):
     folder = train("run", steps=1)
     with pytest.raises(ValueError, match="--histories=33 must be from 1 to the .* context, 32"):

@@ -274,9 +274,11 @@ def test_a_context_between_those_of_a_sweep_can_be_added_to_it(tiny):
 
 
 def test_what_cannot_be_scored_is_refused_before_training(tiny, corpus, tmp_path):
-    with pytest.raises(ValueError, match=r"--stride=512 is longer than a context of 32"):
+    with pytest.raises(ValueError, match="--stride=512 must be from 1 to .*, 32 tokens"):
         tiny("--models", "short", "--stride", "512")
-    with pytest.raises(ValueError, match="--histories=65 must be from 1 to the .* 64 tokens"):
+    with pytest.raises(ValueError, match="--stride=64 is longer than a context of 32"):
+        tiny("--models", "short", "long", "--stride", "64")
+    with pytest.raises(ValueError, match="--histories=65 must be from 1 to .*, 64 tokens"):
         tiny("--models", "short", "long", "--histories", "32", "65")
     with pytest.raises(ValueError, match="no token sees 7/8 of the history"):
         tiny("--models", "short", "--stride", "27", "29", "31", "32")
