@@ -310,7 +310,7 @@ def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
         "run.seed": config.run.seed,
         # It is not read again, but config.yaml must not come to tell of another origin. Both
         # folders may have been moved since.
-        "run.init_from": config.run.init_from and Path(config.run.init_from).resolve().name,
+        "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
         "tokenizer": stream.manifest.tokenizer.sha256,
         "training tokens": len(stream),
     }

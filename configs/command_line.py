@@ -1,6 +1,7 @@
 """How a command ends when its user can mend what went wrong, or wants to know how to call it."""
 
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +16,21 @@ def errors_as_sentences() -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError as error:  # whoever reads what we print has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + 13) from error  # as SIGPIPE ends other commands
+        sys.stdout.flush()
     except (ValueError, OSError, FloatingPointError) as error:
         if sys.flags.dev_mode:
             raise
+        if isinstance(error, BrokenPipeError) and _nobody_reads():  # `head` has seen enough, say
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(128 + 13) from error  # as SIGPIPE ends other commands
         raise SystemExit(f"error: {error}") from error
+
+
+def _nobody_reads() -> bool:
+    """Whether what we print goes into a pipe that nobody reads from any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def help_if_asked(text: str | None) -> None:

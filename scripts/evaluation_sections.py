@@ -203,7 +203,8 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
         "seeds that both models have, in pairs, by Student's t; where they share none, or one of "
         "several, over all, by Welch's standard error with the degrees of freedom of the fewer "
         "seeds. Intervals of losses and of controls count documents alone. "
-        f"Where there is no interval, the tokens are of fewer than {LEAST_DOCUMENTS} documents.",
+        "Documents of unequal length count as fewer of equal length, and where these are fewer "
+        f"than {LEAST_DOCUMENTS}, there is no interval.",
     ]
     here = result.get("environment")
     if here:

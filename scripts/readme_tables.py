@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from configs.command_line import help_if_asked
 from scripts.evaluation_verdicts import with_interval
 from scripts.markdown import markdown_table
 from scripts.table4_comparisons import ASKS
@@ -260,4 +261,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    help_if_asked(__doc__)
     main()

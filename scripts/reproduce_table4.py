@@ -36,10 +36,12 @@ from scripts.table4_plan import (
     check_sums,
     final_arguments,
     is_whole,
+    last_step,
     make_jobs,
     what_it_took,
 )
 from scripts.table4_report import write_table4
+from training.metrics import read_evaluations
 
 
 def make_plan(
@@ -53,7 +55,8 @@ def make_plan(
     contexts = contexts_of(jobs)
     plan = Plan(
         strides=tuple(strides) if strides else None,
-        histories=tuple(histories or contexts),
+        # with the longest, by which all runs know which tokens count
+        histories=tuple(sorted({*histories, contexts[-1]})) if histories else tuple(contexts),
         near=contexts[0],
         first=contexts[-1],
     )
@@ -151,26 +154,28 @@ def left_to_do(jobs: Sequence[Job], plan: Plan, texts: Sequence[Text], sums: Pat
         found = _found(job, texts, sums)
         if _why_not(job, plan, found, texts) is not None:
             return False
-        progress = job.progress
-        if progress is None:
-            return not job.folder.exists()
+        if not job.folder.exists():
+            return True
         about = found[0][0].about
-        scored_at = about["step"], about["gpu_hours"]
-        return job.is_finished and scored_at == (progress.step, progress.gpu_hours)
+        if last_step(job.folder) != about["step"]:
+            return False
+        return read_evaluations(job.folder)[-1]["gpu_hours"] == about["gpu_hours"]
 
-    here = [job for job in jobs if not is_kept(job)]
-    while origins := [
-        job
-        for job in jobs
-        if job not in here
-        and str(job.folder)
-        in {other.config.run.init_from for other in here if other.progress is None}
-    ]:
-        here += origins
-    kept = [job.folder.name for job in jobs if job not in here]
+    def brings(job: Job, here: set[Path]) -> set[Path]:
+        if job.progress is not None:
+            return set()
+        weights = {Path(job.config.run.init_from)} if job.config.run.init_from else set()
+        # A time is never told by runs of two machines: one that is measured anew brings the others.
+        times = set(job.needs) - (weights if job.seed > 1 else set())
+        return weights | times if times & (weights | here) else weights
+
+    here = {job.folder for job in jobs if not is_kept(job)}
+    while more := set().union(*(brings(job, here) for job in jobs if job.folder in here)) - here:
+        here |= more
+    kept = [job.folder.name for job in jobs if job.folder not in here]
     if kept:
         print(f"nothing to do, as {sums} tells it all (or name them in --only): {', '.join(kept)}")
-    return jobs_here(jobs, [job.folder.name for job in jobs if job in here], sums)
+    return jobs_here(jobs, [job.folder.name for job in jobs if job.folder in here], sums)
 
 
 def task_of(job: Job, plan: Plan, score_on: Sequence[Path], sums: Path) -> Task:

@@ -8,10 +8,21 @@ import pytest
 from configs.command_line import errors_as_sentences, help_if_asked
 
 ENDLESS = """
+import sys
 from configs.command_line import errors_as_sentences
 with errors_as_sentences():
-    while True:
-        print("more", flush=True)
+    print("more", flush=True)
+    sys.stdin.read()  # until nobody reads any more
+    for _ in range(%d):
+        print("more")
+"""
+OTHER_PIPE = """
+import os
+from configs.command_line import errors_as_sentences
+reads, writes = os.pipe()
+os.close(reads)
+with errors_as_sentences():
+    os.write(writes, b"more")
 """
 
 
@@ -26,13 +37,23 @@ def test_a_defect_keeps_its_trace():
         raise TypeError
 
 
-def test_a_reader_that_has_seen_enough():
-    command = [sys.executable, "-c", ENDLESS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("lines", [1, 10_000])  # less and more than a buffer
+def test_a_reader_that_has_seen_enough(lines, unbuffered, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", ENDLESS % lines], **pipes) as process:
         assert process.stdout.readline() == b"more\n"
         process.stdout.close()
+        process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 141
+
+
+def test_another_pipe_that_breaks():
+    command = [sys.executable, "-c", OTHER_PIPE]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "error: [Errno 32] Broken pipe\n")
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

@@ -119,7 +119,7 @@ def test_too_few_documents_show_no_difference(corpus, tmp_path_factory, tmp_path
     assert intact[-1] == "-" and len(disturbed) == 2
     for row in disturbed:
         assert re.fullmatch(r"no difference shown: 0\.0\d+ nats", row[-1])
-    assert "no interval, the tokens are of fewer than 5 documents." in text
+    assert "where these are fewer than 5, there is no interval." in text
     assert "nan" not in text
 
 

@@ -167,6 +167,12 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     after = json.loads((out / "table4.json").read_text())
     assert after["rows"] == before["rows"] and after["curves"] == before["curves"]
 
+    # nor for checkpoints that were deleted to save room
+    for checkpoints in out.glob("*_seed2/checkpoints"):
+        shutil.rmtree(checkpoints)
+    _, ran = tiny(*names, "2")
+    assert ran == []
+
     # what is in a folder is another training than the one that was scored
     path = out / "sums" / corpus.name / "short_then_long_seed1.npz"
     scored, text = read_scored(path)
@@ -174,6 +180,27 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     _, ran = tiny(*names, "2")
     assert [words[2] for words in ran] == [str(out / "short_then_long_seed1")]
     assert read_scored(path)[0].about == scored.about
+
+
+def test_times_are_of_one_machine(tiny, corpus):
+    names = ["--models", "short", "long_from_short", "--seeds"]
+    out, _ = tiny(*names, "2")
+    shutil.move(out / "sums", out.with_name("kept"))
+    shutil.rmtree(out)
+    shutil.move(out.with_name("kept"), out / "sums")
+    sums = out / "sums" / corpus.name
+
+    def trained(ran):
+        return sorted(word.split("/")[-1] for words in ran for word in words if "out_dir=" in word)
+
+    # of a second seed the weights alone are missing, its time is that of the first
+    (sums / "long_from_short_seed2.npz").unlink()
+    _, ran = tiny(*names, "2")
+    assert trained(ran) == ["long_from_short_seed2", "short_seed2"]
+    # of the first seed both: what it is measured by must be as fast as this machine
+    (sums / "long_from_short_seed1.npz").unlink()
+    _, ran = tiny(*names, "1")
+    assert trained(ran) == ["long_from_short_seed1", "long_seed1", "short_seed1"]
 
 
 def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
