@@ -221,6 +221,7 @@ def _difference(row: ScoredModel, versus: ScoredModel) -> dict[str, Any]:
 
 def _parts(row: ScoredModel, versus: ScoredModel, last_at_start: int) -> Table:
     """row - versus up to this bin, and from the next one on."""
+    first, edge = last_at_start + 1, 2**last_at_start
 
     def halves(sums: Sums) -> Sums:
         nats, tokens = (
@@ -229,8 +230,6 @@ def _parts(row: ScoredModel, versus: ScoredModel, last_at_start: int) -> Table:
         )
         return replace(sums, nats=nats, tokens=tokens)
 
-    first = last_at_start + 1
-    edge = 2**last_at_start
     counts = halves(row.mean).tokens.sum(axis=0).tolist()
     return [
         {

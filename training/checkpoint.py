@@ -35,6 +35,8 @@ from training.distributed import Processes
 
 _STATE = "state.json"
 _UNFINISHED = ".unfinished_"
+_DAMAGE = (AssertionError, EOFError, FileNotFoundError, UnicodeDecodeError, UnpicklingError)
+"""What torch.distributed.checkpoint raises where a file is cut short or gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,18 +236,18 @@ def _reading(folder: Path) -> Iterator[None]:
         with _alone_is_fine():
             yield
     except dcp.CheckpointException as error:
-        first, _ = next(iter(error.failures.values()))
-        if not isinstance(first, Exception):  # somebody stopped us
-            raise
-        raise _damaged(folder, first) from error
-    except (EOFError, FileNotFoundError, UnpicklingError) as error:
+        cause, _ = next(iter(error.failures.values()))
+        if isinstance(cause, _DAMAGE):
+            raise _damaged(folder, cause) from error
+        raise  # no memory left, say: the checkpoint may be whole
+    except _DAMAGE as error:
         raise _damaged(folder, error) from error
 
 
 def _damaged(folder: Path, error: BaseException) -> ValueError:
     return ValueError(
         f"{folder} is damaged, or was copied in part ({type(error).__name__}: {error}): copy it "
-        "again, or remove it to go on from the checkpoint before it"
+        "again, or move it away to go on from the checkpoint before it"
     )
 
 

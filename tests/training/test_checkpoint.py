@@ -145,6 +145,24 @@ def test_a_checkpoint_that_was_copied_in_part(tmp_path, file, damage):
             read()
 
 
+def test_no_checkpoint_is_called_damaged_for_another_reason(tmp_path, monkeypatch):
+    model, optimizer = make(0)
+    folder = save(tmp_path, 3, model, optimizer)
+    failed = dcp.CheckpointException("", {0: (torch.OutOfMemoryError("none left"), None)})
+
+    def fail(*_, **__):
+        raise failed
+
+    monkeypatch.setattr("training.checkpoint.dcp.load", fail)
+    for read in (
+        lambda: load_model(folder, model),
+        lambda: load_checkpoint(folder, model, optimizer, {"model.n_layer": 2}, ALONE),
+    ):
+        with pytest.raises(dcp.CheckpointException) as caught:
+            read()
+        assert caught.value is failed
+
+
 def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     model, optimizer = make(0)
     save(tmp_path, 1, model, optimizer)
