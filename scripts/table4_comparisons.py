@@ -53,6 +53,10 @@ QUESTIONS = (
         panel=CONTEXT,
     ),
     Question(
+        asks="longer context for a trained 1K model, equal time",
+        pairs=(("1k_then_4k", "1k_then_1k_same_time"),),
+    ),
+    Question(
         asks="a trained 1K model instead of from scratch, equal time",
         pairs=(("4k_from_1k", "4k"), ("4k_learned_from_1k", "4k_learned")),
     ),

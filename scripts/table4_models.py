@@ -38,6 +38,7 @@ MODELS = {
     "1k_same_time": Model(context="1k", same_time_as="4k"),
     "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
     "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
+    "1k_then_1k_same_time": Model(context="1k", starts_from="1k", same_time_as="1k_then_4k"),
     "1k_then_1k_of_4k": Model(context="1k", overrides=_OF_4K, starts_from="1k", share=1 / 3),
     "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
     "1k_then_4k_documents": Model(

@@ -134,13 +134,16 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     assert final_arguments(jobs["16k"], tmp_path / "sums") == jobs["16k"].recipe
 
 
-def test_butterfly_goes_on_as_long_as_dense_attention(tmp_path):
-    name = "1k_then_16k_butterfly_same_time"
+@pytest.mark.parametrize(
+    ("slow", "fast"), [("1k_then_16k", "1k_then_16k_butterfly"), ("1k_then_4k", "1k_then_1k")]
+)
+def test_a_faster_model_goes_on_as_long_as_a_slower_one(tmp_path, slow, fast):
+    name = f"{fast}_same_time"
     jobs = {j.name: j for j in jobs_of([name], tmp_path)}
-    assert set(jobs) == {"1k", "1k_then_16k", "1k_then_16k_butterfly", name}
+    assert set(jobs) == {"1k", slow, fast, name}
     finish(tmp_path / "1k_seed1", step=3000, gpu_hours=1.0)
-    finish(tmp_path / "1k_then_16k_seed1", step=1000, gpu_hours=0.8)
-    finish(tmp_path / "1k_then_16k_butterfly_seed1", step=1000, gpu_hours=0.4)
+    finish(tmp_path / f"{slow}_seed1", step=1000, gpu_hours=0.8)
+    finish(tmp_path / f"{fast}_seed1", step=1000, gpu_hours=0.4)
     config = load_config(final_arguments(jobs[name], tmp_path / "sums"))
     assert config.optim.max_steps == 2000
     assert config.run.init_from == str(tmp_path / "1k_seed1")
