@@ -14,12 +14,16 @@ from scripts.results import Row
 def verdicts(result: dict[str, Any]) -> list[str]:
     """A list with a sentence for each model but the first, and what their intervals leave out."""
     first, *others = dict.fromkeys(run["label"] for run in result["runs"])
-    lines = [_verdict(result, label, first) for label in others]
+    compared = _compared(result, first)
+    lines = [
+        _verdict(result, *compared[label])
+        if label in compared
+        else f"- **{label} against {first}**: not scored in the same way."
+        for label in others
+    ]
     if not lines:
         return []
-    gaps = {row["label"]: row["difference"] for row in result["as_trained_chunk"]}
-    gaps |= {row["label"]: row["difference"] for row in result["as_trained"]}
-    single = [label for label in others if gaps.get(label) and gaps[label]["seeds"] == 1]
+    single = [label for label, (_, row, _) in compared.items() if row["difference"]["seeds"] == 1]
     if not single:
         return ["\n".join(lines)]
     return [
@@ -65,30 +69,39 @@ def is_known(*numbers: float | None) -> bool:
     return all(number is not None and not math.isnan(number) for number in numbers)
 
 
-def _verdict(result: dict[str, Any], label: str, first: str) -> str:
-    """The sentence on a model, each as it was trained, by windows that slide if there are some."""
-    for name in ("as_trained", "as_trained_chunk"):
-        by_label = {row["label"]: row for row in result[name]}
-        row, versus = by_label.get(label), by_label.get(first)
-        if row and versus and row["difference"]:
-            break
-    else:
-        return f"- **{label} against {first}**: not scored in the same way."
+def _compared(result: dict[str, Any], first: str) -> dict[str, tuple[str, Row, Row]]:
+    """By model the table that compares it with the first, each as it was trained, and both rows.
+
+    By windows that slide, if both were scored by such.
+    """
+    compared = {}
+    for table in ("as_trained_chunk", "as_trained"):
+        rows = {row["label"]: row for row in result[table]}
+        if first in rows:
+            compared |= {
+                label: (table, row, rows[first]) for label, row in rows.items() if row["difference"]
+            }
+    return compared
+
+
+def _verdict(result: dict[str, Any], table: str, row: Row, versus: Row) -> str:
+    """The sentence on a model."""
+    label, first = row["label"], versus["label"]
     difference, histories = row["difference"], (row["history"], versus["history"])
     contexts = {run["label"]: run["context_length"] for run in result["runs"]}
-    if name == "as_trained_chunk":
+    if table == "as_trained_chunk":
         how = "as the paper evaluates, which flatters the longer context, each in its own windows"
     elif histories == (contexts[label], contexts[first]):
         how = f"each with at least {LEAST_SEEN} of its context"
     else:
         how = f"with {histories[0]:,} against {histories[1]:,} tokens of history"
-    on = f", on {difference['tokens']:,} identical tokens" if name == "as_trained" else ""
+    on = f", on {difference['tokens']:,} identical tokens" if table == "as_trained" else ""
     text = (
         f"- **{label} against {first}**, {how}{_documents(row, versus)}{on}: "
         f"{verdict(difference)}; perplexity {digits(row['perplexity'], '.2f')} against "
         f"{digits(versus['perplexity'], '.2f')}"
     )
-    less = _with_less(result["strided"], row, versus) if name == "as_trained" else None
+    less = _with_less(result["strided"], row, versus) if table == "as_trained" else None
     if less is not None:
         text += f"; {_remainder(difference, less['difference'], label, less['history'])}"
     return text + "."

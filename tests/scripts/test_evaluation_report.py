@@ -136,6 +136,14 @@ def test_without_sliding_windows_the_paper_s_are_compared(corpus, tmp_path_facto
     assert "- **long against short**: not scored in the same way." in markdown(result)
 
 
+def test_one_seed_is_told_of_the_comparison_that_is_made(corpus, tmp_path_factory):
+    # windows of 32 tokens slide over the long model alone, so that chunks are compared
+    plan = Plan(modes=("chunk", "cross"), histories=(32,))
+    text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1))
+    assert "- **long against short**, as the paper evaluates" in text
+    assert "Compared over one seed: long." in text
+
+
 @pytest.mark.parametrize("documents", [None, (False, True), (True,)], ids=str)
 @pytest.mark.parametrize(
     ("masked", "modes"), [((LONG,), None), ((SHORT,), ("chunk",)), ((SHORT, LONG), None)], ids=str
