@@ -11,28 +11,26 @@ from scripts.results import Row
 
 BINNED = {
     "chunk_position": (
+        "position",
         "By position in the chunk",
         "Tokens by where in its window the one before them stands, from 0, where windows do not "
         "overlap. Differences are between the same positions, each model in its own windows: what "
         "it sees is as long, but of a model of another context the tokens are others.",
     ),
     "document_position": (
+        "tokens before",
         "By position in the document",
         "Tokens by how many stand before them in their document, the same for all models, each "
         "with its longest history. Whatever more it sees is of other documents.",
     ),
     "document_length": (
+        "tokens",
         "By length of the document",
         "The same tokens by the length of their document. Where it is below both contexts, the "
         "longer one adds other documents only.",
     ),
 }
-
-BIN_NAMES = {
-    "chunk_position": "position",
-    "document_position": "tokens before",
-    "document_length": "tokens",
-}
+"""By name of the table: what its bins are of, its title, and what it shows."""
 
 
 def what_was_scored(result: dict[str, Any]) -> list[str]:
@@ -149,12 +147,12 @@ def control(rows: list[Row]) -> list[str]:
 def by_bin(result: dict[str, Any]) -> list[str]:
     """The three tables of logarithmic bins: a row for a bin, a column for a model."""
     parts = []
-    for name, (title, what) in BINNED.items():
+    for name, (bins, title, what) in BINNED.items():
         rows = result[name]
         if not rows:
             continue
         first, *others = dict.fromkeys(row["label"] for row in rows)
-        header = [BIN_NAMES[name], "scored"]
+        header = [bins, "scored"]
         header += [f"{first}, nats", *(f"{label}, difference" for label in others)]
         if others:
             what += f" Of {first} the loss; the others by what separates them from it."
