@@ -28,7 +28,8 @@ from scripts.evaluation_sections import (
     strided,
     what_was_scored,
 )
-from scripts.evaluation_verdicts import difference_of, digits, verdicts
+from scripts.evaluation_verdicts import difference_of, verdicts
+from scripts.markdown import digits
 from scripts.results import write_result
 
 RESULT, REPORT = "evaluation.json", "report.md"

@@ -5,8 +5,8 @@ from typing import Any
 
 from scripts.evaluation_statistics import LEAST_DOCUMENTS
 from scripts.evaluation_sums import LEAST_SEEN
-from scripts.evaluation_verdicts import difference_of, digits, is_known, verdict, with_interval
-from scripts.markdown import markdown_table
+from scripts.evaluation_verdicts import difference_of, verdict
+from scripts.markdown import digits, is_known, markdown_table, with_interval
 from scripts.results import Row
 
 BINNED = {

@@ -1,13 +1,12 @@
-"""The sentences at the top of an evaluation's report, and how all of it writes numbers.
+"""What an evaluation's report says in words: the sentences at its top, and each difference.
 
 A loss is called lower or higher only where the 95% interval of the difference leaves out zero.
 """
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 from scripts.evaluation_sums import LEAST_SEEN
+from scripts.markdown import digits, is_known, with_interval
 from scripts.results import Row
 
 
@@ -45,28 +44,10 @@ def verdict(difference: Row) -> str:
     return f"{abs(nats):.4f} nats {word} ({low:.4f} to {high:.4f})"
 
 
-def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:
-    """A mean, nats, with its interval if there is one."""
-    low, high = interval
-    if not is_known(low, high):
-        return digits(mean, "z.4f")
-    return f"{digits(mean, 'z.4f')} ({low:z.4f} to {high:z.4f})"
-
-
 def difference_of(row: Row) -> str:
     """What a row differs by from the one it is compared with, itself perhaps."""
     difference = row["difference"]
     return with_interval(difference["nats"], difference["interval"]) if difference else "-"
-
-
-def digits(value: float | None, how: str) -> str:
-    """A number in the given format, of which z writes no -0.0; a dash where it is not known."""
-    return format(value, how) if is_known(value) else "-"
-
-
-def is_known(*numbers: float | None) -> bool:
-    """Whether none of them is NaN, or null as in JSON."""
-    return all(number is not None and not math.isnan(number) for number in numbers)
 
 
 def _compared(result: dict[str, Any], first: str) -> dict[str, tuple[str, Row, Row]]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command_line import help_if_asked
-from scripts.evaluation_verdicts import with_interval
-from scripts.markdown import markdown_table
+from scripts.markdown import markdown_table, with_interval
 from scripts.table4_comparisons import ASKS
 
 README = Path("README.md")

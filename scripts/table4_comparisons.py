@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.evaluation_plots import differences_by_bin, save
-from scripts.evaluation_verdicts import with_interval
-from scripts.markdown import markdown_table
+from scripts.markdown import markdown_table, with_interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from scripts.evaluation_plots import save, styles_of
 from scripts.evaluation_sections import trained_on
-from scripts.evaluation_verdicts import digits, is_known, with_interval
-from scripts.markdown import markdown_table
+from scripts.markdown import digits, is_known, markdown_table, with_interval
 from scripts.results import write_result
 from scripts.table4_comparisons import comparisons_table, draw_positions
 
