@@ -23,12 +23,11 @@ from scripts.evaluation_sections import (
     by_bin,
     chunk,
     control,
-    documents,
     how_intervals_are_made,
     strided,
     what_was_scored,
 )
-from scripts.evaluation_verdicts import difference_of, verdicts
+from scripts.evaluation_verdicts import difference_of, documents, verdicts
 from scripts.markdown import digits
 from scripts.results import write_result
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from scripts.evaluation_statistics import LEAST_DOCUMENTS
 from scripts.evaluation_sums import LEAST_SEEN
-from scripts.evaluation_verdicts import difference_of, verdict
+from scripts.evaluation_verdicts import difference_of, documents, verdict
 from scripts.markdown import digits, is_known, markdown_table, with_interval
 from scripts.results import Row
 
@@ -211,11 +211,6 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
             f"torch {here['torch']}, commit {here['commit']}, {here['date']}."
         )
     return parts
-
-
-def documents(row: Row) -> str:
-    """How a model was trained or scored."""
-    return "masked" if row["document_mask"] else "packed"
 
 
 def _losses(rows: list[Row], *, with_stride: bool) -> str:

@@ -50,6 +50,11 @@ def difference_of(row: Row) -> str:
     return with_interval(difference["nats"], difference["interval"]) if difference else "-"
 
 
+def documents(row: Row) -> str:
+    """How a model was trained or scored."""
+    return "masked" if row["document_mask"] else "packed"
+
+
 def _compared(result: dict[str, Any], first: str) -> dict[str, tuple[str, Row, Row]]:
     """By model the table that compares it with the first, each as it was trained, and both rows.
 
@@ -90,10 +95,8 @@ def _verdict(result: dict[str, Any], table: str, row: Row, versus: Row) -> str:
 
 def _documents(row: Row, versus: Row) -> str:
     """What a token saw before its document, where that was not all for both."""
-    ways = ["masked" if one["document_mask"] else "packed" for one in (row, versus)]
-    if ways == ["packed", "packed"]:
-        return ""
-    return f", documents {' against '.join(dict.fromkeys(ways))}"
+    ways = dict.fromkeys((documents(row), documents(versus)))
+    return "" if list(ways) == ["packed"] else f", documents {' against '.join(ways)}"
 
 
 def _with_less(rows: list[Row], row: Row, versus: Row) -> Row | None:
