@@ -99,6 +99,8 @@ def run_tasks(
                 crash = future.exception()
                 if crash is None:
                     problem = future.result()
+                elif isinstance(crash, ValueError | OSError):  # for the user to mend
+                    problem = str(crash)
                 else:
                     problem = f"{type(crash).__name__}: {crash}"
                     crashes.append(crash)
@@ -119,13 +121,6 @@ def python_command(n_gpu: int, *arguments: str) -> list[str]:
 
 def _run(task: Task, gpus: list[str], children: _Children) -> str | None:
     """Run the commands of a task; returns what went wrong."""
-    try:
-        return _run_commands(task, gpus, children)
-    except (ValueError, OSError) as error:
-        return str(error)
-
-
-def _run_commands(task: Task, gpus: list[str], children: _Children) -> str | None:
     environment = dict(os.environ)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
