@@ -56,8 +56,7 @@ class Plan:
         Raises:
             ValueError: strided is wanted, and no stride fits into the context.
         """
-        first = max(contexts) if self.first is None else self.first
-        modes = MODES if self.modes is None else self.modes
+        first, modes = self._first(contexts), self._modes()
         if self.strides and "strided" in modes and not self._strides(context_length):
             raise ValueError(
                 f"--stride={min(self.strides)} is longer than a context of {context_length} "
@@ -93,27 +92,26 @@ class Plan:
                 ]
         return list(dict.fromkeys(wanted))
 
+    def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
+        """`scorings` of the model of a run."""
+        return self.scorings(
+            config.model.context_length, contexts, document_mask=config.data.document_mask
+        )
+
     def compared(self, contexts: Sequence[int]) -> list[Scoring]:
         """What models of these contexts are scored by, and of `histories` if some are not there.
 
         So a run alone has the same tokens counted as all together (`well_seen`).
         """
-        first = max(contexts) if self.first is None else self.first
-        modes = MODES if self.modes is None else self.modes
-        less = [h for h in self.histories if h <= first] if "cross" in modes else []
-        lengths = {*contexts, *less}
+        lengths = set(contexts)
+        if "cross" in self._modes():
+            lengths |= {h for h in self.histories if h <= self._first(contexts)}
         return [
             scoring
             for length in sorted(lengths)
             if self._strides(length)
             for scoring in self.scorings(length, contexts)
         ]
-
-    def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
-        """The same for the model of a run."""
-        return self.scorings(
-            config.model.context_length, contexts, document_mask=config.data.document_mask
-        )
 
     def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
         """The modes by which none of these runs is scored: why, and what to change.
@@ -123,7 +121,7 @@ class Plan:
         """
         contexts = [config.model.context_length for config in configs]
         why = {}
-        for mode in MODES if self.modes is None else self.modes:
+        for mode in self._modes():
             alone = replace(self, modes=(mode,))
             if not any(alone.scorings_of(config, contexts) for config in configs):
                 why[mode] = self._why_none(mode, configs)
@@ -155,6 +153,12 @@ class Plan:
             f"--near={self._near(contexts)} leaves nothing distant in windows of {context} tokens "
             f"that slide by {stride}: take a --near below {context - stride}, or a shorter --stride"
         )
+
+    def _modes(self) -> tuple[str, ...]:
+        return MODES if self.modes is None else self.modes
+
+    def _first(self, contexts: Sequence[int]) -> int:
+        return max(contexts) if self.first is None else self.first
 
     def _near(self, contexts: Sequence[int]) -> int:
         """The tokens that controls leave as they are; `contexts` are of all models."""
