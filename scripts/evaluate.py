@@ -270,14 +270,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--sums keeps runs by the names of their folders, and these are {', '.join(names)}: "
             "rename those that are called the same"
         )
-    for option, value, modes in (
-        ("--stride", args.strides, SLIDING),
-        ("--first", args.first, SLIDING),
-        ("--histories", args.histories, ("cross",)),
-        ("--near", args.near, ("control",)),
-        ("--documents", None if args.documents == "trained" else True, ("chunk", *SLIDING[:2])),
+    for option, is_given, modes in (
+        ("--stride", args.strides is not None, SLIDING),
+        ("--first", args.first is not None, SLIDING),
+        ("--histories", args.histories != [], ("cross",)),
+        ("--near", args.near is not None, ("control",)),
+        ("--documents", args.documents != "trained", ("chunk", "strided", "cross")),
     ):
-        if value not in (None, []) and args.modes and not set(modes) & set(args.modes):
+        if is_given and args.modes and not set(modes) & set(args.modes):
             raise ValueError(
                 f"{option} changes nothing with --modes {' '.join(args.modes)}: leave it out, or "
                 f"add a mode that it is for ({', '.join(modes)})"
