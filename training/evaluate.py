@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from training.distributed import Processes
 
+IGNORE_INDEX = -100
+"""Target without a loss, as `cross_entropy` has it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -32,18 +35,17 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
     processes: Processes,
     autocast: Callable[[], AbstractContextManager],
-    ignore_index: int = -100,
 ) -> Evaluation:
     """Token-weighted mean loss of `model` over the batches of all processes.
+
+    Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
+    processes share the work beyond the rounding of the batches.
 
     Args:
         model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
         batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on any
-            device; as many on every process. Targets equal to ignore_index are not scored.
+            device; as many on every process. Targets of IGNORE_INDEX are not scored.
         autocast: makes the context for the forward pass.
-
-    Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
-    processes share the work beyond the rounding of the batches.
     """
     training = model.training
     model.eval()
@@ -54,7 +56,7 @@ def evaluate(
         )
         with autocast():
             loss = model(tokens, targets, doc_start=doc_start, reduction="sum")
-        total += torch.stack([loss.double(), (targets != ignore_index).sum().double()])
+        total += torch.stack([loss.double(), (targets != IGNORE_INDEX).sum().double()])
     model.train(training)
     loss_sum, n_tokens = processes.sum(total).tolist()
     return Evaluation(loss=loss_sum / n_tokens, tokens=int(n_tokens))
