@@ -94,7 +94,8 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
 # The bases of its own error are those of the HTTP client that this version of it uses, with which
 # lost connections are reported too; a name that cannot be one is a ValueError.
 _HUB_ERRORS: tuple[type[BaseException], ...] = (
-    *(OSError, ValueError),
+    OSError,
+    ValueError,
     *huggingface_hub.errors.HfHubHTTPError.__bases__,
 )
 

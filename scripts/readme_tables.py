@@ -176,12 +176,12 @@ def table4() -> str:
 
 def table4_answers() -> str:
     """What the models tell about each other, after more and after less training."""
-    tables = [_table4("hours"), _table4("minutes")]
     header = ["question", "model", "minus"]
     header += ["larger budget, as the paper evaluates", "larger budget, on identical tokens"]
     header += ["smaller budget, on identical tokens", "seeds of these"]
     of_more, of_less = (
-        {(row["label"], row["to_label"]): row for row in table["comparisons"]} for table in tables
+        {(row["label"], row["to_label"]): row for row in _table4(budget)["comparisons"]}
+        for budget in ("hours", "minutes")
     )
 
     def difference(row: dict[str, Any] | None, how: str) -> str:
