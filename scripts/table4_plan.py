@@ -61,7 +61,7 @@ class Job:
 
     @property
     def progress(self) -> Progress | None:
-        """Of its newest checkpoint, from which it would go on; None if it needs other runs yet."""
+        """Of its newest checkpoint, from which it would go on; None if there is none yet."""
         checkpoint = latest_checkpoint(self.folder)
         return None if checkpoint is None else read_progress(checkpoint)[0]
 
@@ -152,8 +152,8 @@ def make_jobs(
         overrides: key=value for all runs, last.
 
     Raises:
-        ValueError: there is no such model, a configuration is impossible, `overrides` sets what the
-            sweep does, or a folder holds a run with other settings.
+        ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
+            holds a run with other settings.
     """
     for name, value in (("seeds", seeds), ("gpus-per-run", gpus_per_run)):
         if value < 1:
@@ -164,11 +164,7 @@ def make_jobs(
             raise ValueError(
                 f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
             )
-    bound = [
-        name
-        for name in names
-        if name in MODELS and (MODELS[name].same_time_as is not None or MODELS[name].share != 1)
-    ]
+    bound = [n for n in names if MODELS[n].same_time_as is not None or MODELS[n].share != 1]
     if bound and any(override.startswith("optim.max_steps=") for override in overrides):
         raise ValueError(
             f"--set optim.max_steps with {', '.join(bound)}, whose steps follow from those or the "
@@ -260,11 +256,7 @@ def _needed_by(name: str) -> set[str]:
 
 def _with_needed(names: Sequence[str]) -> list[str]:
     """The models of `names` and those that they need, in the order of MODELS."""
-    wanted: set[str] = set()
-    for name in names:
-        if name not in MODELS:
-            raise ValueError(f"model {name!r} must be one of {', '.join(MODELS)}")
-        wanted |= {name} | _needed_by(name)
+    wanted = set(names).union(*map(_needed_by, names))
     return [name for name in MODELS if name in wanted]
 
 
