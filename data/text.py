@@ -64,7 +64,7 @@ class TrainBatches:
             consecutive_windows: Samples in a row that follow each other in the text.
 
         Raises:
-            ValueError: The stream has fewer tokens than consecutive windows need, and one.
+            ValueError: The stream has fewer than context_length * consecutive_windows + 1 tokens.
         """
         self.stream = stream
         self.context_length = context_length

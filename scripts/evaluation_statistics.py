@@ -27,8 +27,8 @@ _Z_975 = 1.959964
 class Estimate:
     """A mean and the interval that holds it with 95% confidence, nats.
 
-    NaN where nothing counts; low and high also where all is of fewer than LEAST_DOCUMENTS, or next
-    to all, which do not tell how others would differ.
+    NaN where nothing counts; low and high also where nearly all tokens are of fewer documents than
+    LEAST_DOCUMENTS, which do not tell how others would differ.
     """
 
     mean: float
