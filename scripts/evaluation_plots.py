@@ -76,7 +76,7 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
 
     A line is one model; where a history has several strides or document masks, one of these.
     """
-    loss, difference = _panels(any(row["difference"] for row in rows))
+    figure, loss, difference = _panels(any(row["difference"] for row in rows))
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
 
@@ -106,17 +106,17 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
             drawn = np.array([gap is not None for gap in gaps])
             known = [gap for gap in gaps if gap is not None]
             _error_bars(difference, histories[drawn], known, "nats", "interval", look)
-    _finish(loss, difference, "tokens that the model may see", rows[0]["label"])
-    for axes in loss.figure.axes:
+    _finish(figure, difference, "tokens that the model may see", rows[0]["label"])
+    for axes in figure.axes:
         axes.set_xticks(sorted({row["history"] for row in rows}))
         axes.margins(x=0.1)
-    return _figure(loss)
+    return figure
 
 
 def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
-    loss, difference = _panels(len(labels) > 1)
+    figure, loss, difference = _panels(len(labels) > 1)
     lines = []
     for label in labels:
         line = [row for row in rows if row["label"] == label]
@@ -126,10 +126,10 @@ def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
         if difference is not None:
             _band(difference, places, line, "difference", "difference_interval", look)
         lines.append(line)
-    _finish(loss, difference, x_label, labels[0])
+    _finish(figure, difference, x_label, labels[0])
     if difference is not None:
         _limit(difference, lines)
-    return _figure(loss)
+    return figure
 
 
 def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
@@ -170,31 +170,25 @@ PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
 }
 
 
-def _panels(two: bool) -> "tuple[Axes, Axes | None]":
+def _panels(two: bool) -> "tuple[Figure, Axes, Axes | None]":
+    """A figure with a panel for the loss, and one for its difference if there are two."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5) if two else (6.5, 4.5), layout="constrained")
     panels = figure.subplots(1, 1 + two, squeeze=False)[0]
-    return panels[0], panels[1] if two else None
+    panels[0].set_ylabel("loss, nats per token")
+    return figure, panels[0], panels[1] if two else None
 
 
-def _figure(axes: "Axes") -> "Figure":
-    from matplotlib.figure import Figure
-
-    assert isinstance(axes.figure, Figure)
-    return axes.figure
-
-
-def _finish(loss: "Axes", difference: "Axes | None", x_label: str, first: str) -> None:
+def _finish(figure: "Figure", difference: "Axes | None", x_label: str, first: str) -> None:
     """What the panels have in common."""
-    loss.set_ylabel("loss, nats per token")
-    handles, names = loss.get_legend_handles_labels()
+    handles, names = figure.axes[0].get_legend_handles_labels()
     columns = min(3, len(names))
-    _figure(loss).legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
     if difference is not None:
         difference.set_ylabel(f"difference to {first}, nats per token")
         difference.axhline(0, color="black", lw=0.8, zorder=1)
-    for axes in [loss] if difference is None else [loss, difference]:
+    for axes in figure.axes:
         _logarithmic(axes, x_label)
 
 
