@@ -105,10 +105,6 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
         for kind in ("chunk", "sliding")
     )
 
-    def by_position(label: str, other: str) -> Table:
-        table = _binned([strided[other], strided[label]])
-        return [row for row in table if row["label"] == label]
-
     return [
         {
             "label": label,
@@ -116,7 +112,7 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
             "chunk": _difference(chunk[label], chunk[other]),
             "strided": _difference(strided[label], strided[other]),
             "parts": _parts(strided[label], strided[other], last_at_start),
-            "document_position": by_position(label, other),
+            "document_position": _by_bin(strided[label], strided[other]),
         }
         for label, other in pairs
         if label in strided and other in strided
@@ -324,28 +320,30 @@ def _interval(of: Estimate) -> list[float | None]:
 
 
 def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums: sums) -> Table:
-    """Mean loss of each model in each bin, and what separates it from the first.
+    """Every model in every bin, next to the first."""
+    return [cell for row in rows for cell in _by_bin(row, rows[0], bins)]
 
-    The difference is None where the first has no token in that bin.
-    """
-    table = []
-    for row in rows:
-        sums = bins(row.mean)
-        means, gaps = estimate(sums), _gaps(row, rows[0], bins)
-        for number, count in enumerate(sums.tokens.sum(axis=0).tolist()):
-            if count:
-                gap = gaps[number].both
-                table.append(
-                    {
-                        "label": row.label,
-                        "history": row.scoring.history,
-                        "bin": number,
-                        "range": bin_name(number),
-                        "tokens": count,
-                        "nats": means[number].mean,
-                        "interval": _interval(means[number]),
-                        "difference": None if math.isnan(gap.mean) else gap.mean,
-                        "difference_interval": _interval(gap),
-                    }
-                )
-    return table
+
+def _by_bin(
+    row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums] = lambda sums: sums
+) -> Table:
+    """Mean loss in each bin with a token, and row - versus; None where versus has no token."""
+    sums = bins(row.mean)
+    means, gaps = estimate(sums), _gaps(row, versus, bins)
+    return [
+        {
+            "label": row.label,
+            "history": row.scoring.history,
+            "bin": number,
+            "range": bin_name(number),
+            "tokens": count,
+            "nats": mean.mean,
+            "interval": _interval(mean),
+            "difference": None if math.isnan(gap.both.mean) else gap.both.mean,
+            "difference_interval": _interval(gap.both),
+        }
+        for number, (count, mean, gap) in enumerate(
+            zip(sums.tokens.sum(axis=0).tolist(), means, gaps, strict=True)
+        )
+        if count
+    ]
