@@ -284,18 +284,18 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
     if shared:
         row, versus = _of_seeds(row, shared), _of_seeds(versus, shared)
     documents = estimate(bins(row.mean), bins(versus.mean))
-    ours, theirs = (_means(of, bins) for of in (row, versus))
+    means = _means(row, bins), _means(versus, bins)
     gaps = []
     for number, of_documents in enumerate(documents):
-        a, b = ([m.get(number, math.nan) for m in of] for of in (theirs, ours))
+        ours, theirs = ([m.get(number, math.nan) for m in of] for of in means)
         if row.label == versus.label:
             half_width = None  # the same weights scored twice: documents say it all
         elif shared:
-            half_width = paired_half_width([y - x for x, y in zip(a, b, strict=True)])
+            half_width = paired_half_width([a - b for a, b in zip(ours, theirs, strict=True)])
         else:
-            half_width = seed_half_width(a, b)
+            half_width = seed_half_width(ours, theirs)
         both = widen(of_documents, half_width)
-        gaps.append(_Gap(of_documents, min(len(a), len(b)), half_width, both))
+        gaps.append(_Gap(of_documents, min(len(ours), len(theirs)), half_width, both))
     return gaps
 
 
