@@ -135,11 +135,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
     )
-    prompt.add_argument(
+    source.add_argument(
         "--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, to its last byte"
     )
     parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: 200)")
@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     prompts = args.prompt or [""]
     for prompt in prompts:
+        # as Python decodes what is no UTF-8 on a command line
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise ValueError(f"--prompt={prompt!r} is not UTF-8: take --prompt-file for other text")
     if args.prompt_file is not None:
