@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.command_line import help_if_asked
 from scripts.markdown import markdown_table, with_interval
-from scripts.table4_comparisons import ASKS
+from scripts.table4_comparisons import PAIRS, QUESTION_OF
 
 README = Path("README.md")
 RESULTS = Path("docs/results")
@@ -191,13 +191,13 @@ def table4_answers() -> str:
         header,
         [
             [
-                *(asks, *pair),
+                *(QUESTION_OF[pair].asks, *pair),
                 difference(of_more.get(pair), "chunk"),
                 difference(of_more.get(pair), "strided"),
                 difference(of_less.get(pair), "strided"),
                 str(of_less[pair]["strided"]["seeds"]) if pair in of_less else "",
             ]
-            for pair, asks in ASKS.items()
+            for pair in PAIRS
             if pair in of_more or pair in of_less
         ],
     )

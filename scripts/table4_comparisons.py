@@ -79,8 +79,8 @@ QUESTIONS = (
     ),
 )
 
-ASKS = {pair: question.asks for question in QUESTIONS for pair in question.pairs}
-PAIRS = tuple(ASKS)
+PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
+QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pairs}
 
 
 def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
@@ -99,7 +99,7 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
         ],
         [
             [
-                ASKS[row["label"], row["to_label"]],
+                QUESTION_OF[row["label"], row["to_label"]].asks,
                 row["label"],
                 row["to_label"],
                 str(row["strided"]["seeds"]),
@@ -116,10 +116,9 @@ def comparisons_table(comparisons: Iterable[dict[str, Any]]) -> str:
 
 def draw_positions(comparisons: Iterable[dict[str, Any]], out: Path) -> None:
     """Draw the differences by position in the document; a picture of others must not stay."""
-    panel_of = {pair: question.panel for question in QUESTIONS for pair in question.pairs}
     panels: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in comparisons:
-        panel = panel_of[row["label"], row["to_label"]]
+        panel = QUESTION_OF[row["label"], row["to_label"]].panel
         if panel is not None:
             name = f"{row['label']} minus {row['to_label']}"
             panels.setdefault(panel, {})[name] = row["document_position"]
