@@ -30,11 +30,15 @@ class Plan:
     """Whether a token sees what stands before its document; None means as in training."""
 
     def check_lengths(self, contexts: Sequence[int]) -> None:
-        """Refuse histories and strides that fit into none of these contexts, nor into `first`.
+        """Refuse lengths that cannot be, or that fit into none of these contexts, nor into `first`.
 
         Raises:
-            ValueError: names the option, and what it may be at most.
+            ValueError: names the option, and what it may be.
         """
+        # from 0 on, windows that slide by their length would be those of chunk
+        for option, length, least in (("--first", self.first, 1), ("--near", self.near, 0)):
+            if length is not None and length < least:
+                raise ValueError(f"{option}={length} must be at least {least}")
         longest = max(*contexts, self.first or 0)
         for option, values in (("--histories", self.histories), ("--stride", self.strides or ())):
             for value in values:

@@ -135,6 +135,9 @@ def test_options_that_no_run_can_use_are_refused(train, result_of):
     for option, value in (("--histories", 33), ("--histories", 0), ("--stride", 33)):
         with pytest.raises(ValueError, match=f"^{option}={value} must be from 1 to .*, 32 tokens"):
             result_of(folder, option, 8, value)
+    for option, value, least in (("--first", 0, 1), ("--near", -1, 0)):
+        with pytest.raises(ValueError, match=f"^{option}={value} must be at least {least}$"):
+            result_of(folder, option, value)
     with pytest.raises(ValueError, match="^--documents changes nothing with --modes control"):
         result_of(folder, "--modes", "control", "--documents", "masked")
     # together with a longer one, a run is scored by what it can be
