@@ -28,8 +28,9 @@ def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray |
     if not path.exists():
         return None
     origin = _origin(run, stream)
+    content = io.BytesIO(path.read_bytes())
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        with np.load(content, allow_pickle=False) as saved:
             if str(saved["origin"]) != origin:
                 return None
             losses = saved["losses"]

@@ -26,7 +26,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """exp(loss), infinite where that is no float."""
-        return math.exp(self.loss) if self.loss < 709 else math.inf
+        return math.inf if self.loss > 709 else math.exp(self.loss)  # NaN stays NaN
 
 
 @torch.no_grad()

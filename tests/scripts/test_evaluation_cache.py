@@ -1,13 +1,14 @@
 """Losses that are kept in the folder of a run."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from data.shards import TokenStream
 from data.windows import Scoring
+from model import ModelConfig
 from scripts.evaluation_cache import read_losses, write_losses
 
 
@@ -28,6 +29,7 @@ def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_
         opened("run", step=4),
         opened("run", gpu_hours=0.6),  # trained once more, to the same step
         opened("run", "run.dtype=bfloat16"),
+        opened("run", "model.rope_scaling=2"),
     ):
         assert read_losses(other, stream, scoring) is None
     elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)
@@ -38,6 +40,25 @@ def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_
     assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None
 
 
+def test_a_new_field_of_the_model_has_its_default_in_losses_that_are_kept(
+    opened, corpus, monkeypatch
+):
+    @dataclass(frozen=True, kw_only=True)
+    class Later(ModelConfig):
+        novelty: str = "none"
+
+    def later(**fields):
+        model = Later(**vars(run.config.model), **fields)
+        return replace(run, config=replace(run.config, model=model))
+
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    write_losses(run, stream, scoring, np.zeros(len(stream), dtype=np.float32))
+    monkeypatch.setattr("scripts.evaluation_cache.ModelConfig", Later)
+    assert read_losses(later(), stream, scoring) is not None
+    assert read_losses(later(novelty="some"), stream, scoring) is None
+
+
 @pytest.mark.parametrize("length", [0, 10, 300, -5])
 def test_damaged_files_are_named(opened, corpus, length):
     stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
@@ -46,4 +67,16 @@ def test_damaged_files_are_named(opened, corpus, length):
     (path,) = (run.folder / "scores").rglob("*.npz")
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match=r"h8_s8_f0\.npz is damaged \(.*\): copy it again, or"):
+        read_losses(run, stream, scoring)
+
+
+def test_a_file_that_cannot_be_read_is_no_damaged_one(opened, corpus, monkeypatch):
+    def too_many(_):
+        raise OSError(24, "Too many open files")
+
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    write_losses(run, stream, scoring, np.zeros(len(stream), dtype=np.float32))
+    monkeypatch.setattr("pathlib.Path.read_bytes", too_many)
+    with pytest.raises(OSError, match="Too many open files"):
         read_losses(run, stream, scoring)

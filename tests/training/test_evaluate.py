@@ -1,11 +1,14 @@
 import math
 from contextlib import nullcontext
+from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
 from training.distributed import Processes
-from training.evaluate import evaluate
+from training.evaluate import Evaluation, evaluate
+from training.precision import autocast
 
 ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 
@@ -34,3 +37,47 @@ def test_weighs_tokens_not_batches():
     assert result.loss == (1 + 2 + 3 + 10) / 4
     assert result.perplexity == math.exp(4.0)
     assert model.seen_training == [False, False] and model.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_model_is_restored(training):
+    model = Constant().train(training)
+    batch = torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[1, 2, 3]]), None
+    evaluate(model, [batch], ALONE, nullcontext)
+    assert model.seen_training == [False] and model.training is training
+
+
+class Spy(nn.Module):
+    """A model that keeps what it is called with, and in which state of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def forward(self, tokens, targets, *, doc_start, reduction):
+        cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        self.calls.append((doc_start, torch.is_grad_enabled(), cast))
+        return targets.sum().float()
+
+
+def test_documents_and_autocast_reach_the_model_and_gradients_do_not():
+    model, tokens = Spy(), torch.zeros(1, 3, dtype=torch.int64)
+    doc_start = torch.tensor([[0, 1, 1]], dtype=torch.int32)
+    batches = [(tokens, tokens, doc_start), (tokens, tokens, None)]
+    evaluate(model, batches, ALONE, partial(autocast, "bfloat16", torch.device("cpu")))
+    (masked, *first), (packed, *second) = model.calls
+    assert torch.equal(masked, doc_start) and packed is None
+    assert first == second == [False, torch.bfloat16]
+
+
+def test_batches_are_added_up_in_double_precision():
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    batches = [(tokens, torch.tensor([targets]), None) for targets in ([2**24, 0], [1, 0], [1, 0])]
+    result = evaluate(Constant(), batches, ALONE, nullcontext)
+    assert result.loss == (2**24 + 2) / 6  # in single precision 2^24 + 1 is 2^24
+
+
+def test_a_perplexity_that_is_no_float_is_infinite():
+    assert Evaluation(loss=700.0, tokens=1).perplexity == math.exp(700)
+    assert Evaluation(loss=800.0, tokens=1).perplexity == math.inf
+    assert math.isnan(Evaluation(loss=math.nan, tokens=1).perplexity)
