@@ -68,6 +68,34 @@ def test_validation_batches_say_where_documents_start(make_shards):
     assert batch.doc_start[: len(expected)].tolist() == expected
 
 
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_every_validation_batch_says_where_documents_start(make_shards, batch_size, world_size):
+    documents = [[1], [2, 3, 4, 5], [], [6] * 9, [8, 9], [10, 11, 12], [13] * 7]
+    stream = TokenStream(make_shards(documents), "train")
+    options = {"world_size": world_size, "document_mask": True}
+    checked = 0
+    for rank in range(world_size):
+        batches = ValidationBatches(stream, 5, batch_size, rank=rank, **options)
+        for number, batch in enumerate(batches):
+            for row, doc_start in enumerate(batch.doc_start.tolist()):
+                start = 5 * ((number * world_size + rank) * batch_size + row)
+                if start + 5 < len(stream):
+                    assert doc_start == brute_force_doc_start(stream, start, 5)
+                    checked += any(doc_start)
+    assert checked > 2
+
+
+def test_consecutive_windows_say_where_documents_start(make_shards):
+    documents = [[1], [2, 3, 4, 5, 6, 7, 8, 9], [], [10, 11], [12] * 9, [13], [14, 15], [16] * 5]
+    stream = TokenStream(make_shards(documents, shard_tokens=10), "train")
+    batches = TrainBatches(stream, 4, seed=3, document_mask=True, consecutive_windows=3)
+    n = batches.sampler.windows_per_epoch
+    starts = [s + 4 * part for s in batches.sampler.position(range(n)) for part in range(3)]
+    expected = [brute_force_doc_start(stream, start, 4) for start in starts]
+    assert batches.batch(0, 3 * n).doc_start.tolist() == expected
+    assert any(any(row) for row in expected[1::3] + expected[2::3])
+
+
 def test_consecutive_windows_are_a_longer_context_cut_up(stream):
     long = TrainBatches(stream, context_length=12, seed=3)
     short = TrainBatches(stream, context_length=4, seed=3, consecutive_windows=3)
@@ -117,5 +145,9 @@ def test_validation_refuses_what_cannot_be_scored(make_shards):
     stream = TokenStream(stream.path, "train")
     with pytest.raises(ValueError, match="rank=1"):
         ValidationBatches(stream, 4, 1, rank=1, world_size=1)
+    with pytest.raises(ValueError, match=r"rank=-1 must lie in \[0, world_size=2\)"):
+        ValidationBatches(stream, 4, 1, rank=-1, world_size=2)
     with pytest.raises(ValueError, match="batch_size=0"):
         ValidationBatches(stream, 4, 0)
+    with pytest.raises(ValueError, match="context_length=0"):
+        ValidationBatches(stream, 0, 1)

@@ -86,6 +86,8 @@ def test_refusals() -> None:
         cache.append(0, k.double(), v.double())
     with pytest.raises(ValueError, match=r"keys with gradients.*torch.no_grad"):
         cache.append(0, k.requires_grad_(), v)
+    with pytest.raises(ValueError, match=r"keys with gradients.*torch.no_grad"):
+        cache.append(0, k.detach(), v.requires_grad_())
     assert cache.length == 3
 
 

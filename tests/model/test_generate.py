@@ -269,7 +269,7 @@ def test_the_nucleus_is_as_small_as_it_can_be() -> None:
         return probabilities(logits, top_p=top_p)[0].nonzero()[:, 0].tolist()
 
     assert kept(1e-9) == [1]
-    assert kept(0.4999) == [1]
+    assert kept(0.4999) == kept(0.5) == [1]  # that is p already
     assert kept(0.5001) == kept(0.7499) == [1, 2]
     assert len(kept(0.7501)) == 3
     assert kept(0.9) == kept(1.0) == [0, 1, 2, 3]
@@ -291,6 +291,12 @@ def test_a_broken_model_draws_nothing(temperature: float, prompt: torch.Tensor) 
     model = make_model()
     with torch.no_grad():
         model.tok_emb.weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        generate(model, prompt, 2, temperature=temperature)
+    with torch.no_grad():
+        model.tok_emb.weight.fill_(1.0)
+        model.ln_f.bias.fill_(1e30)
+        model.tok_emb.weight[7] = 1e10  # no token of the prompt
     with pytest.raises(FloatingPointError, match="logits are not finite"):
         generate(model, prompt, 2, temperature=temperature)
 
@@ -359,6 +365,7 @@ def test_nothing_to_add(prompt: torch.Tensor) -> None:
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"temperature": -0.5}, "temperature=-0.5"),
         ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf")}, "temperature=inf"),
         ({"top_k": 0}, "top_k=0.*model.vocab_size=61"),
         ({"top_k": VOCAB + 1}, "top_k=62.*model.vocab_size=61"),
         ({"top_p": 0.0}, "top_p=0.0 is a probability above 0"),

@@ -153,6 +153,7 @@ def test_defaults_are_those_of_transformers(make_gpt2):
         ({"add_cross_attention": True}, "add_cross_attention=True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ({"n_inner": 64}, r"n_inner=64.*4 \* n_embd=128"),
+        ({"n_inner": 256}, r"n_inner=256.*4 \* n_embd=128"),
         ({"resid_pdrop": 0.2}, "embd_pdrop=0.1 and resid_pdrop=0.2.*one rate for both"),
         ({"attn_pdrop": "no"}, "attn_pdrop='no', which must be a rate"),
         ({"attn_pdrop": 1.0}, "model.attention_dropout=1.0 is a rate"),
@@ -198,3 +199,5 @@ def test_weight_too_large_for_the_dtype():
     state_to_hf(state, CONFIG, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"ln_f.weight reaches 1e\+05, and torch.float16 ends at"):
         state_to_hf(state, CONFIG, dtype=torch.float16)
+    state["ln_f.weight"][3] = -torch.inf  # no dtype is too narrow for that
+    assert state_to_hf(state, CONFIG, dtype=torch.float16)["transformer.ln_f.weight"][3].isinf()

@@ -69,6 +69,8 @@ def test_other_plans():
     assert Plan(modes=("chunk", "cross"), strides=(512,)).scorings(256, (256,)) == [
         Scoring(history=256, stride=256)
     ]
+    side_by_side = Plan(modes=("strided",), strides=(256,))  # a stride may be all of a context
+    assert [scoring.name for scoring in side_by_side.scorings(256, (256,))] == ["h256_s256_f256"]
 
 
 @pytest.mark.parametrize("history", [1, 2, 7, 8, 9, 15, 16, 100, 1000])
@@ -128,6 +130,18 @@ def test_nothing_is_left_out_without_a_word(
     assert {row["label"] for row in result["control" if mode == "control" else "strided"]} == {
         "other"
     }
+
+
+def test_why_not_even_the_longest_context_has_a_control(opened):
+    configs = [opened(f"h{n}", f"model.context_length={n}").config for n in (64, 128, 32)]
+    plan = Plan(modes=("control",), near=96)
+    why = "--near=96 leaves nothing distant in windows of 128 tokens that slide by 32: take a --nea"
+    assert plan.left_out(configs)["control"].startswith(why)
+    assert replace(plan, near=95).left_out(configs) == {}
+    longest_masked = replace(configs[1], data=replace(configs[1].data, document_mask=True))
+    why = "--near=95 leaves nothing distant in windows of 64 tokens that slide by 16: take a --near"
+    configs = [configs[0], longest_masked, configs[2]]
+    assert replace(plan, near=95).left_out(configs)["control"].startswith(why)
 
 
 def test_options_that_no_run_can_use_are_refused(train, result_of):

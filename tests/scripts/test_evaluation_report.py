@@ -49,6 +49,12 @@ def test_losses_are_those_of_the_tables(result):
             f"{spread:.4f}",
         ]
     assert {cells[-1] for cells in table[1:]} == {"0.0020"}
+    result["strided"][0]["nats_of_seeds"] = [3.25, 3.0, 3.125]
+    result["strided"][1]["nats_of_seeds"] = [3.25]  # a single one is no distance apart
+    table = sections(markdown(result))["On identical tokens"]
+    assert [cells[-1] for cells in table[1:3]] == ["0.2500", "-"]
+    to = "Differences are to short with 16 tokens of history, documents alike"
+    assert markdown(result).count(to) == 2
     chunk = sections(markdown(result))["As the paper evaluates"]
     assert [cells[:2] for cells in chunk[1:]] == [[SHORT, "16"]] * 2 + [[LONG, "64"]] * 2
     assert [cells[4].split()[0] for cells in chunk[1:]] == [
@@ -67,6 +73,8 @@ def test_what_was_scored_and_trained(result):
         [label, "3", str(n), "learned", "dense", "packed", "66,000", "2,000", "1.50"]
         for label, n in CONTEXTS.items()
     ]
+    result["runs"][2]["gpu_hours"] = 3.0  # of three seeds one took twice the time
+    assert sections(markdown(result))["What was scored"][1][-1] == "2.00"
     result["runs"][1]["tokens_per_s"] = None
     assert sections(markdown(result))["What was scored"][1][-2] == "-"
 
@@ -132,6 +140,7 @@ def test_without_sliding_windows_the_paper_s_are_compared(corpus, tmp_path_facto
     )
     assert start in text
     assert "when long may see" not in text and "documents masked" not in text
+    assert "Compared over one seed" not in text
     result["as_trained_chunk"] = []
     assert "- **long against short**: not scored in the same way." in markdown(result)
 
@@ -142,6 +151,22 @@ def test_one_seed_is_told_of_the_comparison_that_is_made(corpus, tmp_path_factor
     text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1))
     assert "- **long against short**, as the paper evaluates" in text
     assert "Compared over one seed: long." in text
+
+
+def test_histories_that_are_not_the_contexts_are_told(corpus, tmp_path_factory):
+    plan = Plan(modes=("cross",), strides=(4,), histories=(8, 32))
+    text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1))
+    assert "- **long against short**, with 32 against 8 tokens of history, on" in text
+
+
+def test_models_of_one_context_are_compared_with_no_shorter_history(
+    corpus, tmp_path_factory, monkeypatch
+):
+    monkeypatch.setitem(CONTEXTS, SHORT, CONTEXTS[LONG])
+    plan = Plan(modes=("strided", "cross"), strides=(8,))
+    text = markdown(evaluate(corpus, tmp_path_factory, plan, seeds=1, shift=-0.1))
+    (line,) = [x for x in text.splitlines() if x.startswith("- **")]
+    assert "0.1000 nats lower (0.1000 to 0.1000); perplexity" in line and "may see" not in line
 
 
 @pytest.mark.parametrize("documents", [None, (False, True), (True,)], ids=str)
@@ -248,6 +273,8 @@ def test_bins(result):
             assert difference.split(" (")[0] == (f"{long['difference']:z.4f}" if known else "-")
     lines = {cells[0]: cells for cells in found["By position in the chunk"]}
     assert lines["32 to 63"][2:] == ["", "-"]  # the shorter model has no such position
+    for title in ("By position in the document", "By length of the document"):
+        assert not any("/" in scored for _, scored, *_ in found[title])  # the same for all models
     several = [rows["tokens"] for rows in result["chunk_position"] if rows["range"] == "8 to 15"]
     assert lines["8 to 15"][1] == " / ".join(f"{count:,}" for count in several)
 

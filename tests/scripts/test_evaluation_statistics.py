@@ -9,6 +9,7 @@ import pytest
 from scripts.evaluation_statistics import (
     LEAST_DOCUMENTS,
     Estimate,
+    _t_975,
     estimate,
     paired_half_width,
     seed_half_width,
@@ -156,6 +157,32 @@ def test_fewer_documents_have_a_mean_and_no_interval(n):
     assert (math.isnan(both.low), math.isnan(both.high)) == (missing, missing)
 
 
+def test_documents_that_would_tell_as_much_are_rounded():
+    for long, enough in ((3, True), (5, False)):  # as 4.84 and as 4.12 of equal length
+        lengths = [long] + [2] * 4
+        assert round(sum(lengths) ** 2 / sum(n**2 for n in lengths)) == (5 if enough else 4)
+        (got,) = estimate(sums_of(np.arange(float(sum(lengths))), lengths))
+        assert math.isfinite(got.low) == math.isfinite(got.high) == enough
+
+
+def test_documents_of_a_difference_are_those_that_both_have():
+    values = np.arange(16.0)
+    lengths = [2] * 8
+    lacking = np.where(np.arange(16) < 8, np.nan, values)  # the first four documents
+    for mine, theirs in ((values, lacking), (lacking, values)):
+        (got,) = estimate(sums_of(mine, lengths), sums_of(theirs, lengths))
+        assert math.isfinite(got.mean) and math.isnan(got.low) and math.isnan(got.high)
+    early = np.where(np.arange(16) < 12, values, np.nan)  # six documents, with six others
+    late = np.where(np.arange(16) < 4, np.nan, values)  # it shares four
+    (got,) = estimate(sums_of(early, lengths), sums_of(late, lengths))
+    assert got.mean == pytest.approx(5.5 - 9.5) and math.isnan(got.low)
+    # of the same documents, those count whose tokens are the more uneven
+    even, uneven = sums_of(np.arange(12.0), [2] * 6), sums_of(np.arange(35.0), [30, *[1] * 5])
+    for mine, theirs in ((even, uneven), (uneven, even)):
+        (got,) = estimate(mine, theirs)
+        assert math.isfinite(got.mean) and math.isnan(got.low)
+
+
 def test_documents_are_counted_bin_by_bin():
     """The first bin holds a token of all but one document, the second of each."""
     bins = np.array([0, 1] * (LEAST_DOCUMENTS - 1) + [1])
@@ -238,6 +265,15 @@ def test_points_of_student(freedom):
     density = scale * (1 + t**2 / freedom) ** (-n / 2)
     area = (density[1:] + density[:-1]).sum() / 2 * (t[1] - t[0])
     assert area == pytest.approx(0.475, abs=2e-5 if freedom < 11 else 1e-4)
+
+
+def test_points_of_student_between_whole_numbers_lie_no_further_in():
+    grid = np.linspace(1, 30, 291)
+    points = [_t_975(float(freedom)) for freedom in grid]
+    assert points == sorted(points, reverse=True)
+    for freedom, point in zip(grid, points, strict=True):
+        if freedom < 11:
+            assert point == _t_975(int(freedom))
 
 
 def test_seeds_widen_the_interval_around_its_mean():

@@ -1,5 +1,8 @@
 """Losses added up by document and bin, and the files that keep them."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,12 +11,15 @@ from data.shards import TokenStream
 from data.tokenizer import load_tokenizer
 from data.windows import Scoring
 from scripts.evaluation_sums import (
+    Corpus,
+    Text,
     add_up,
     bin_name,
     describe_corpus,
     describe_text,
     log_bins,
     read_scored,
+    sha256_of,
     well_seen,
     write_scored,
 )
@@ -63,6 +69,33 @@ def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
     np.testing.assert_array_equal(sums.tokens, tokens)
     assert sums.n_bytes == n_bytes
     assert sums.tokens.sum() < len(stream)
+
+
+@pytest.mark.parametrize("length", [64, 65, 66])
+def test_the_last_bin_is_that_of_the_last_token(length):
+    """Where it is one too few, the last token of a document counts for the next one."""
+    n = 3 * length
+    lengths = np.full(3, length)
+    text = Text(
+        name="x", sha256="", counted="", tokens=n, text_bytes=n, document_lengths=lengths
+    )  # fmt: skip
+    corpus = Corpus(
+        stream=None,
+        text=text,
+        document=np.repeat(np.arange(3), length),
+        history=np.tile(np.arange(length), 3),
+        n_bytes=np.ones(n, dtype=np.int64),
+        well_seen=np.ones(n, dtype=bool),
+    )
+    losses = np.repeat([1.0, 2.0, 4.0], length).astype(np.float32)
+    expected = np.bincount(log_bins(np.arange(length)))
+    sliding = add_up(losses, Scoring(history=8, stride=1, first=8), corpus)
+    assert sliding.tokens.tolist() == [expected.tolist()] * 3
+    assert sliding.nats.tolist() == [(expected * mean).tolist() for mean in (1, 2, 4)]
+    losses[0] = np.nan
+    chunk = add_up(losses, Scoring(history=length, stride=length), corpus)
+    assert chunk.tokens.sum(axis=0).tolist() == (3 * expected - np.eye(len(expected))[-1]).tolist()
+    assert chunk.nats.sum(axis=1).tolist() == [length - 1, 2 * length, 4 * length]
 
 
 def test_tokens_that_count_are_well_seen_in_every_sliding_window(stream):
@@ -137,8 +170,22 @@ def test_the_same_text_has_the_same_facts(stream, other_corpus):
     coarse = Scoring(history=32, stride=16, first=64)
     assert describe_text(stream, [LONG, SHORT])[0].counted == text.counted
     assert describe_text(stream, [LONG, coarse])[0].counted != text.counted
+    later = replace(coarse, first=65)  # as many tokens, but others
+    kept = [describe_text(stream, [scoring]) for scoring in (coarse, later)]
+    assert kept[0][1].sum() == kept[1][1].sum() and kept[0][0].counted != kept[1][0].counted
     other, _ = describe_text(TokenStream(other_corpus, "val"), [SHORT, LONG])
     assert other.sha256 != text.sha256
+
+
+def test_the_hash_of_a_split_is_of_all_its_shards():
+    def stream_of(*hashes):
+        shards = [SimpleNamespace(sha256=name) for name in hashes]
+        return SimpleNamespace(info=SimpleNamespace(shards=shards))
+
+    assert sha256_of(stream_of("a", "b")) == sha256_of(stream_of("a", "b"))
+    others = [("a",), ("a", "c"), ("c", "b"), ("b", "a"), ("a", "b", "c")]
+    hashes = [sha256_of(stream_of(*some)) for some in [("a", "b"), *others]]
+    assert len(set(hashes)) == len(hashes)
 
 
 def test_bins_at_powers_of_two():

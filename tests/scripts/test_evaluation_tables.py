@@ -171,7 +171,7 @@ def test_bins_of_positions_in_the_window_and_in_the_document(scored, stream, bas
 def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, stream, base):
     masked = {"document_mask": True}
     shape = {"history": 64, "stride": 8, "first": 64}
-    finer = Scoring(history=64, stride=4, first=64)
+    finer = Scoring(history=64, stride=2, first=64)
     chunk_masked = Scoring(history=64, stride=64, **masked)
     packed = scored(
         "packed",
@@ -195,7 +195,7 @@ def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, st
         document_mask=True,
     )
     result = tables_of([packed, alone], stream)
-    for table, strides, gap in (("as_trained", [4, 8], 5), ("as_trained_chunk", [64, 64], 4)):
+    for table, strides, gap in (("as_trained", [2, 8], 5), ("as_trained_chunk", [64, 64], 4)):
         assert [row["label"] for row in result[table]] == ["packed", "alone"]
         assert [row["stride"] for row in result[table]] == strides
         assert [row["document_mask"] for row in result[table]] == [False, True]

@@ -1,4 +1,6 @@
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,6 +70,15 @@ def test_half_precision(gpt2_folder, imported, tmp_path, dtype):
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == dtype
 
 
+def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatch):
+    run = open_run(imported)
+    other = SimpleNamespace(eot_id=7, to_json=run.tokenizer.to_json)  # GPT-2's is its last
+    monkeypatch.setattr(export_gpt2, "open_run", lambda _: replace(run, tokenizer=other))
+    export_gpt2.main([str(imported), str(tmp_path / "hf")])
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (7, 7)
+
+
 def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monkeypatch):
     def disk_full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -90,6 +101,9 @@ def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monke
 def test_refusals(imported, tmp_path):
     with pytest.raises(ValueError, match="already holds something: choose a folder that does not"):
         export_gpt2.main([str(imported), str(imported)])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file already holds something: choose a folder that does"):
+        export_gpt2.main([str(imported), str(tmp_path / "file")])
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
         export_gpt2.main([str(tmp_path), str(tmp_path / "hf")])
 

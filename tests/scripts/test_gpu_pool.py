@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -44,6 +45,52 @@ def test_each_sees_its_own_gpus(task, tmp_path):
     assert run_tasks(tasks, [["4", "5"], ["7"]], lambda _: None) == []
     seen = [(tmp_path / f"{name}.log").read_text().strip() for name in "abc"]
     assert seen[:2] == ["4,5", "7"] and seen[2] in ("4,5", "7")
+
+
+def test_earlier_tasks_start_first(task):
+    said = []
+    tasks = [task(name, "") for name in "cab"]
+    assert run_tasks(tasks, [[]], said.append) == []
+    assert [line.partition(":")[0] for line in said if "started" in line] == ["c", "a", "b"]
+
+
+def test_a_gpu_goes_to_the_next_task_once_it_is_free(task, tmp_path):
+    show = "import os, pathlib, time; print(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    last = f"pathlib.Path({str(tmp_path / 'last')!r})"
+    wait = (
+        f"end = time.time() + 60\nwhile not {last}.exists() and time.time() < end: time.sleep(.01)"
+    )
+    tasks = [task("a", show + wait), task("b", show), task("c", show)]
+    tasks.append(task("d", f"{show}{last}.touch()"))
+    assert run_tasks(tasks, [["4"], ["7"]], lambda _: None) == []
+    seen = [(tmp_path / f"{name}.log").read_text().strip() for name in "abcd"]
+    assert seen == ["4", "7", "7", "7"]
+
+
+def test_a_command_that_fails_or_is_killed_is_the_last_of_its_task(tmp_path):
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    log = tmp_path / "x.log"
+    for code, end in (("raise SystemExit(3)", 3), (killed, -signal.SIGKILL)):
+        commands = [[sys.executable, "-c", each] for each in (code, "print('went on')")]
+        said = []
+        x = Task(name="x", needs=frozenset(), commands=lambda _, lines=commands: lines, log=log)
+        assert run_tasks([x], [[]], said.append) == ["x"]
+        assert said[-1] == f"x: FAILED: exit code {end}, see {log}"
+        assert "went on" not in log.read_text()
+
+
+def test_logs_of_earlier_attempts_stay(task, tmp_path):
+    for word in ("once", "again"):
+        assert run_tasks([task("x", f"print('{word}')")], [[]], lambda _: None) == []
+    assert (tmp_path / "x.log").read_text() == "once\nagain\n"
+
+
+def test_signals_are_handled_as_before_in_the_end(task):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    run_tasks([task("x", "")], [[]], lambda _: None)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    with ThreadPoolExecutor(1) as threads:  # signals are the main thread's
+        assert threads.submit(run_tasks, [task("y", "")], [[]], lambda _: None).result() == []
 
 
 def test_failure_stops_only_what_needs_it(task, tmp_path):
@@ -100,7 +147,8 @@ def test_torchrun_for_several_gpus():
     ]  # fmt: skip
 
 
-def test_stopping_us_stops_the_children(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_us_stops_the_children(tmp_path, number):
     pid = tmp_path / "pid"
     child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     program = f"""
@@ -117,8 +165,8 @@ run_tasks([Task(name="x", needs=frozenset(), commands=lambda n: [command],
     deadline = time.monotonic() + 60
     while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 128 + number
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 

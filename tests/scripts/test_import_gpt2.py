@@ -115,8 +115,10 @@ def test_tokenizer_from_elsewhere(gpt2_folder, folder, out, tmp_path):
 
 def test_run_is_not_overwritten(gpt2_folder, out):
     import_to(out, gpt2_folder)
+    before = (out / RUN_CONFIG).read_bytes()
     with pytest.raises(ValueError, match="already has step_00000000: choose another folder"):
-        import_to(out, gpt2_folder)
+        import_to(out, gpt2_folder, "--data", "elsewhere")
+    assert (out / RUN_CONFIG).read_bytes() == before
 
 
 @pytest.mark.parametrize(

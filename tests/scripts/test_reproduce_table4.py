@@ -4,11 +4,15 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from configs import load_config
+from data.prepare import prepare
 from data.shards import TokenStream
+from data.sources import open_source
 from scripts import gpu_pool, reproduce_table4
 from scripts.evaluation_sums import read_scored, write_scored
 from scripts.table4_report import markdown
@@ -132,6 +136,15 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     }  # fmt: skip
 
 
+def test_what_is_finished_here_can_be_started_from(tiny):
+    names = ("--models", "short", "short_then_long", "--seeds", "1", "--only")
+    tiny(*names, "short_seed1")
+    out, ran = tiny(*names, "short_then_long_seed1")
+    assert [word for words in ran for word in words if word.startswith("run.out_dir")] == [
+        f"run.out_dir={out / 'short_then_long_seed1'}"
+    ]
+
+
 def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpus, capsys):
     names = ["--models", "short", "long", "short_then_long", "--seeds"]
     out, _ = tiny(*names, "1")
@@ -203,6 +216,45 @@ def test_times_are_of_one_machine(tiny, corpus):
     assert trained(ran) == ["long_from_short_seed1", "long_seed1", "short_seed1"]
 
 
+def test_a_run_that_was_begun_anew_is_trained_to_its_end(tiny):
+    names = ("--models", "short", "--seeds", "1")
+    out, _ = tiny(*names)
+    (out / "short_seed1" / METRICS).write_text("")  # stopped before its first evaluation
+    _, ran = tiny(*names)
+    assert [words[0] for words in ran] == ["train.py", "-m"]
+
+
+def test_all_runs_are_scored_by_one_plan():
+    def job(context_length):
+        model = SimpleNamespace(context_length=context_length)
+        return SimpleNamespace(config=SimpleNamespace(model=model))
+
+    jobs = [job(64), job(32), job(64), job(128)]
+    plan = reproduce_table4.make_plan(jobs, None, None)
+    assert (plan.strides, plan.histories) == (None, (32, 64, 128))
+    assert (plan.near, plan.first) == (32, 128)
+    plan = reproduce_table4.make_plan(jobs, [16], [32])
+    assert (plan.strides, plan.histories) == ((16,), (32, 128))  # the longest tells what counts
+
+
+def test_several_gpus_share_a_run(tiny, monkeypatch):
+    seen = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    monkeypatch.setattr(
+        reproduce_table4, "run_tasks", lambda tasks, groups, _: seen.append((tasks, groups)) or []
+    )
+    with pytest.raises(ValueError, match="holds no run to report on"):
+        tiny("--models", "short", "--gpus-per-run", "2", "--set", "optim.lr=0.5")
+    ((tasks, groups),) = seen
+    assert groups == [["0", "1"], ["2", "3"]]
+    for task in tasks:
+        train, scoring = task.commands(2)
+        assert "--nproc_per_node=2" in train and "--nproc_per_node=2" in scoring
+        assert "optim.micro_batch_size=4" in train  # of 32 tokens: half of a batch of 256
+        assert train[-1] == "optim.lr=0.5"
+
+
 def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
     def stop(*_):
         raise SystemExit(143)
@@ -222,6 +274,17 @@ def test_corpora_of_one_name_are_refused_before_anything_is_trained(tiny, corpus
     elsewhere = shutil.copytree(corpus, tmp_path / corpus.name)
     with pytest.raises(ValueError, match="are both called shards"):
         tiny("--models", "short", "--score-on", str(corpus), str(elsewhere))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_too_short_for_a_control_is_refused_before_training(tiny, corpus, tmp_path):
+    for split, birds in (("train", 1), ("val", 18)):  # 18 are enough for all but other text
+        line = json.dumps({"text": "a dog follows one bird. " * birds})
+        (tmp_path / f"{split}.jsonl").write_text(line + "\n")
+    source = open_source([str(tmp_path / "train.jsonl")], val=[str(tmp_path / "val.jsonl")])
+    prepare(source, tmp_path / "short_text", tokenizer=str(corpus / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"short_text has \d+ tokens, and control=replace with"):
+        tiny("--models", "short", "long", "--score-on", str(tmp_path / "short_text"))
     assert not (tmp_path / "out").exists()
 
 

@@ -55,6 +55,22 @@ def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsy
     assert seeds == {"short": 2, "long": 2}
     assert [row["nats"] for row in table] == [row["nats"] for row in complete]
 
+    (sums / "short_seed1.npz").unlink()  # differences are to the first model all the same
+    seeds, table = report_only(tiny, monkeypatch, *names)
+    assert [row["label"] for row in table] == ["short", "long"]
+    assert table[0]["seeds"] == 1 and table[0]["difference"] is None
+
+
+def test_runs_of_which_other_tokens_count_are_not_reported(tiny, monkeypatch):
+    strides = ("--seeds", "1", "--stride", "4", "64")
+    tiny("--models", "short", "longest", *strides)
+    assert report_only(tiny, monkeypatch, "short", "longest", *strides)[0] == {
+        "short": 1, "longest": 1
+    }  # fmt: skip
+    # the long model's windows show 7/8 of its context to fewer tokens
+    with pytest.raises(ValueError, match=r"not scored as these .* ask for: short_seed1, longest_s"):
+        report_only(tiny, monkeypatch, "short", "long", "longest", *strides)
+
 
 def test_a_run_that_goes_on_is_not_reported_before_its_end(tiny, monkeypatch, corpus, capsys):
     names = ["short", "long"]
@@ -126,3 +142,6 @@ def test_corpora_of_other_trainings_are_not_mixed(tiny, monkeypatch, corpus, oth
     tiny("--models", "short", *on_both, "--report-only")
     said = capsys.readouterr().out
     assert "scored on one text, trained anew, and scored on another: short_seed1\n" in said
+    path.unlink()
+    tiny("--models", "short", *on_both, "--report-only")
+    assert "not in the report: not trained and scored: short_seed1\n" in capsys.readouterr().out

@@ -56,6 +56,20 @@ def test_the_same_data_may_be_named_in_another_way(tmp_path):
         check_same_settings(tmp_path, config("out/data/y"))
 
 
+def test_where_a_run_lies_may_differ_and_what_was_unset_may_not(tmp_path):
+    def config(*overrides):
+        return load_config(["configs/quickstart.yaml", *overrides])
+
+    moved = [f"run.{name}=where/it/was/trained" for name in ("out_dir", "init_from")]
+    (tmp_path / RUN_CONFIG).write_text(to_yaml(config(*moved)))
+    check_same_settings(tmp_path, config("run.out_dir=here", "run.init_from=also/here"))
+    check_same_settings(tmp_path, config())
+    for setting in ("data.document_mask=true", "model.dropout=0.1"):
+        name, _, value = setting.partition("=")
+        with pytest.raises(ValueError, match=rf"{name} is .* there and {value.title()} here"):
+            check_same_settings(tmp_path, config(setting))
+
+
 def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     def evaluated(folder, *records):
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +83,7 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     assert first["evaluations"] == [last | {"step": 5}, last]
     for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
         assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
+    evaluated(tmp_path / "away", last | {"tokens": 8})  # beside the run, but not where it was
     far = describe(opened("b", f"run.init_from={tmp_path / 'far' / 'away'}"))
     assert far["before"] == last | {"tokens": 7}
     for origin in ("nowhere", "gone/a"):  # the second has the name of the run itself

@@ -8,6 +8,7 @@ from data.tokenizer import train_tokenizer
 from model import GPT, ModelConfig
 from scripts import sample
 from scripts.sample import continuations, pieces
+from training.precision import autocast
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,35 @@ def test_end_of_text_stops_unless_told_otherwise(run, capsys, monkeypatch):
     sample.main([str(run.out_dir), "--no-stop"])
     assert seen[0]["stop_id"] == sample.open_run(run.out_dir).tokenizer.eot_id
     assert "stop_id" not in seen[1]
+
+
+def test_options_reach_the_draws(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(sample, "sample", lambda *args, **options: calls.append((args, options)))
+    words = "--tokens 7 --samples 3 --temperature 0.5 --top-k 4 --top-p 0.25 --seed 9"
+    words = f"--prompt a --prompt b {words} --past-context refuse --no-stop"
+    sample.main([str(tmp_path), *words.split()])
+    sample.main([str(tmp_path)])
+    draws = {"temperature": 0.5, "top_k": 4, "top_p": 0.25, "seed": 9, "past_context": "refuse"}
+    default = {"temperature": 0.8, "top_k": None, "top_p": None, "seed": 0, "past_context": "slide"}
+    assert calls == [
+        ((tmp_path, ["a", "b"], 7), {"samples": 3, "stop": False, **draws}),
+        ((tmp_path, [""], 200), {"samples": 1, "stop": True, **default}),
+    ]
+
+
+def test_a_cpu_computes_in_float32(run, monkeypatch):
+    run("run.dtype=bfloat16", "optim.max_steps=1", "optim.warmup_steps=0")
+    dtypes = []
+
+    def record(dtype, device):
+        dtypes.append(dtype)
+        return autocast(dtype, device)
+
+    monkeypatch.setattr(sample, "autocast", record)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    sample.main([str(run.out_dir), "--tokens", "1"])
+    assert dtypes == ["float32"]
 
 
 def test_nothing_is_printed_where_an_option_is_refused(run, capsys):

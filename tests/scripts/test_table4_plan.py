@@ -29,6 +29,7 @@ def finish(folder, *, step, gpu_hours, max_steps=None):
     """A run as if it had been trained."""
     folder.mkdir(parents=True)
     records = [
+        {"step": 0, "tokens": 0, "val_loss": 9.0, "gpu_hours": 0.0},
         {"step": step, "tokens": 1, "val_loss": 1.0, "gpu_hours": gpu_hours},
     ]
     (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -123,6 +124,13 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     assert not job.is_finished
 
 
+def test_steps_of_a_time_are_the_nearest_tens(tmp_path):
+    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.744)
+    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 260
+
+
 def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     jobs = {j.name: j for j in jobs_of(["16k_butterfly_same_time"], tmp_path)}
     finish(tmp_path / "16k_seed1", step=1000, gpu_hours=1.0)
@@ -211,9 +219,11 @@ def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
     n_tokens = len(TokenStream(corpus, "train"))
     path = write_scored(with_text(run, ours, n_tokens), text, tmp_path / "sums")
     check_sums([job], tmp_path / "sums", corpus)
-    write_scored(with_text(run, ours, 1234), text, tmp_path / "sums")
-    with pytest.raises(ValueError, match=rf"{path} is .* of 1,234 tokens, and .* has {n_tokens:,}"):
-        check_sums([job], tmp_path / "sums", corpus)
+    for other in (1234, 123_456):
+        write_scored(with_text(run, ours, other), text, tmp_path / "sums")
+        message = rf"{path} is .* of {other:,} tokens, and .* has {n_tokens:,}"
+        with pytest.raises(ValueError, match=message):
+            check_sums([job], tmp_path / "sums", corpus)
 
 
 def with_text(run, config, n_tokens):
@@ -241,6 +251,15 @@ def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
     bases = {name: c.model.rope_base for name, c in configs.items()}
     assert bases["1k_then_1k"] == 10_000
     assert bases["1k_then_16k"] == pytest.approx(10_000 * 16 ** (64 / 62), rel=1e-4)
+
+
+def test_warmup_of_short_runs(tmp_path):
+    jobs = {j.name: j.config.optim for j in jobs_of(["1k_then_1k"], tmp_path)}
+    assert {name: optim.warmup_steps for name, optim in jobs.items()} == {
+        "1k": 200, "1k_then_1k": 200
+    }  # fmt: skip
+    (job,) = jobs_of(["1k"], tmp_path, "smoke")
+    assert job.config.optim.warmup_steps == 3
 
 
 def test_long_runs_are_saved_and_evaluated_every_some_steps(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scripts.table4_report import curves, markdown, rows
+from scripts.table4_report import curves, draw, markdown, rows
 
 
 def made_up_run(label, tokens, hours, seed, before=None):
@@ -48,8 +48,9 @@ def test_curves_go_on_where_the_first_part_ends(made_up_runs):
 
 
 def rows_of(runs):
-    chunk = {"perplexity": 2.0, "nats": 0.7, "difference": None}
-    strided = {"perplexity": 1.9, "nats": 0.6, "difference": None, "tokens": 5, "stride": 16}
+    chunk = {"perplexity": 2.0, "nats": 0.7, "difference": {"nats": 0.03}}
+    strided = {"perplexity": 1.9, "nats": 0.6, "difference": {"nats": 0.02}}
+    strided |= {"tokens": 5, "stride": 16}
     labels = dict.fromkeys(run["label"] for run in runs)
     return rows(
         {
@@ -69,9 +70,15 @@ def test_first_parts_count_for_those_that_start_with_them(made_up_runs):
 
 
 def test_rows_take_each_model_as_it_was_trained():
-    (row,) = rows_of([made_up_run("a", 10, hours, hours) for hours in (1, 3)])
-    assert (row["seeds"], row["tokens_per_s"], row["gpu_hours"]) == (2, 2.0, 2)
-    assert (row["paper_perplexity"], row["perplexity"]) == (2.0, 1.9)
+    runs = [made_up_run("a", 10, hours, hours) for hours in (1, 3)]
+    runs[1]["tokens_per_s"] = 3.0
+    (row,) = rows_of(runs)
+    assert (row["seeds"], row["tokens_per_s"], row["gpu_hours"]) == (2, 2.5, 2)
+    assert (row["paper_perplexity"], row["paper_nats"]) == (2.0, 0.7)
+    assert (row["perplexity"], row["nats"], row["scored_tokens"]) == (1.9, 0.6, 5)
+    assert [row[name]["nats"] for name in ("paper_difference", "difference")] == [0.03, 0.02]
+    runs[0]["tokens_per_s"] = None  # a run of few steps
+    assert rows_of(runs)[0]["tokens_per_s"] is None
 
 
 def row_of(label, seeds=1, paper_difference=None, difference=None):
@@ -92,6 +99,34 @@ def test_a_run_of_one_step_has_no_time():
     lines = markdown_of(untimed, timed).splitlines()
     cells = [line.split(" | ")[5] for line in lines if line.startswith(("| a |", "| b |"))]
     assert cells == ["-", "-"]
+
+
+def test_costs_are_those_of_the_rows():
+    first = row_of("a") | {"tokens": 118_000_000, "gpu_hours": 0.5, "tokens_per_s": 12_345.6}
+    second = row_of("b", seeds=3) | {"tokens": 1_234_000_000, "gpu_hours": 1.25}
+    lines = markdown_of(first, second).splitlines()
+    cells = [line.split(" | ")[1:6] for line in lines if line.startswith(("| a |", "| b |"))]
+    assert cells == [
+        ["1", "118M", "12,346", "0.500", "1.00"],
+        ["3", "1,234M", "2", "1.250", "2.50"],
+    ]
+
+
+def test_picture_of_what_training_took(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr("scripts.table4_report.save", lambda figure, _: figures.append(figure))
+    points = [
+        {"tokens": 1e6 * n, "gpu_hours": 0.5 * n, "val_loss": 4.0 - 0.1 * n} for n in (1, 2, 3)
+    ]
+    draw({"a": points, "b": [p | {"val_loss": 3.0} for p in points]}, tmp_path / "x.png")
+    ((left, right),) = (figure.axes for figure in figures)
+    for axes, x in ((left, [1.0, 2.0, 3.0]), (right, [0.5, 1.0, 1.5])):
+        a, b = axes.get_lines()
+        assert (a.get_label(), b.get_label()) == ("a", "b")
+        assert a.get_xdata() == pytest.approx(x) and b.get_xdata() == pytest.approx(x)
+        assert a.get_ydata() == pytest.approx([math.exp(p["val_loss"]) for p in points])
+    low, high = left.get_ylim()
+    assert low < math.exp(3.0) and math.exp(3.7) < high
 
 
 @pytest.mark.parametrize(

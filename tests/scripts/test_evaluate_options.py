@@ -1,0 +1,86 @@
+"""What the options of scripts/evaluate.py change, and what it takes from a run without them."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from data.shards import TokenStream
+from data.windows import ScoringWindows
+from scripts import evaluate
+from scripts.runs import open_run
+from tests.scripts.known_losses import find
+
+
+@pytest.mark.parametrize(("option", "masks"), [("packed", False), ("masked", True)])
+def test_documents_as_asked_for_whatever_they_were_in_training(train, result_of, option, masks):
+    folder = train("run", f"data.document_mask={str(not masks).lower()}", steps=1)
+    result = result_of(folder, "--modes", "chunk", "strided", "--documents", option)
+    rows = result["chunk"] + result["strided"]
+    assert [row["document_mask"] for row in rows] == [masks] * 2
+    alone = result_of(folder, "--modes", "chunk", "--documents", option)
+    assert alone["chunk"] == result["chunk"]
+
+
+def test_activations_are_in_the_dtype_of_training(train, result_of, corpus):
+    folder = train("run", "run.dtype=bfloat16", steps=1)
+    (row,) = result_of(folder, "--modes", "chunk")["chunk"]
+    text = torch.from_numpy(TokenStream(corpus, "val").read(0, row["tokens"] + 1))
+    tokens, targets = text[:-1].reshape(-1, 32), text[1:].reshape(-1, 32)
+    model, means = open_run(folder).model, {}
+    for rounded in (True, False):
+        cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=rounded)
+        with torch.no_grad(), cast:
+            means[rounded] = float(model(tokens, targets, reduction="none").double().mean())
+    assert row["nats"] == pytest.approx(means[True], abs=abs(means[True] - means[False]) / 10)
+
+
+def test_batches_are_those_of_training_or_as_asked_for(train, result_of, monkeypatch):
+    folder = train("run", "optim.micro_batch_size=4", steps=1)
+    sizes = []
+
+    class Spy(ScoringWindows):
+        def __init__(self, stream, scoring, batch_size, **options):
+            sizes.append((scoring.history, batch_size))
+            super().__init__(stream, scoring, batch_size, **options)
+
+    monkeypatch.setattr(evaluate, "ScoringWindows", Spy)
+    command = (folder, "--modes", "strided", "cross", "--histories", 8)
+    losses = []
+    for options in ((), ("--batch-tokens", 9)):
+        rows = result_of(*command, *options)["strided"]
+        losses.append([row["nats"] for row in rows])
+        shutil.rmtree(folder / "scores")
+    # a window that is longer than a batch may be is read alone
+    assert sizes == [(8, 16), (32, 4), (8, 1), (32, 1)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    with pytest.raises(ValueError, match="--batch-tokens=0 must be at least 1"):
+        evaluate.main([str(folder), "--batch-tokens", "0"])
+
+
+def test_runs_that_go_on_are_pairs_with_what_has_their_number(train, result_of):
+    """Their seed is another, so that they do not see the first windows again."""
+    runs = [
+        train(f"{label}_seed{number}", f"run.seed={more + number}", steps=1)
+        for label, more in (("first", 0), ("then", 1000))
+        for number in (1, 2, 3)
+    ]
+    rows = result_of(*runs, "--modes", "chunk")["chunk"]
+    gaps = np.subtract(*(find(rows, label)["nats_of_seeds"] for label in ("then", "first")))
+    difference = find(rows, "then")["difference"]
+    half_width = 4.303 * np.std(gaps, ddof=1) / 3**0.5
+    assert difference["seeds"] == 3
+    assert difference["half_width_of_seeds"] == pytest.approx(half_width, rel=1e-3)
+
+
+def test_the_text_is_that_of_the_first_run(train, result_of, other_corpus):
+    first = train("first", f"data.path={other_corpus}", steps=1)
+    second = train("second", steps=1)
+    assert result_of(first, second, "--modes", "chunk")["data"]["name"] == other_corpus.name
+    assert result_of(second, first, "--modes", "chunk")["data"]["name"] != other_corpus.name
+
+
+def test_chunks_do_not_slide(tmp_path):
+    with pytest.raises(ValueError, match=r"--stride changes nothing with --modes chunk: leave it"):
+        evaluate.main([str(tmp_path), "--modes", "chunk", "--stride", "8"])
