@@ -139,9 +139,11 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6 * len(panels), 5), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(6 * columns, 5 * rows), layout="constrained")
+    for number, (title, lines) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, number)
         styles = styles_of(lines)
         drawn = []
         for label, line in lines.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 from scripts.evaluation_plots import differences_by_bin, save
 from scripts.markdown import markdown_table, with_interval
+from scripts.table4_models import MODELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ def draw_positions(comparisons: Iterable[dict[str, Any]], out: Path) -> None:
     """Draw the differences by position in the document; a picture of others must not stay."""
     panels: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in comparisons:
-        panel = QUESTION_OF[row["label"], row["to_label"]].panel
+        panel = _panel_of(row["label"], row["to_label"])
         if panel is not None:
             name = f"{row['label']} minus {row['to_label']}"
             panels.setdefault(panel, {})[name] = row["document_position"]
@@ -126,3 +127,11 @@ def draw_positions(comparisons: Iterable[dict[str, Any]], out: Path) -> None:
         save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
     else:
         out.unlink(missing_ok=True)
+
+
+def _panel_of(label: str, to_label: str) -> str | None:
+    """Differences between models from scratch are far larger than those between others."""
+    panel = QUESTION_OF[label, to_label].panel
+    if panel != CONTEXT:
+        return panel
+    return f"{panel}, {'from scratch' if MODELS[to_label].starts_from is None else 'going on'}"

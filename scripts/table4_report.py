@@ -6,10 +6,10 @@ python -m scripts.table4_report out/table4_minutes/table4.json    # Markdown and
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from scripts.evaluation_sections import trained_on
 from scripts.markdown import digits, is_known, markdown_table, with_interval
 from scripts.results import write_result
 from scripts.table4_comparisons import comparisons_table, draw_positions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PAPER = (
     ("Megatron-LM, 1K", 18.2, 4.7),
@@ -68,7 +71,8 @@ def redraw(path: Path) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     text = markdown(result)
     write_atomically(path.with_suffix(".md"), text.encode())
-    draw(result["curves"], path.with_suffix(".png"))
+    going_on = {run["label"] for run in result["runs"] if run["before"]}
+    draw(result["curves"], going_on, path.with_suffix(".png"))
     for corpus, comparisons in result["comparisons"].items():
         draw_positions(comparisons, path.with_name(f"{path.stem}_positions_{corpus}.png"))
     print(text)
@@ -212,35 +216,50 @@ def _difference(difference: dict[str, Any] | None) -> str:
     return "" if difference is None else with_interval(difference["nats"], difference["interval"])
 
 
-def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
-    """Validation perplexity over tokens and over GPU-hours, one line a model."""
+def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], out: Path) -> None:
+    """Validation perplexity over tokens and over GPU-hours, one line a model.
+
+    Models that started with the weights of another have a row of their own: their curves would
+    lie on the ends of the others'.
+    """
     # Not at the top: matplotlib takes a second to load, which --help should not wait for.
     from matplotlib.figure import Figure
+
+    titles = {False: "from scratch", True: "with the weights of another model"}
+    models = {after: [m for m in curves if (m in going_on) is after] for after in titles}
+    kinds = [after for after in titles if models[after]]
+    figure = Figure(figsize=(13, 1 + 3.7 * len(kinds)), layout="constrained")
+    panels = figure.subplots(len(kinds), 2, sharex="col", sharey="row", squeeze=False)
+    for after, (left, right) in zip(kinds, panels, strict=True):
+        _draw_row({model: curves[model] for model in models[after]}, left, right)
+        if len(kinds) > 1:
+            left.set_title(titles[after], loc="left", fontsize=10)
+    panels[-1, 0].set_xlabel("training tokens, millions")
+    panels[-1, 1].set_xlabel("GPU-hours of training")
+    figure.supylabel("validation perplexity, as the paper evaluates", fontsize=10)
+    save(figure, out)
+
+
+def _draw_row(curves: dict[str, list[dict[str, float]]], left: "Axes", right: "Axes") -> None:
+    """The curves over tokens on the left and over GPU-hours on the right."""
     from matplotlib.ticker import LogFormatter
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplots(ncols=2, sharey=True)
     for model, style in styles_of(curves).items():
+        look: dict[str, Any] = {**style, "label": model, "ms": 4, "lw": 1.2}
         perplexity = np.exp([p["val_loss"] for p in curves[model]])
-        for axes, unit, divisor in zip(panels, COST, (1e6, 1), strict=True):
+        for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
             x = [p[unit] / divisor for p in curves[model]]
-            axes.plot(x, perplexity, label=model, ms=4, lw=1.2, **style)
+            axes.plot(x, perplexity, **look)
     ends = [np.exp(points[-1]["val_loss"]) for points in curves.values()]
     highest = max(np.exp(p["val_loss"]) for points in curves.values() for p in points)
-    left, right = panels
     left.set_yscale("log")
     # a little above the ends: the steep start would leave no room to tell them apart
     left.set_ylim(0.97 * min(ends), 1.03 * min(highest, 1.6 * max(ends)))
     for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
         set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    left.set_ylabel("validation perplexity, as the paper evaluates")
-    left.set_xlabel("training tokens, millions")
-    right.set_xlabel("GPU-hours of training")
-    for axes in panels:
+    for axes in (left, right):
         axes.grid(alpha=0.3, which="both")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
-    save(figure, out)
+    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -66,18 +66,21 @@ def test_picture(tmp_path, monkeypatch):
     path = tmp_path / "positions.png"
     rows = [
         comparison("4k", "1k", 0.1, 0.2, 0.3, 0.4),
+        comparison("1k_then_4k", "1k_then_1k", 0.0, -0.1, -0.2, 0.1),
         comparison("4k_butterfly", "4k", 0.1, 9.0, 0.3, 0.4),
         comparison("4k_documents", "4k", 0.1),
     ]
     draw_positions(rows, path)
     assert path.stat().st_size > 10_000
-    left, right = figures[0].axes
-    assert [axes.get_title() for axes in (left, right)] == [
-        "a longer context", "butterfly instead of dense attention"
-    ]  # fmt: skip
+    assert [axes.get_title() for axes in figures[0].axes] == [
+        "a longer context, from scratch",
+        "a longer context, going on",
+        "butterfly instead of dense attention",
+    ]
+    right = figures[0].axes[-1]
     (line,) = (line for line in right.get_lines() if line.get_label() == "4k_butterfly minus 4k")
     assert list(line.get_ydata()) == [0.1, 0.3, 0.4]  # without the bin of one token
     low, high = right.get_ylim()
     assert low < 0.0 and 0.4 < high < 1.0
-    draw_positions(rows[2:], path)
+    draw_positions(rows[-1:], path)
     assert not path.exists()

@@ -118,7 +118,7 @@ def test_picture_of_what_training_took(monkeypatch, tmp_path):
     points = [
         {"tokens": 1e6 * n, "gpu_hours": 0.5 * n, "val_loss": 4.0 - 0.1 * n} for n in (1, 2, 3)
     ]
-    draw({"a": points, "b": [p | {"val_loss": 3.0} for p in points]}, tmp_path / "x.png")
+    draw({"a": points, "b": [p | {"val_loss": 3.0} for p in points]}, (), tmp_path / "x.png")
     ((left, right),) = (figure.axes for figure in figures)
     for axes, x in ((left, [1.0, 2.0, 3.0]), (right, [0.5, 1.0, 1.5])):
         a, b = axes.get_lines()
@@ -127,6 +127,19 @@ def test_picture_of_what_training_took(monkeypatch, tmp_path):
         assert a.get_ydata() == pytest.approx([math.exp(p["val_loss"]) for p in points])
     low, high = left.get_ylim()
     assert low < math.exp(3.0) and math.exp(3.7) < high
+
+
+def test_models_that_go_on_have_a_row_of_their_own(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr("scripts.table4_report.save", lambda figure, _: figures.append(figure))
+    points = [{"tokens": 1e6 * n, "gpu_hours": 0.5 * n, "val_loss": 4.0} for n in (1, 2)]
+    lower = [p | {"val_loss": 2.0} for p in points]
+    draw({"a": points, "a_then_b": lower, "c": points}, {"a_then_b"}, tmp_path / "x.png")
+    scratch, _, after, _ = figures[0].axes
+    assert [line.get_label() for line in scratch.get_lines()] == ["a", "c"]
+    assert [line.get_label() for line in after.get_lines()] == ["a_then_b"]
+    assert scratch.get_ylim()[0] > after.get_ylim()[1]
+    assert scratch.get_xlim() == after.get_xlim()
 
 
 @pytest.mark.parametrize(
