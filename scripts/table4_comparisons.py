@@ -55,6 +55,7 @@ QUESTIONS = (
     Question(
         asks="longer context for a trained 1K model, equal time",
         pairs=(("1k_then_4k", "1k_then_1k_same_time"),),
+        panel=CONTEXT,
     ),
     Question(
         asks="a trained 1K model instead of from scratch, equal time",
