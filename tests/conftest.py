@@ -36,8 +36,10 @@ def pytest_sessionstart(session):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "gpu" in item.keywords and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no CUDA GPU"))
+        marker = item.get_closest_marker("gpu")
+        needed = 0 if marker is None else (marker.args or (1,))[0]
+        if torch.cuda.device_count() < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs CUDA GPUs: {needed}"))
 
 
 @pytest.fixture(autouse=True)

@@ -147,10 +147,19 @@ def on_two_processes(run, *overrides):
 
 
 @pytest.mark.distributed
-def test_two_processes_give_the_losses_of_one(run, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["run.device=cuda", "run.compile=true"], marks=pytest.mark.gpu(2)),
+    ],
+    ids=["cpu", "gpu"],
+)
+def test_two_processes_give_the_losses_of_one(run, tmp_path, options):
     one, two = tmp_path / "one", tmp_path / "two"
-    result = run("model.dropout=0.0", f"run.out_dir={one}")
-    on_two_processes(run, "model.dropout=0.0", f"run.out_dir={two}")
+    options = [*options, "model.dropout=0.0"]
+    result = run(*options, f"run.out_dir={one}")
+    on_two_processes(run, *options, f"run.out_dir={two}")
     for step, loss in losses(one).items():
         torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)
     evaluation = [r for r in read_metrics(two) if "val_loss" in r][-1]
