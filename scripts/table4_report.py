@@ -225,15 +225,16 @@ def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], o
     # Not at the top: matplotlib takes a second to load, which --help should not wait for.
     from matplotlib.figure import Figure
 
-    titles = {False: "from scratch", True: "with the weights of another model"}
-    models = {after: [m for m in curves if (m in going_on) is after] for after in titles}
-    kinds = [after for after in titles if models[after]]
+    scratch = {model: points for model, points in curves.items() if model not in going_on}
+    after = {model: points for model, points in curves.items() if model in going_on}
+    titled = {"from scratch": scratch, "with the weights of another model": after}
+    kinds = {title: models for title, models in titled.items() if models}
     figure = Figure(figsize=(13, 1 + 3.7 * len(kinds)), layout="constrained")
     panels = figure.subplots(len(kinds), 2, sharex="col", sharey="row", squeeze=False)
-    for after, (left, right) in zip(kinds, panels, strict=True):
-        _draw_row({model: curves[model] for model in models[after]}, left, right)
+    for (title, models), (left, right) in zip(kinds.items(), panels, strict=True):
+        _draw_row(models, left, right)
         if len(kinds) > 1:
-            left.set_title(titles[after], loc="left", fontsize=10)
+            left.set_title(title, loc="left", fontsize=10)
     panels[-1, 0].set_xlabel("training tokens, millions")
     panels[-1, 1].set_xlabel("GPU-hours of training")
     figure.supylabel("validation perplexity, as the paper evaluates", fontsize=10)
