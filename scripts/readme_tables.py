@@ -1,4 +1,4 @@
-"""Write the tables of README.md from the measurements in docs/results.
+"""Write the tables of README.md and docs/evaluation.md from the measurements in docs/results.
 
 python -m scripts.readme_tables
 
@@ -15,7 +15,7 @@ from configs.command_line import help_if_asked
 from scripts.markdown import markdown_table, with_interval
 from scripts.table4_comparisons import PAIRS, QUESTION_OF
 
-README = Path("README.md")
+PAGES = (Path("README.md"), Path("docs/evaluation.md"))
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "gpt2_small_1k", "4,096": "gpt2_small_4k"}
 
@@ -255,8 +255,9 @@ def _load(name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run the command."""
-    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote the tables of {README}")
+    for page in PAGES:
+        page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote the tables of {', '.join(map(str, PAGES))}")
 
 
 if __name__ == "__main__":
