@@ -1,0 +1,145 @@
+"""Whole runs that start with the weights of another run."""
+
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.training_runs import losses, on_two_processes, stop_after
+from training.checkpoint import latest_checkpoint, read_progress, read_weights
+
+# one step that moves nothing: what is evaluated are the weights that the run starts with
+STAND_STILL = (
+    "optim.max_steps=1", "optim.warmup_steps=0", "optim.lr=1e-12", "optim.weight_decay=0",
+    "model.dropout=0",
+)  # fmt: skip
+
+
+@pytest.fixture
+def source(run, tmp_path):
+    """A run to start others from; `source.result` is its last evaluation."""
+    folder = tmp_path / "source"
+    result = run("optim.max_steps=30", "run.save_every=30", f"run.out_dir={folder}")
+    return SimpleNamespace(folder=folder, result=result, init=f"run.init_from={folder}")
+
+
+def test_starts_with_the_weights_of_another_run(run, source, capsys):
+    capsys.readouterr()
+    # another seed: neither weights nor order of the data are those of the source by chance
+    result = run(source.init, "run.seed=7", *STAND_STILL)
+    assert result.loss == pytest.approx(source.result.loss, rel=1e-5)
+    assert losses(run.out_dir)[1] == pytest.approx(source.result.loss, abs=0.3)
+    assert source.result.loss < math.log(300) - 1.5
+    checkpoint = latest_checkpoint(source.folder)
+    assert f"starting with the weights of {checkpoint}\n" in capsys.readouterr().out
+    progress = read_progress(latest_checkpoint(run.out_dir))[0]
+    assert (progress.step, progress.tokens) == (1, 256)
+
+
+def test_learned_positions_reach_over_a_longer_context(run, source):
+    result = run(source.init, "model.context_length=64", *STAND_STILL)
+    assert result.tokens == source.result.tokens
+    assert result.loss < math.log(300) - 1
+    old, new = (
+        read_weights(latest_checkpoint(folder))["pos_emb.weight"]
+        for folder in (source.folder, run.out_dir)
+    )
+    assert new.shape == (64, 32)
+    torch.testing.assert_close(new[::2], old)
+    torch.testing.assert_close(new[1:-1:2], (old[:-1] + old[1:]) / 2)
+
+
+def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
+    source = tmp_path / "source"
+    init = f"run.init_from={source}"
+    there = run("model.positions=rotary", "optim.max_steps=30", f"run.out_dir={source}")
+    longer = ("model.positions=rotary", "model.context_length=64", *STAND_STILL)
+    for name, option in (("scaled", "model.rope_scaling=2"), ("base", "model.rope_base=40000")):
+        result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
+        assert result.tokens == there.tokens
+        assert result.loss < math.log(300) - 1
+    scaled, base = re.findall("starting with the weights of .*", capsys.readouterr().out)
+    assert scaled.endswith("; model.rope_scaling is 1.0 there and 2.0 here")
+    assert base.endswith("; model.rope_base is 10000.0 there and 40000.0 here")
+    # the other context alone: no position is turned otherwise than it was
+    result = run(init, *longer)
+    assert result.loss == pytest.approx(there.loss, abs=0.3)
+    with pytest.raises(ValueError, match="model.positions is 'rotary' there and 'learned' here"):
+        run(init, f"run.out_dir={tmp_path / 'learned'}")
+    # from the scaled run over the same context, whose scaling is easily forgotten
+    with pytest.raises(ValueError, match=r"model.rope_scaling is 2.0 there and 1.0 here"):
+        run(f"run.init_from={tmp_path / 'scaled'}", *longer, f"run.out_dir={tmp_path / 'on'}")
+
+
+def test_a_shorter_context_starts_with_the_positions_it_has(run, source):
+    result = run(source.init, "model.context_length=16", *STAND_STILL)
+    # the same weights at the same positions, each token with less before it
+    assert result.loss == pytest.approx(source.result.loss, abs=0.3)
+
+
+def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
+    whole = run(source.init, f"run.out_dir={tmp_path / 'whole'}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.record_step", stop_after(5))
+        with pytest.raises(KeyboardInterrupt):
+            run(source.init)
+    # where the source was then does not matter, nor whether it is still there
+    source.folder.rename(tmp_path / "elsewhere")
+    assert run("run.init_from=moved/source/") == whole
+    assert losses(run.out_dir) == losses(tmp_path / "whole")
+    for other, said in (((), "None"), (("run.init_from=elsewhere",), "'elsewhere'")):
+        with pytest.raises(ValueError, match=f"run.init_from is 'source' there and {said} here"):
+            run(*other)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_starts_with_weights_that_have_no_optimizer(run, source):
+    checkpoint = latest_checkpoint(source.folder)
+    weights = read_weights(checkpoint)
+    for file in checkpoint.iterdir():
+        if file.name != "state.json":
+            file.unlink()
+    dcp.save({"model": weights}, checkpoint_id=checkpoint, no_dist=True)
+    result = run(source.init, *STAND_STILL)
+    assert result.loss == pytest.approx(source.result.loss, rel=1e-5)
+
+
+@pytest.mark.distributed
+def test_two_processes_start_with_the_weights_of_another_run(run, source, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = (source.init, "optim.max_steps=3", "model.dropout=0")
+    run(*options, f"run.out_dir={one}")
+    on_two_processes(run, *options, f"run.out_dir={two}")
+    assert losses(two)[1] < math.log(300) - 1.5
+    for step, loss in losses(one).items():
+        torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_another_model_are_refused(run, source):
+    with pytest.raises(ValueError, match=r"source is a run of another model") as refused:
+        run(source.init, "model.n_layer=3", "model.positions=rotary", "model.n_embd=64")
+    for difference in (
+        "model.n_layer is 2 there and 3 here",
+        "model.n_embd is 32 there and 64 here",
+        "model.positions is 'learned' there and 'rotary' here",
+    ):
+        assert difference in str(refused.value)
+    assert not run.out_dir.exists()
+
+
+def test_weights_for_another_tokenizer_are_refused(run, source):
+    tokenizer = source.folder / "tokenizer.json"
+    spec = json.loads(tokenizer.read_text())
+    spec["model"]["merges"].pop()
+    tokenizer.write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"the tokenizer has sha256 \w{64} there and \w{64} here"):
+        run(source.init)
+
+
+def test_first_weights_from_a_folder_that_has_none(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"run.init_from=.*/none has no checkpoint"):
+        run(f"run.init_from={tmp_path / 'none'}")
