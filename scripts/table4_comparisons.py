@@ -46,9 +46,12 @@ QUESTIONS = (
     Question(asks="longer context from scratch, equal time", pairs=(("4k", "1k_same_time"),)),
     Question(
         asks="longer context for a trained 1K model, equal tokens",
-        pairs=tuple(
-            (f"1k_then_{long}", "1k_then_1k")
-            for long in ("4k", "4k_butterfly", "16k", "16k_butterfly")
+        pairs=(
+            *(
+                (f"1k_then_{long}", "1k_then_1k")
+                for long in ("4k", "4k_butterfly", "16k", "16k_butterfly")
+            ),
+            ("1k_then_16k", "1k_then_4k"),
         ),
         panel=CONTEXT,
     ),
