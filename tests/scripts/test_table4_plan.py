@@ -131,6 +131,14 @@ def test_steps_of_a_time_are_the_nearest_tens(tmp_path):
     assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 260
 
 
+def test_no_time_is_left_for_an_extension(tmp_path):
+    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.996)  # four steps of 4k
+    with pytest.raises(ValueError, match="4k_from_1k has no time left .* 4k took 1 .* 0.996 alr"):
+        final_arguments(job, tmp_path / "sums")
+
+
 def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     jobs = {j.name: j for j in jobs_of(["16k_butterfly_same_time"], tmp_path)}
     finish(tmp_path / "16k_seed1", step=1000, gpu_hours=1.0)
