@@ -24,6 +24,7 @@ MARKERS = "os^Dv<>"
 LINES = ("-", "--", ":", "-.")
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
 RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
+IN_A_ROW = len(COLOURS) - 1  # models beside the first, which alone has its colour
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
 
 Styles = dict[str, dict[str, str]]  # colour, marker and line by label
@@ -59,16 +60,20 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def styles_of(labels: Iterable[str]) -> Styles:
-    """Colour, marker and line for each label, in their order; the same for the same labels."""
-    return {
-        label: {
-            "color": COLOURS[number % len(COLOURS)],
-            # moved on with each round of colours, so that no pair comes twice
-            "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
-            "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    """Colour, marker and line for each label, in their order; the same for the same labels.
+
+    The colour of the first, which others are compared with, does not come again.
+    """
+    looks = {}
+    for number, label in enumerate(dict.fromkeys(labels)):
+        turn, colour = (0, 0) if number == 0 else divmod(number - 1, IN_A_ROW)
+        colour += number > 0
+        looks[label] = {
+            "color": COLOURS[colour],
+            "marker": MARKERS[(colour + turn) % len(MARKERS)],  # moved on, so that no pair is twice
+            "linestyle": LINES[turn % len(LINES)],
         }
-        for number, label in enumerate(dict.fromkeys(labels))
-    }
+    return looks
 
 
 def by_history(rows: list[Row], styles: Styles) -> "Figure":
@@ -76,37 +81,43 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
 
     A line is one model; where a history has several strides or document masks, one of these.
     """
-    figure, loss, difference = _panels(any(row["difference"] for row in rows))
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
 
     def line_of(row: Row) -> tuple[str, int | None, bool]:
         return row["label"], row["stride"] if strides else None, row["document_mask"]
 
-    lines = list(dict.fromkeys(map(line_of, rows)))
-    for number, (label, stride, masked) in enumerate(lines):
-        line = [row for row in rows if line_of(row) == (label, stride, masked)]
-        shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
-        name = label
-        name += f", stride {stride:,}" if stride is not None else ""
-        name += ", documents masked" if masked else ""
-        look = {
-            **styles[label],
-            **({} if stride is None else {"linestyle": LINES[strides.index(stride) % len(LINES)]}),
-            "markerfacecolor": "white" if masked else styles[label]["color"],
-            "label": name,
-        }
-        histories = _floats([row["history"] for row in line]) * shift
-        _error_bars(loss, histories, line, "nats", "nats_interval", look)
-        if difference is not None:
-            # The row that others are compared with stands at zero, and has no interval; what has
-            # no row of that one, documents alike, is compared with nothing.
-            zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
-            gaps = [row["difference"] or zero for row in line]
-            drawn = np.array([gap is not None for gap in gaps])
-            known = [gap for gap in gaps if gap is not None]
-            _error_bars(difference, histories[drawn], known, "nats", "interval", look)
-    _finish(figure, difference, "tokens that the model may see", rows[0]["label"])
+    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
+        lines = list(dict.fromkeys(map(line_of, rows)))
+        for number, (label, stride, masked) in enumerate(lines):
+            line = [row for row in rows if line_of(row) == (label, stride, masked)]
+            shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
+            name = label
+            name += f", stride {stride:,}" if stride is not None else ""
+            name += ", documents masked" if masked else ""
+            look = {
+                **styles[label],
+                **(
+                    {}
+                    if stride is None
+                    else {"linestyle": LINES[strides.index(stride) % len(LINES)]}
+                ),
+                "markerfacecolor": "white" if masked else styles[label]["color"],
+                "label": name,
+            }
+            histories = _floats([row["history"] for row in line]) * shift
+            _error_bars(loss, histories, line, "nats", "nats_interval", look)
+            if difference is not None:
+                # The row that others are compared with stands at zero, and has no interval; what
+                # has no row of that one, documents alike, is compared with nothing.
+                zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
+                gaps = [row["difference"] or zero for row in line]
+                drawn = np.array([gap is not None for gap in gaps])
+                known = [gap for gap in gaps if gap is not None]
+                _error_bars(difference, histories[drawn], known, "nats", "interval", look)
+
+    two = any(row["difference"] for row in rows)
+    figure = _rows_of_panels(rows, two, "tokens that the model may see", draw_lines)
     for axes in figure.axes:
         axes.set_xticks(sorted({row["history"] for row in rows}))
         axes.margins(x=0.1)
@@ -115,21 +126,21 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
 
 def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    figure, loss, difference = _panels(len(labels) > 1)
-    lines = []
-    for label in labels:
-        line = [row for row in rows if row["label"] == label]
-        places = [_middle(row) for row in line]
-        look = {**styles[label], "label": label}
-        _band(loss, places, line, "nats", "interval", look)
+
+    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
+        lines = []
+        for label in _labels(rows):
+            line = [row for row in rows if row["label"] == label]
+            places = [_middle(row) for row in line]
+            look = {**styles[label], "label": label}
+            _band(loss, places, line, "nats", "interval", look)
+            if difference is not None:
+                _band(difference, places, line, "difference", "difference_interval", look)
+            lines.append(line)
         if difference is not None:
-            _band(difference, places, line, "difference", "difference_interval", look)
-        lines.append(line)
-    _finish(figure, difference, x_label, labels[0])
-    if difference is not None:
-        _limit(difference, lines)
-    return figure
+            _limit(difference, lines)
+
+    return _rows_of_panels(rows, len(_labels(rows)) > 1, x_label, draw_lines)
 
 
 def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
@@ -172,26 +183,40 @@ PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
 }
 
 
-def _panels(two: bool) -> "tuple[Figure, Axes, Axes | None]":
-    """A figure with a panel for the loss, and one for its difference if there are two."""
+def _rows_of_panels(
+    rows: list[Row],
+    two: bool,
+    x_label: str,
+    draw_lines: "Callable[[list[Row], Axes, Axes | None], None]",
+) -> "Figure":
+    """A panel for the loss, and one for its difference to the first model if there are two.
+
+    More models than can be told apart go to further rows of panels, each with the first of all.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5) if two else (6.5, 4.5), layout="constrained")
-    panels = figure.subplots(1, 1 + two, squeeze=False)[0]
-    panels[0].set_ylabel("loss, nats per token")
-    return figure, panels[0], panels[1] if two else None
+    first, *others = _labels(rows)
+    groups = [others[at : at + IN_A_ROW] for at in range(0, len(others), IN_A_ROW)] or [[]]
+    figure = Figure(figsize=(11 if two else 6.5, 4.5 * len(groups)), layout="constrained")
+    parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    for part, group in zip(parts, groups, strict=True):
+        loss, *rest = part.subplots(1, 1 + two, squeeze=False)[0]
+        difference = rest[0] if two else None
+        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, difference)
+        loss.set_ylabel("loss, nats per token")
+        if difference is not None:
+            difference.set_ylabel(f"difference to {first}, nats per token")
+            difference.axhline(0, color="black", lw=0.8, zorder=1)
+        for axes in part.axes:
+            _logarithmic(axes, x_label)
+        handles, names = loss.get_legend_handles_labels()
+        columns = min(3, len(names))
+        part.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
+    return figure
 
 
-def _finish(figure: "Figure", difference: "Axes | None", x_label: str, first: str) -> None:
-    """What the panels have in common."""
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    columns = min(3, len(names))
-    figure.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
-    if difference is not None:
-        difference.set_ylabel(f"difference to {first}, nats per token")
-        difference.axhline(0, color="black", lw=0.8, zorder=1)
-    for axes in figure.axes:
-        _logarithmic(axes, x_label)
+def _labels(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row["label"] for row in rows))
 
 
 def _logarithmic(axes: "Axes", x_label: str) -> None:

@@ -87,8 +87,30 @@ def test_the_first_token_of_a_document_is_drawn_at_zero(result):
 
 
 def test_no_two_models_look_alike():
-    looks = evaluation_plots.styles_of(str(number) for number in range(49)).values()
-    assert len({(look["color"], look["marker"]) for look in looks}) == 49
+    first, *looks = evaluation_plots.styles_of(str(number) for number in range(43)).values()
+    assert len({(look["color"], look["marker"]) for look in looks}) == 42
+    assert first["color"] not in {look["color"] for look in looks}
     assert list(evaluation_plots.styles_of("aba")) == ["a", "b"]
     # and not two of one colour by their markers alone, which are small
-    assert len({(look["color"], look["linestyle"]) for look in list(looks)[:28]}) == 28
+    assert len({(look["color"], look["linestyle"]) for look in looks[:24]}) == 24
+
+
+@pytest.mark.parametrize(
+    ("picture", "table"),
+    [(evaluation_plots.by_history, "strided"), (evaluation_plots.by_bin, "document_position")],
+)
+def test_many_models_are_drawn_in_rows_of_panels(result, picture, table):
+    packed = [r for r in result[table] if not r.get("document_mask")]
+    first = [row for row in packed if row["label"] == SHORT]
+    names = [f"model {number}" for number in range(8)]
+    others = [{**r, "label": name} for name in names for r in packed if r["label"] == LONG]
+    looks = evaluation_plots.styles_of([SHORT, *names])
+    more = () if picture is evaluation_plots.by_history else ("tokens",)
+    figure = picture([*first, *others], looks, *more)
+    assert len(figure.axes) == 4
+    for part, shown in zip(figure.subfigs, (names[:6], names[6:]), strict=True):
+        (legend,) = part.legends
+        drawn = dict.fromkeys(text.get_text().split(",")[0] for text in legend.get_texts())
+        assert list(drawn) == [SHORT, *shown]
+        colours = {to_hex(line.get_color()) for line in part.axes[0].lines}
+        assert colours == {looks[name]["color"].lower() for name in drawn}
