@@ -49,6 +49,7 @@ from scripts.evaluation_sums import (
 )
 from scripts.evaluation_tables import tabulate
 from scripts.runs import Run, describe, labels, open_run
+from training.checkpoint import latest_checkpoint
 from training.distributed import Processes, start_processes
 from training.precision import autocast
 from training.token_losses import token_losses
@@ -180,7 +181,9 @@ def evaluate_runs(
             the same name are no seeds of one model; corpora have the same name; no run can be
             scored by one of `plan.modes`; or windows that slide share no token.
     """
-    runs = [open_run(folder) for folder in folders]
+    # one that is still trained may get another newest checkpoint at any moment
+    newest = processes.agree([latest_checkpoint(folder) for folder in folders])
+    runs = [open_run(*of_run) for of_run in zip(folders, newest, strict=True)]
     names = labels(runs)
     contexts = [run.config.model.context_length for run in runs]
     plan.check_lengths(contexts)

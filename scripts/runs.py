@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,14 @@ from training.checkpoint import Progress, latest_checkpoint, load_model, read_pr
 from training.environment import read_starts
 from training.metrics import read_evaluations, read_metrics
 
+WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
+HOW = (
+    "optim.micro_batch_size",
+    *("run.device", "run.compile", "run.deterministic", "run.resume"),
+    *("run.log_every", "run.save_every", "run.keep_last", "run.wandb", "run.wandb_project"),
+)
+"""Settings that change nothing in what is trained but its rounding."""
+
 _SEED = re.compile(r"_seed(\d+)$")
 
 
@@ -28,7 +36,7 @@ class Run:
     config: TrainConfig
     tokenizer: TextTokenizer
     checkpoint: Path
-    """Its newest."""
+    """Its newest, when it was opened."""
     progress: Progress
     """How far it was trained."""
     text_tokens: int | None = None
@@ -39,7 +47,15 @@ class Run:
         """The weights of the checkpoint, read when they are first asked for.
 
         On the CPU until somebody moves it, in evaluation mode, float32.
+
+        Raises:
+            FileNotFoundError: training went on meanwhile, and the checkpoint is gone.
         """
+        if not self.checkpoint.exists():
+            raise FileNotFoundError(
+                f"{self.checkpoint} is gone, as training went on (run.keep_last="
+                f"{self.config.run.keep_last}): once more, or copy {self.folder} first"
+            )
         model = GPT(self.config.model)
         load_model(self.checkpoint, model)
         return model.eval()
@@ -54,14 +70,14 @@ class Run:
         return int(named[1]) if named else self.config.run.seed
 
 
-def open_run(folder: Path) -> Run:
-    """The run in `folder` at its newest checkpoint.
+def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
+    """The run in `folder` at its newest checkpoint, or at the one that processes agreed on.
 
     Raises:
         FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
         ConfigError: the configuration is none.
     """
-    checkpoint = latest_checkpoint(folder)
+    checkpoint = checkpoint or latest_checkpoint(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
     config = load_config([str(folder / RUN_CONFIG)])
@@ -141,21 +157,28 @@ def check_settings(
     place: Path, there: TrainConfig, here: TrainConfig, *, may_differ: Collection[str] = ()
 ) -> None:
     """The same for settings that were found in `place`."""
-    found, wanted = asdict(there), asdict(here)
-    for settings in (found, wanted):
-        settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
-    differing = [
-        f"{group}.{name} is {found[group][name]!r} there and {value!r} here"
-        for group, values in wanted.items()
-        for name, value in values.items()
-        if value != found[group][name]
-        and f"{group}.{name}" not in {"run.out_dir", "run.init_from", *may_differ}
-    ]
+    differing = _differing(there, here, {*WHERE, *may_differ})
     if differing:
+        settings = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in differing)
         raise ValueError(
-            f"{place} holds a run with other settings: {'; '.join(differing)}. Remove it, or "
-            "choose another folder"
+            f"{place} holds a run with other settings: {settings}. Remove it, or choose another "
+            "folder"
         )
+
+
+def _differing(
+    a: TrainConfig, b: TrainConfig, may_differ: Collection[str]
+) -> list[tuple[str, Any, Any]]:
+    """Settings, as "optim.lr", with both values."""
+    these, those = asdict(a), asdict(b)
+    for settings in (these, those):
+        settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
+    return [
+        (f"{group}.{name}", value, those[group][name])
+        for group, values in these.items()
+        for name, value in values.items()
+        if value != those[group][name] and f"{group}.{name}" not in may_differ
+    ]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -168,10 +191,11 @@ def labels(runs: Sequence[Run]) -> list[str]:
     known: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
         for other in known.setdefault(name, []):
-            if _without_seed(run.config) != _without_seed(other.config):
+            if differing := _differing(run.config, other.config, ("run.seed", *WHERE, *HOW)):
+                settings = "; ".join(f"{name} is {a!r} and {b!r}" for name, a, b in differing)
                 raise ValueError(
                     f"{run.folder} and {other.folder} are both called {name}, but differ in more "
-                    "than run.seed: rename one of the folders"
+                    f"than run.seed: {settings}. Rename one of the folders"
                 )
             if run.progress.step != other.progress.step:
                 raise ValueError(
@@ -191,11 +215,6 @@ def labels(runs: Sequence[Run]) -> list[str]:
                 )
         known[name].append(run)
     return names
-
-
-def _without_seed(config: TrainConfig) -> TrainConfig:
-    run = replace(config.run, seed=0, out_dir="", init_from=None)
-    return replace(config, run=run)
 
 
 def _origin(config: TrainConfig) -> tuple[int, str | None]:

@@ -11,6 +11,7 @@ from data.windows import ScoringWindows
 from scripts import evaluate
 from scripts.runs import open_run
 from tests.scripts.known_losses import find
+from training.distributed import Processes
 
 
 @pytest.mark.parametrize(("option", "masks"), [("packed", False), ("masked", True)])
@@ -72,6 +73,18 @@ def test_runs_that_go_on_are_pairs_with_what_has_their_number(train, result_of):
     half_width = 4.303 * np.std(gaps, ddof=1) / 3**0.5
     assert difference["seeds"] == 3
     assert difference["half_width_of_seeds"] == pytest.approx(half_width, rel=1e-3)
+
+
+def test_processes_agree_on_the_checkpoint(train, result_of, monkeypatch):
+    folder = train("run", "run.log_every=1", "run.save_every=1", steps=2)
+    first, newest = sorted((folder / "checkpoints").iterdir())
+
+    def agree(self, value):
+        """This one looked when there was a newer checkpoint than the main process found."""
+        return [first] if value == [newest] else value
+
+    monkeypatch.setattr(Processes, "agree", agree)
+    assert [run["step"] for run in result_of(folder, "--modes", "chunk")["runs"]] == [1]
 
 
 def test_the_text_is_that_of_the_first_run(train, result_of, other_corpus):

@@ -1,6 +1,7 @@
 """What runs are called; another's settings are tested with those that use them."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,11 @@ def test_labels_group_seeds(opened):
 @pytest.mark.parametrize(
     ("options", "step", "message"),
     [
-        (("run.seed=2", "optim.lr=1e-5"), 3, "are both called a, but differ in more than run.seed"),
+        (
+            ("run.seed=2", "optim.lr=1e-5"),
+            3,
+            "called a, .* run.seed: optim.lr is 1e-05 and .*Rename",
+        ),
         (("run.seed=2",), 4, r"a_seed2 is at step 4 and .*a_seed1 at step 3.*to the same step"),
         (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),
     ],
@@ -36,6 +41,22 @@ def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
     runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
     with pytest.raises(ValueError, match=message):
         labels([opened("b", "model.n_layer=9"), *runs])
+
+
+def test_seeds_may_differ_in_how_they_were_trained(opened, tmp_path):
+    data = tmp_path / "data"
+    others = (f"data.path={os.path.relpath(data)}", "run.keep_last=5", "run.wandb=offline")
+    runs = [
+        opened("a_seed1", "run.seed=1", f"data.path={data}"),
+        opened("a_seed2", "run.seed=2", *others),
+    ]
+    assert labels(runs) == ["a", "a"]
+
+
+def test_a_checkpoint_that_is_gone_since(opened):
+    run = opened("a")
+    with pytest.raises(FileNotFoundError, match="step_00000003 is gone, as training went on .*=2"):
+        _ = run.model
 
 
 def test_numbers_of_seeds(opened):
