@@ -7,13 +7,13 @@ out zero; all its words follow from the numbers.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from configs.command_line import errors_as_sentences
@@ -29,7 +29,7 @@ from scripts.evaluation_sections import (
 )
 from scripts.evaluation_verdicts import difference_of, documents, verdicts
 from scripts.markdown import digits
-from scripts.results import write_result
+from scripts.results import read_result, write_result
 
 RESULT, REPORT = "evaluation.json", "report.md"
 
@@ -56,7 +56,7 @@ def redraw(folder: Path) -> None:
         raise FileNotFoundError(
             f"{folder} holds no {RESULT}: give the --out of an evaluation by scripts.evaluate"
         )
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = read_result(path, "data", "strided")
     for picture in draw(result, folder):
         print(f"drew {picture}")
     write_atomically(folder / REPORT, markdown(result).encode())
@@ -85,12 +85,12 @@ def show(result: dict[str, Any]) -> None:
     if not rows:
         return
     title = "On identical tokens" if result["strided"] else "As the paper evaluates"
-    table = Table(title=f"{title}; difference to {rows[0]['label']}")
+    table = Table(title=escape(f"{title}; difference to {rows[0]['label']}"))
     for column in ("", "history", "stride", "documents", "nats", "perplexity", "difference"):
         table.add_column(column, justify="left" if column in ("", "documents") else "right")
     for row in rows:
         table.add_row(
-            row["label"],
+            escape(row["label"]),
             f"{row['history']:,}",
             f"{row['stride']:,}",
             documents(row),

@@ -7,7 +7,7 @@ from scripts.evaluation_statistics import LEAST_DOCUMENTS
 from scripts.evaluation_sums import LEAST_SEEN
 from scripts.evaluation_verdicts import difference_of, documents, verdict
 from scripts.markdown import digits, is_known, markdown_table, with_interval
-from scripts.results import Row
+from scripts.results import Row, cost_before
 
 BINNED = {
     "chunk_position": (
@@ -15,7 +15,8 @@ BINNED = {
         "By position in the chunk",
         "Tokens by where in its window the one before them stands, from 0, where windows do not "
         "overlap. Differences are between the same positions, each model in its own windows: what "
-        "it sees is as long, but of a model of another context the tokens are others.",
+        "it sees is as long, but of a model of another context the tokens are others; where one of "
+        "two contexts ends within a row, there is none.",
     ),
     "document_position": (
         "tokens before",
@@ -44,6 +45,10 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
         values = [run[key] for run in runs[label]]
         return digits(fmean(values), how) if is_known(*values) else "-"
 
+    def whole(label: str, key: str, how: str) -> str:
+        values = [run[key] + cost_before(run)[key] for run in runs[label]]
+        return digits(fmean(values), how) if is_known(*values) else "-"
+
     header = ["model", "seeds", "context", "positions", "mask", "documents", "training tokens"]
     rows = [
         [
@@ -53,9 +58,9 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
             seeds[0]["positions"],
             seeds[0]["mask"],
             documents(seeds[0]),
-            mean(label, "tokens", ",.0f"),
+            whole(label, "tokens", ",.0f"),
             mean(label, "tokens_per_s", ",.0f"),
-            mean(label, "gpu_hours", ",.2f"),
+            whole(label, "gpu_hours", ",.2f"),
         ]
         for label, seeds in runs.items()
     ]
@@ -65,6 +70,7 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
         f"{data['tokens']:,} tokens, {data['text_bytes']:,} bytes of text. "
         "The models, means over their seeds:",
         markdown_table([*header, "tokens/s", "GPU-hours"], rows).rstrip(),
+        "Training tokens and GPU-hours count those of the run whose weights a model starts with. "
         "Documents are packed where a token sees what stands before its document in the window, "
         "masked where it does not.",
         trained_on(result["runs"]),
@@ -200,7 +206,7 @@ def how_intervals_are_made(result: dict[str, Any]) -> list[str]:
         "several seeds, the interval over these is added in quadrature. Differences are over the "
         "seeds that both models have, in pairs, by Student's t; where they share none, or one of "
         "several, over all, by Welch's standard error with the degrees of freedom of the fewer "
-        "seeds. Intervals of losses and of controls count documents alone. "
+        "seeds. Intervals of losses count documents alone. "
         "Documents of unequal length count as fewer of equal length, and where these are fewer "
         f"than {LEAST_DOCUMENTS}, there is no interval.",
     ]

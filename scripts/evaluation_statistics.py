@@ -115,7 +115,9 @@ def _t_975(freedom: float) -> float:
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 
-@lru_cache(maxsize=1)  # drawing takes longer than all else, and rows of a table share their draws
+# drawing takes longer than all else, and rows of a table share their draws; chunks and windows that
+# slide may score another number of documents
+@lru_cache(maxsize=2)
 def _draws(n_documents: int, resamples: int, seed: int) -> np.ndarray:
     """How often each draw has each document: (resamples, n_documents), float64 to be fast."""
     chances = np.full(n_documents, 1 / n_documents)

@@ -124,7 +124,14 @@ def describe_corpus(
 
 def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Text, np.ndarray]:
     """What is scored, and what `well_seen` gives for it; see `describe_corpus`."""
+    scorings = list(dict.fromkeys(scorings))
     counted = well_seen(scorings, len(stream))
+    if not counted.any():
+        names = ", ".join(s.name for s in scorings if kind_of(s) == "sliding")
+        raise ValueError(
+            f"none of the {len(stream):,} tokens of {stream.path} sees {LEAST_SEEN} of the history "
+            f"in each of {names}: take a single --stride, a smaller --first, or a longer text"
+        )
     text = Text(
         name=stream.path.resolve().name,
         sha256=sha256_of(stream),
@@ -149,20 +156,11 @@ def kind_of(scoring: Scoring) -> Literal["chunk", "sliding", "control"]:
 
 
 def well_seen(scorings: Iterable[Scoring], n_tokens: int) -> np.ndarray:
-    """(n_tokens,) bool: the tokens that see LEAST_SEEN of the history wherever windows slide.
-
-    Raises:
-        ValueError: there are none.
-    """
-    sliding = [scoring for scoring in dict.fromkeys(scorings) if kind_of(scoring) == "sliding"]
+    """(n_tokens,) bool: the tokens that see LEAST_SEEN of the history wherever windows slide."""
     counted = np.ones(n_tokens, dtype=bool)
-    for scoring in sliding:
-        counted &= scoring.seen(n_tokens) >= LEAST_SEEN * scoring.history
-    if not counted.any():
-        raise ValueError(
-            f"of {', '.join(s.name for s in sliding)} no token sees {LEAST_SEEN} of the history in "
-            "each: take a single --stride, a smaller --first, or a longer text"
-        )
+    for scoring in scorings:
+        if kind_of(scoring) == "sliding":
+            counted &= scoring.seen(n_tokens) >= LEAST_SEEN * scoring.history
     return counted
 
 

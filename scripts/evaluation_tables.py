@@ -71,13 +71,15 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
             "documents": len(text.document_lengths),
             "text_bytes": text.text_bytes,
         },
-        "runs": [{"label": s.label, **s.about} for s in scored],
+        "runs": [
+            {"label": s.label, "init_from": s.config.run.init_from, **s.about} for s in scored
+        ],
         "chunk": [_tabulate(r, _same_way(chunk, r)) for r in chunk],
         "strided": [_tabulate(r, _same_way(strided, r)) for r in strided],
         "control": [_tabulate(r, _undisturbed(control, r)) for r in control],
         "as_trained": [_tabulate(r, _first(as_trained, r)) for r in as_trained],
         "as_trained_chunk": [_tabulate(r, _first(as_trained_chunk, r)) for r in as_trained_chunk],
-        "chunk_position": _binned(as_trained_chunk),
+        "chunk_position": _of_whole_bins(_binned(as_trained_chunk)),
         "document_position": _binned(as_trained),
         "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
     }
@@ -288,9 +290,7 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
     gaps = []
     for number, of_documents in enumerate(documents):
         ours, theirs = ([m.get(number, math.nan) for m in of] for of in means)
-        if row.label == versus.label:
-            half_width = None  # the same weights scored twice: documents say it all
-        elif shared:
+        if shared:
             half_width = paired_half_width([a - b for a, b in zip(ours, theirs, strict=True)])
         else:
             half_width = seed_half_width(ours, theirs)
@@ -322,6 +322,17 @@ def _interval(of: Estimate) -> list[float | None]:
 def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums: sums) -> Table:
     """Every model in every bin, next to the first."""
     return [cell for row in rows for cell in _by_bin(row, rows[0], bins)]
+
+
+def _of_whole_bins(table: Table) -> Table:
+    """Without differences in a bin that one of the two windows ends in: of other positions."""
+
+    def is_whole(cell: dict[str, Any]) -> bool:
+        histories = {table[0]["history"], cell["history"]}
+        return len(histories) == 1 or 2 ** cell["bin"] <= min(histories)
+
+    none = {"difference": None, "difference_interval": [None, None]}
+    return [cell if is_whole(cell) else cell | none for cell in table]
 
 
 def _by_bin(

@@ -1,6 +1,7 @@
 """Results that others can check: numbers with the machine, versions, commit and command."""
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -13,6 +14,40 @@ from training.environment import machine
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
 Stage = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
+
+
+COST = ("tokens", "gpu_hours")  # of training
+
+
+def cost_before(run: Row) -> dict[str, float]:
+    """What the run took whose weights this one started with: zeros if there is none.
+
+    Args:
+        run: as `scripts.runs.describe` tells it, with `init_from`; NaN where it does not tell.
+    """
+    if run["before"] is not None:
+        return {name: run["before"][name] for name in COST}
+    return dict.fromkeys(COST, 0 if run.get("init_from") is None else math.nan)
+
+
+def read_result(path: Path, *names: str) -> dict[str, Any]:
+    """Read a result that `write_result` wrote.
+
+    Args:
+        path: of the JSON file.
+        names: of values that it must have.
+
+    Raises:
+        ValueError: the file is damaged, or of another kind.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): make it anew") from error
+    missing = [name for name in names if not isinstance(values, dict) or name not in values]
+    if missing:
+        raise ValueError(f"{path} has no {', '.join(missing)}: give a file of the right kind")
+    return values
 
 
 def environment() -> dict[str, str | None]:

@@ -4,7 +4,6 @@ python -m scripts.table4_report out/table4_minutes/table4.json    # Markdown and
 """
 
 import argparse
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from data.files import write_atomically
 from scripts.evaluation_plots import save, styles_of
 from scripts.evaluation_sections import trained_on
 from scripts.markdown import digits, is_known, markdown_table, with_interval
-from scripts.results import write_result
+from scripts.results import COST, cost_before, read_result, write_result
 from scripts.table4_comparisons import comparisons_table, draw_positions
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ PAPER = (
 """arXiv 2205.14135, Table 4: GPT-2 small on OpenWebText, perplexity, days on 8 A100."""
 
 RESULT = "table4.json"
-COST = ("tokens", "gpu_hours")
 
 
 def write_table4(
@@ -68,7 +66,7 @@ def write_table4(
 
 def redraw(path: Path) -> None:
     """Write the Markdown and the pictures anew beside the JSON, and print the tables."""
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = read_result(path, "budget", "comparisons", "curves")
     text = markdown(result)
     write_atomically(path.with_suffix(".md"), text.encode())
     going_on = {run["label"] for run in result["runs"] if run["before"]}
@@ -94,8 +92,8 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
             {
                 "label": label,
                 "seeds": len(runs),
-                "tokens": runs[0]["tokens"] + _before(runs[0])["tokens"],
-                "gpu_hours": mean(run["gpu_hours"] + _before(run)["gpu_hours"] for run in runs),
+                "tokens": runs[0]["tokens"] + cost_before(runs[0])["tokens"],
+                "gpu_hours": mean(run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in runs),
                 # a run of few steps has none, as the first ones are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
                 "paper_perplexity": chunk["perplexity"],
@@ -118,7 +116,7 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
     """
     by_model: dict[str, list[list[dict[str, Any]]]] = {}
     for run in runs:
-        before = _before(run)
+        before = cost_before(run)
         rest = [r | {key: r[key] + before[key] for key in COST} for r in run["evaluations"]]
         first = [run["before"]] if run["before"] else []
         by_model.setdefault(run["label"], []).append(first + rest)
@@ -129,11 +127,6 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
         ]
         for model, seeds in by_model.items()
     }
-
-
-def _before(run: dict[str, Any]) -> dict[str, Any]:
-    """What the run took whose weights this one started with; zeros if there is none."""
-    return run["before"] or dict.fromkeys(COST, 0)
 
 
 def markdown(result: dict[str, Any]) -> str:

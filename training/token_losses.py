@@ -56,6 +56,6 @@ def token_losses(
     if n_broken:
         raise FloatingPointError(
             f"the losses of {n_broken:,} of {int(scored.sum()):,} tokens are not finite: the model "
-            "is broken, evaluate an earlier checkpoint"
+            "is broken. Move its newest checkpoint away, and the one before it is evaluated"
         )
     return torch.where(scored == 1, losses, torch.nan).cpu().numpy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.windows import Scoring
-from scripts.evaluation_statistics import seed_half_width
+from scripts.evaluation_statistics import paired_half_width, seed_half_width
 from tests.scripts.known_losses import (
     CHUNK_LONG,
     LONG,
@@ -116,6 +116,31 @@ def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
     ]  # fmt: skip
 
 
+def test_a_shorter_history_is_compared_over_the_seeds(scored, stream, base):
+    gaps = [0.1, 0.2, 0.6]
+    runs = [
+        scored("a", {SHORT: base + n + gap, LONG: base + n}, seed=n) for n, gap in enumerate(gaps)
+    ]
+    difference = find(tables_of(runs, stream)["strided"], "a", history=32)["difference"]
+    assert (difference["to_label"], difference["seeds"]) == ("a", 3)
+    assert difference["nats"] == pytest.approx(0.3, abs=1e-5)
+    half = paired_half_width(gaps)
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
+
+
+def test_no_difference_where_one_window_ends_within_a_bin(scored, stream, base):
+    ends = {"a": 48, "b": 64}
+    result = tables_of(
+        [scored(label, {Scoring(history=h, stride=h): base}) for label, h in ends.items()], stream
+    )
+    bins = [row["range"] for row in result["chunk_position"] if row["label"] == "b"]
+    assert bins[-1] == "32 to 63"
+    for name in bins:
+        row = find(result["chunk_position"], "b", range=name)
+        assert (row["difference"] is None) == (row["difference_interval"][0] is None)
+        assert (row["difference"] is None) == (name == "32 to 63")
+
+
 def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream, base):
     runs = []
     for label, history in (("short", 32), ("long", 64)):
@@ -134,7 +159,10 @@ def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream
 def test_windows_that_share_no_token_are_refused(scored, stream, base):
     one_window = {"history": 64, "first": 900}  # of 64 tokens the last 9 count, of 48 the last 9
     long, short = (Scoring(**one_window, stride=stride) for stride in (64, 48))
-    with pytest.raises(ValueError, match=r"of h64_s64_f900, h64_s48_f900 no token sees 7/8 of"):
+    with pytest.raises(
+        ValueError,
+        match=r"968 tokens .* in each of h64_s64_f900, h64_s48_f900: take",
+    ):
         tables_of([scored("a", {long: base, short: base})], stream)
 
 

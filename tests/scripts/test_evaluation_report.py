@@ -79,6 +79,37 @@ def test_what_was_scored_and_trained(result):
     assert sections(markdown(result))["What was scored"][1][-2] == "-"
 
 
+def test_what_a_model_goes_on_from_counts_as_its_own(result):
+    for run in result["runs"][:3]:
+        run["init_from"], run["before"] = "out/other", {"tokens": 4_000, "gpu_hours": 0.25}
+    short, long = sections(markdown(result))["What was scored"][1:]
+    assert (short[6], short[-1]) == ("70,000", "1.75")
+    assert (long[6], long[-1]) == ("66,000", "1.50")
+    result["runs"][2]["before"] = None  # of one it is not known
+    short, _ = sections(markdown(result))["What was scored"][1:]
+    assert (short[6], short[-1]) == ("-", "-")
+
+
+def test_what_is_no_evaluation_is_refused(tmp_path):
+    path = tmp_path / "evaluation.json"
+    for text, problem in (
+        ('{"data": ', r"evaluation.json is damaged \("),
+        ('{"rows": {}}', "evaluation.json has no data, strided: give"),
+        ("[]", "evaluation.json has no data, strided: give"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=problem):
+            evaluation_report.redraw(tmp_path)
+
+
+def test_a_name_with_brackets_is_shown_whole(result, capsys):
+    for table in ("runs", "strided"):
+        for row in result[table]:
+            row["label"] = f"{row['label']}[high]"
+    evaluation_report.show(result)
+    assert "difference to short[high]" in capsys.readouterr().out
+
+
 def test_the_first_lines_say_what_the_rows_say(result):
     (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
     short, whole = result["as_trained"]

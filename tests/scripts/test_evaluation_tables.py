@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs import load_config
 from data.tokenizer import load_tokenizer
 from data.windows import Scoring
 from scripts.evaluation_sums import Scored, Sums, Text
@@ -103,7 +104,8 @@ def test_controls_are_compared_with_their_own_intact_windows(scored, stream, bas
         assert (row["near"], difference["to_label"], difference["to_history"]) == (5, label, 64)
         assert difference["nats"] == pytest.approx(rise, abs=1e-5)
         assert difference["interval"] == pytest.approx([rise, rise], abs=1e-5)
-        assert difference["half_width_of_seeds"] is None  # the same weights twice
+        if label == "b":  # by as much in both seeds
+            assert difference["half_width_of_seeds"] == pytest.approx(0, abs=1e-5)
     alone = tables_of([scored("c", {shuffle: base})], stream)
     assert alone["control"][0]["difference"] is None
     assert [(row["label"], row["history"]) for row in result["strided"]] == [("a", 64), ("b", 32)]
@@ -239,7 +241,8 @@ def test_lengths_of_documents_at_powers_of_two():
     nats = tokens * np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])
     sums = {LONG: Sums(nats=nats, tokens=tokens, n_bytes=7)}
     about = {"document_mask": False}
-    scored = Scored(label="a", number=1, about=about, config=None, sums=sums)
+    config = load_config(["configs/quickstart.yaml"])
+    scored = Scored(label="a", number=1, about=about, config=config, sums=sums)
     text = Text(
         name="x", sha256="", counted="", tokens=9, text_bytes=9, document_lengths=lengths
     )  # fmt: skip
