@@ -9,14 +9,13 @@ the same text; scores them on the same validation tokens (scripts.evaluate), and
 Stopped, the same command goes on. A model that is measured by another one's time, or starts from
 its weights, brings that one along. Several machines can share the work, each with its --only: put
 the files of all --sums into one folder, and call the command with --report-only. No more is needed
-of the runs, and none is trained again for want of its folder alone.
+of the runs, and none is trained again for want of its folder alone, unless --only names it in full.
 """
 
 import argparse
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -26,22 +25,21 @@ from data.windows import ScoringWindows
 from scripts.evaluate import validation_splits
 from scripts.evaluation_plan import Plan
 from scripts.evaluation_report import write_report
-from scripts.evaluation_sums import Scored, Text, describe_text, read_scored
+from scripts.evaluation_sums import Scored, Text, describe_text
 from scripts.evaluation_tables import compare, tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
 from scripts.table4_comparisons import PAIRS
 from scripts.table4_models import BUDGETS, MODELS
-from scripts.table4_plan import (
-    Job,
-    check_sums,
-    final_arguments,
-    is_whole,
-    last_step,
-    make_jobs,
-    what_it_took,
-)
+from scripts.table4_plan import Job, check_sums, final_arguments, make_jobs
 from scripts.table4_report import write_table4
-from training.metrics import read_evaluations
+from scripts.table4_work import (
+    found_sums,
+    jobs_here,
+    left_to_do,
+    say_what_is_done,
+    why_not,
+    without_sums,
+)
 
 
 def make_plan(
@@ -106,78 +104,6 @@ def check_scorable(
     return texts
 
 
-def jobs_here(jobs: Sequence[Job], patterns: Sequence[str], sums: Path) -> list[Job]:
-    """Those whose runs match a pattern, of earlier patterns first; others are trained elsewhere.
-
-    Args:
-        jobs: all of the sweep.
-        patterns: of names of runs.
-        sums: of runs that were trained elsewhere, among others.
-
-    Raises:
-        ValueError: a pattern matches no run, or a run elsewhere is needed and not there.
-    """
-    for pattern in patterns:
-        if not any(fnmatchcase(job.folder.name, pattern) for job in jobs):
-            raise ValueError(
-                f"--only={pattern} matches none of the runs of this sweep: "
-                f"{', '.join(job.folder.name for job in jobs)}"
-            )
-    here = list(
-        dict.fromkeys(job for p in patterns for job in jobs if fnmatchcase(job.folder.name, p))
-    )
-    folders = {job.folder for job in here}
-    new = [job for job in here if job.progress is None]
-    elsewhere = {folder for job in new for folder in job.needs} - folders
-    weights = {Path(job.config.run.init_from) for job in new if job.config.run.init_from}
-    finished = {job.folder for job in jobs if job.is_finished}
-    missing = sorted(
-        folder.name
-        for folder in elsewhere
-        if what_it_took(folder, sums) is None or folder in weights - finished
-    )
-    if missing:
-        raise ValueError(
-            f"--only leaves out {', '.join(missing)}, which others need: copy the folders of these "
-            f"runs here (where only their time counts, their files in {sums} will do)"
-        )
-    return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
-
-
-def left_to_do(jobs: Sequence[Job], plan: Plan, texts: Sequence[Text], sums: Path) -> list[Job]:
-    """Those whose sums are not there or not of the run in their folder, and what they start from.
-
-    Arguments as for `report`.
-    """
-
-    def is_kept(job: Job) -> bool:
-        found = _found(job, texts, sums)
-        if _why_not(job, plan, found, texts) is not None:
-            return False
-        if not job.folder.exists():
-            return True
-        about = found[0][0].about
-        if last_step(job.folder) != about["step"]:
-            return False
-        return read_evaluations(job.folder)[-1]["gpu_hours"] == about["gpu_hours"]
-
-    def brings(job: Job, here: set[Path]) -> set[Path]:
-        if job.progress is not None:
-            return set()
-        weights = {Path(job.config.run.init_from)} if job.config.run.init_from else set()
-        # A time is never told by runs of two machines: one that is measured anew brings the others.
-        times = set(job.needs) - (weights if job.seed > 1 else set())
-        return weights | times if times & (weights | here) else weights
-
-    here = {job.folder for job in jobs if not is_kept(job)}
-    while more := set().union(*(brings(job, here) for job in jobs if job.folder in here)) - here:
-        here |= more
-    kept = [job.folder.name for job in jobs if job.folder not in here]
-    if kept:
-        print(f"nothing to do, as {sums} tells it all (or name them in --only): {', '.join(kept)}")
-    return jobs_here(jobs, [job.folder.name for job in jobs if job.folder in here], sums)
-
-
 def task_of(job: Job, plan: Plan, score_on: Sequence[Path], sums: Path) -> Task:
     """Train a run and score it on all corpora."""
 
@@ -233,8 +159,8 @@ def report(
     left_out: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order[job.name], job.seed)):
         name = job.folder.name
-        found = _found(job, texts, sums)
-        why = "failed" if name in failed else _why_not(job, plan, found, texts)
+        found = found_sums(job, texts, sums)
+        why = "failed" if name in failed else why_not(job, plan, found, texts)
         if why is not None:
             left_out.setdefault(why, []).append(name)
             continue
@@ -258,34 +184,6 @@ def report(
         comparisons[text.name] = compare(scored, PAIRS)
         write_report(results[text.name], out / f"evaluation_{text.name}")
     write_table4(results, comparisons, budget, out)
-
-
-def _found(job: Job, texts: Sequence[Text], sums: Path) -> list[tuple[Scored, Text]]:
-    """What is there of a run, in the order of `texts`."""
-    paths = [sums / text.name / f"{job.folder.name}.npz" for text in texts]
-    return [read_scored(path) for path in paths if path.exists()]
-
-
-def _why_not(
-    job: Job, plan: Plan, found: Sequence[tuple[Scored, Text]], texts: Sequence[Text]
-) -> str | None:
-    """Why a run cannot be in the report, if so."""
-    if len(found) < len(texts):
-        return "not trained and scored"
-    for (scored, there), text in zip(found, texts, strict=True):
-        if there.sha256 != text.sha256:
-            return f"scored on another text that is called {text.name}"
-        if there.counted != text.counted or not scored.sums.keys() >= set(
-            plan.scorings_of(job.config, ())
-        ):
-            return "not scored as these --models, --stride and --histories ask for"
-        if not is_whole(scored):
-            return "scored before it was finished"
-        if scored.config.run.init_from is not None and scored.about["before"] is None:
-            return "not known what the run took whose weights it starts with"
-        if scored.about != found[0][0].about:
-            return "scored on one text, trained anew, and scored on another"
-    return None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -346,10 +244,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_sums(jobs, sums, args.data)
     failed = []
     if not args.report_only:
+        reasons = without_sums(jobs, plan, texts, sums)
+        kept = {job.folder.name for job in jobs} - reasons.keys()
         if args.only is None:
-            here = left_to_do(jobs, plan, texts, sums)
+            here = left_to_do(jobs, kept, sums)
         else:
-            here = jobs_here(jobs, args.only, sums)
+            here = jobs_here(jobs, args.only, sums, kept)
+        say_what_is_done(jobs, here, reasons, sums)
         tasks = [task_of(job, plan, score_on, sums) for job in here]
         try:
             failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))

@@ -68,7 +68,8 @@ class Job:
     @property
     def may_differ(self) -> tuple[str, ...]:
         """Settings that a run of this job may have begun with otherwise."""
-        return (*OF_GPUS, *(OF_TIME if MODELS[self.name].same_time_as is not None else ()))
+        of_time = OF_TIME if MODELS[self.name].same_time_as is not None else ()
+        return (*OF_GPUS, *of_time, "data.path")  # the text may lie elsewhere on another machine
 
 
 def last_step(folder: Path) -> int | None:
@@ -102,10 +103,10 @@ def is_whole(scored: Scored) -> bool:
 
 
 def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
-    """Refuse a folder of sums that are of other runs than these, or of runs on another text.
+    """Refuse sums that are of other runs than these, and runs on another text.
 
     Args:
-        jobs: all of the sweep.
+        jobs: all of the sweep; their folders are those of runs with their settings.
         sums: FOLDER/CORPUS/RUN.npz.
         data: token shards that the jobs train on.
 
@@ -113,19 +114,24 @@ def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
         ValueError: names the settings that differ, or how long the texts are.
     """
     here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
+
+    def check_text(path: Path, there: int | None, option: str) -> None:
+        if there not in (None, here):  # early runs do not tell
+            raise ValueError(
+                f"{path} is of a run that was trained on a text of {there:,} tokens, and "
+                f"--data {data} has {here:,}: take the text that all were trained on, or "
+                f"another {option}"
+            )
+
     for job in jobs:
+        checkpoint = latest_checkpoint(job.folder)
+        if checkpoint is not None:
+            must_match = read_progress(checkpoint)[1]
+            check_text(job.folder, must_match.get("training tokens"), "--out")
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
             scored, _ = read_scored(path)
-            # where the text lies on another machine does not matter
-            may_differ = (*job.may_differ, "data.path")
-            check_settings(path, scored.config, job.config, may_differ=may_differ)
-            there = scored.about.get("text_tokens")  # early sums do not tell
-            if there not in (None, here):
-                raise ValueError(
-                    f"{path} is of a run that was trained on a text of {there:,} tokens, and "
-                    f"--data {data} has {here:,}: take the text that all were trained on, or "
-                    "another --sums"
-                )
+            check_settings(path, scored.config, job.config, may_differ=job.may_differ)
+            check_text(path, scored.about.get("text_tokens"), "--sums")
 
 
 def make_jobs(
@@ -197,14 +203,18 @@ def make_jobs(
 def final_arguments(job: Job, sums: Path) -> tuple[str, ...]:
     """The arguments of train.py, once all runs that the job needs are finished.
 
-    A run that was begun keeps the number of steps that it began with. `sums` as in `what_it_took`.
+    A run that was begun keeps the number of steps that it began with, and other seeds take that of
+    the first, wherever it was trained. `sums` as in `what_it_took`.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
         return *job.recipe, *job.overrides
-    begun = job.folder / RUN_CONFIG
-    if begun.exists():
-        steps = load_config([str(begun)]).optim.max_steps
+    first = job.folder.with_name(f"{job.name}_seed1")
+    begun = [path for f in (job.folder, first) if (path := f / RUN_CONFIG).exists()]
+    if begun:
+        steps = load_config([str(begun[0])]).optim.max_steps
+    elif job.seed > 1 and (took := what_it_took(first, sums)) is not None:
+        steps = took["step"]
     else:
         steps = _affordable_steps(job, model, sums)
     of_time = (

@@ -114,6 +114,7 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     assert config.run.init_from == str(tmp_path / "1k_seed1")
     assert config.model.rope_base == pytest.approx(10_000 * 4 ** (64 / 62), rel=1e-4)
     assert config.optim.warmup_steps == 62
+    assert config.run.eval_every == 40  # a sixth, in tens
     assert (
         final_arguments(job, tmp_path / "sums")[-3:]
         == final_arguments(second, tmp_path / "sums")[-3:]
