@@ -5,8 +5,8 @@
 
 The first argument is a configuration, the others replace single values of it. The run goes into
 run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it goes on from its newest
-checkpoint, with the same samples and the same losses as if it had never stopped. run.init_from
-names another run to take the first weights from.
+checkpoint, with the same samples and the same losses as if it had never stopped; started while it
+still runs, the second refuses. run.init_from names another run to take the first weights from.
 """
 
 import math
@@ -45,6 +45,7 @@ from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 from training.precision import autocast
+from training.run_lock import only_run
 from training.stopwatch import Stopwatch
 
 
@@ -54,6 +55,7 @@ def main(argv: Sequence[str]) -> Evaluation:
     with (
         start_processes(config.run.device) as processes,
         deterministic_algorithms(config.run.deterministic),
+        only_run(Path(config.run.out_dir), processes),  # before anything there is read or written
     ):
         return train(config, processes)
 
@@ -113,7 +115,6 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         source = Path(config.run.init_from)
         origin = load_first_weights(source, model, stream, processes)
     if processes.is_main:
-        run_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())

@@ -1,6 +1,9 @@
-"""Files that a crash leaves whole."""
+"""Files that a crash leaves whole, in folders that one process at a time may write to."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _UNFINISHED = ".unfinished"
@@ -28,6 +31,30 @@ def remove_unfinished_files(folder: Path) -> None:
     """Delete what killed processes left; only for a folder that no other process writes to."""
     for path in folder.glob(f"*{_UNFINISHED}"):
         path.unlink()
+
+
+@contextmanager
+def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a folder, which the system frees when this process ends in any way.
+
+    It is the lock of the folder itself: no file of it lies among the others.
+
+    Args:
+        folder: one that is there.
+        refusal: what to tell whoever comes second.
+
+    Raises:
+        ValueError: another process holds the lock, or this one does already.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(refusal) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

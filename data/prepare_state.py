@@ -1,15 +1,12 @@
 """What an unfinished preparation remembers, so that the next run goes on with the same settings."""
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from data.documents import SPLITS
-from data.files import write_atomically
+from data.files import lock_folder, write_atomically
 from data.shards import FORMAT_VERSION, PROGRESS, SplitInfo, load_json, to_json
 
 
@@ -79,21 +76,10 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-@contextmanager
-def only_run(out: Path) -> Iterator[None]:
+def only_run(out: Path) -> AbstractContextManager[None]:
     """Hold the folder's lock, which the system frees when the process ends in any way.
 
     Raises:
         ValueError: Another process holds it.
     """
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"{out} is being prepared by another process; wait for it or end it."
-            ) from error
-        yield
-    finally:
-        os.close(folder)
+    return lock_folder(out, f"{out} is being prepared by another process; wait for it or end it.")

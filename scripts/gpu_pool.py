@@ -162,7 +162,10 @@ def _terminated_with_us(children: _Children) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup asks for
+        numbers.append(signal.SIGHUP)  # the terminal is gone
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

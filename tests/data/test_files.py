@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from data.files import write_atomically
+from data.files import lock_folder, write_atomically
 
 WRITER = """
 import sys
@@ -17,6 +17,15 @@ path = Path(sys.argv[1])
 for number in range(100):
     write_atomically(path, sys.argv[2].encode() * 5000)
     assert len(set(path.read_bytes())) == 1 and path.stat().st_size == 5000
+"""
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from data.files import lock_folder
+with lock_folder(Path(sys.argv[1]), "taken"):
+    print("held", flush=True)
+    time.sleep(20)
 """
 
 
@@ -40,3 +49,26 @@ def test_processes_may_write_the_same_file(tmp_path):
     writers = [subprocess.Popen([*command, letter]) for letter in "ab"]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_at_a_time_holds_the_lock_of_a_folder(tmp_path):
+    with lock_folder(tmp_path, "first"):
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(ValueError, match="^wait for it$"), lock_folder(tmp_path, "wait for it"):
+            pass
+        # who was refused did not free it
+        with pytest.raises(ValueError, match="again"), lock_folder(tmp_path, "again"):
+            pass
+    with lock_folder(tmp_path, "free"):
+        pass
+
+
+def test_a_killed_process_holds_no_lock(tmp_path):
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="taken"), lock_folder(tmp_path, "taken"):
+            pass
+        holder.kill()
+    with lock_folder(tmp_path, "free"):
+        pass

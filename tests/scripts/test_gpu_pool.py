@@ -14,6 +14,8 @@ import torch
 from scripts import gpu_pool
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 @pytest.fixture
 def task(tmp_path):
@@ -86,9 +88,9 @@ def test_logs_of_earlier_attempts_stay(task, tmp_path):
 
 
 def test_signals_are_handled_as_before_in_the_end(task):
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    before = [signal.getsignal(number) for number in STOPPING]
     run_tasks([task("x", "")], [[]], lambda _: None)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert [signal.getsignal(number) for number in STOPPING] == before
     with ThreadPoolExecutor(1) as threads:  # signals are the main thread's
         assert threads.submit(run_tasks, [task("y", "")], [[]], lambda _: None).result() == []
 
@@ -147,14 +149,15 @@ def test_torchrun_for_several_gpus():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", STOPPING)
 def test_stopping_us_stops_the_children(tmp_path, number):
     pid = tmp_path / "pid"
     child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     program = f"""
-import sys
+import signal, sys
 from pathlib import Path
 from scripts.gpu_pool import Task, run_tasks
+signal.signal({number:d}, signal.SIG_DFL)  # these tests may themselves run under nohup
 command = [sys.executable, "-c", {child!r}]
 run_tasks([Task(name="x", needs=frozenset(), commands=lambda n: [command],
                 log=Path({str(tmp_path / "x.log")!r}))], [[]])
@@ -169,6 +172,16 @@ run_tasks([Task(name="x", needs=frozenset(), commands=lambda n: [command],
     assert process.wait(timeout=30) == 128 + number
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+def test_a_lost_terminal_stops_nothing_under_nohup(task, tmp_path):
+    hang_up = "import os, signal; os.kill(os.getppid(), signal.SIGHUP); print('fine')"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_tasks([task("x", hang_up)], [[]], lambda _: None) == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (tmp_path / "x.log").read_text() == "fine\n"
 
 
 # A signal before the pool knows of a child that it starts, and one after the last it waited for

@@ -1,0 +1,86 @@
+"""A run's folder belongs to one training at a time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from data.files import lock_folder
+from tests.training_runs import losses
+from training.metrics import read_metrics
+
+from train import record_step  # isort: skip
+
+REFUSAL = (
+    "run.out_dir={} is being trained by another process: wait for it, stop it, or choose another "
+    "run.out_dir"
+)
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeypatch):
+    whole = run(f"run.out_dir={tmp_path / 'whole'}")
+    refused_at = []
+
+    def start_another(log, config, processes, step, *rest):
+        record_step(log, config, processes, step, *rest)
+        if step in (1, 6) and step not in refused_at:  # before its first checkpoint and after
+            refused_at.append(step)
+            before = content(run.out_dir)
+            for other in ("run.seed=1", "data.path=nowhere"):
+                with pytest.raises(ValueError) as refused:
+                    run(other)
+                assert str(refused.value) == REFUSAL.format(run.out_dir)
+            assert content(run.out_dir) == before
+
+    monkeypatch.setattr("train.record_step", start_another)
+    assert run() == whole
+    assert refused_at == [1, 6]
+    assert losses(run.out_dir) == losses(tmp_path / "whole")
+    records = read_metrics(run.out_dir)
+    assert [r["step"] for r in records if "val_loss" in r] == [4, 8]
+    names = [sorted(path.name for path in f.iterdir()) for f in (run.out_dir, tmp_path / "whole")]
+    assert names[0] == names[1]
+
+
+def test_a_refused_configuration_leaves_no_new_folder(run):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run("data.path=nowhere")
+    assert not run.out_dir.exists()
+    run.out_dir.mkdir()
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run("data.path=nowhere")
+    assert run.out_dir.exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "no folder"])
+def test_two_processes_are_refused_together(run, taken):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+        "--redirects=3", f"--log-dir={run.config.parent / 'logs'}", "train.py", str(run.config),
+    ]  # fmt: skip
+
+    def start():
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, timeout=120, env=environment)
+        assert done.returncode == 1
+        return [log.read_text() for log in (run.config.parent / "logs").rglob("stderr.log")]
+
+    if taken:
+        run.out_dir.mkdir()
+        with lock_folder(run.out_dir, ""):
+            logs = start()
+        said = REFUSAL.format(run.out_dir)
+        assert list(run.out_dir.iterdir()) == []
+    else:
+        run.out_dir.write_text("a file")
+        logs = start()
+        said = f"[Errno 17] File exists: '{run.out_dir}'"
+    # torchrun may end one before it could say so
+    assert any(f"error: {said}\n" in log for log in logs), logs
+    assert not any("Traceback" in log for log in logs), logs

@@ -1,0 +1,53 @@
+"""One training at a time in the folder of a run: two would write over each other's files."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from data.files import lock_folder
+from training.distributed import Processes
+
+
+@contextmanager
+def only_run(run: Path, processes: Processes) -> Iterator[None]:
+    """Make the folder of a run and keep others from training in it. All processes call this.
+
+    The main process holds the lock; the others learn from it whether to go on. A new folder in
+    which nothing was written is removed in the end.
+
+    Args:
+        run: folder of the run.
+        processes: those that train it.
+
+    Raises:
+        ValueError: it is being trained already.
+        OSError: the folder can not be made or opened.
+    """
+    refused: ValueError | OSError | None = None
+    with ExitStack() as held:
+        if processes.is_main:
+            is_new = not run.exists()
+            try:
+                run.mkdir(parents=True, exist_ok=True)
+                held.enter_context(
+                    lock_folder(
+                        run,
+                        f"run.out_dir={run} is being trained by another process: wait for it, "
+                        "stop it, or choose another run.out_dir",
+                    )
+                )
+            except (ValueError, OSError) as error:
+                refused = error
+            else:
+                if is_new:  # what refuses its configuration or its data leaves no trace
+                    held.callback(_remove_if_empty, run)
+        # on every process: one that went on alone would wait for the main one forever
+        refused = processes.agree(refused)
+        if refused is not None:
+            raise refused
+        yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty, or somebody moved it
+        folder.rmdir()
