@@ -252,7 +252,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
-    """Refuse data made with another tokenizer than the model is for.
+    """Refuse data made with another tokenizer than the model is for, or than lies beside them.
 
     The model of another run may know more ids than its tokenizer: `load_first_weights` compares
     the tokenizers themselves.
@@ -267,6 +267,9 @@ def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
             f"prepare the data with the model's tokenizer, or set model.vocab_size="
             f"{tokenizer.vocab_size}; only run.init_from may bring a model of more ids"
         )
+    beside = stream.path / TOKENIZER
+    if load_tokenizer(str(beside)).sha256 != tokenizer.sha256:
+        raise ValueError(f"{beside} was replaced: prepare data.path={config.data.path} again")
 
 
 def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:

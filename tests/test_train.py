@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -210,6 +211,19 @@ def test_errors(run, overrides, error, message, monkeypatch):
         run(*overrides)
     assert isinstance(end.value.__cause__, error)
     assert re.match(f"error: .*({message})", str(end.value))
+
+
+def test_a_tokenizer_that_is_not_the_one_of_the_data(run, corpus, tmp_path):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    path = data / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    vocabulary = spec["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(spec))
+    out = tmp_path / "other"
+    with pytest.raises(ValueError, match="tokenizer.json was replaced: prepare data.path=.* again"):
+        run(f"data.path={data}", f"run.out_dir={out}")
+    assert not out.exists()
 
 
 def test_more_processes_than_gpus(run, monkeypatch):
