@@ -20,7 +20,7 @@ from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT, ModelConfig
 from model.hf import config_from_hf, state_from_hf
 from scripts.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
-from training.checkpoint import latest_checkpoint, save_model
+from training.checkpoint import CHECKPOINTS, UNFINISHED, save_model
 from training.optim import OptimConfig
 
 DATA = "out/data/openwebtext"
@@ -31,18 +31,16 @@ def import_gpt2(name: str, out: Path, *, data: str = DATA, tokenizer: str | None
 
     Args:
         name: folder with config.json and weights, or name of a repository on the hub.
-        out: folder of the run; made if missing.
+        out: folder of the run; made if missing, else empty or left by an import that was killed.
         data: what the configuration of the run names as data.path.
         tokenizer: a tokenizer.json, or None for the one that lies beside the model.
 
     Raises:
-        ValueError: `out` has checkpoints, the model is none that ours can be, or its files or the
+        ValueError: `out` holds something, the model is none that ours can be, or its files or the
             tokenizer do not fit together.
-        OSError: a file is missing.
+        OSError: a file is missing, or one cannot be written.
     """
-    existing = latest_checkpoint(out)
-    if existing is not None:
-        raise ValueError(f"--out {out} already has {existing.name}: choose another folder")
+    check_out(out)
     folder = find_folder(name)
     config = train_config(config_from_hf(read_config(folder)), out=out, data=data)
     text_tokenizer = load_tokenizer(tokenizer) if tokenizer else read_tokenizer(folder)
@@ -61,6 +59,28 @@ def import_gpt2(name: str, out: Path, *, data: str = DATA, tokenizer: str | None
         f"{text_tokenizer.vocab_size:,} entries\n"
         f'python -m scripts.sample {out} --prompt "Once upon a time"'
     )
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that holds anything but what an import that was killed left there.
+
+    Raises:
+        ValueError: `out` holds something else, or is no folder.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
+    held = sorted(path.name for path in out.iterdir())
+    written = [RUN_CONFIG, TOKENIZER, CHECKPOINTS]  # in this order
+    finished = sorted(
+        path.name for path in (out / CHECKPOINTS).glob("*") if not path.name.startswith(UNFINISHED)
+    )
+    if finished or set(held) != set(written[: len(held)]):
+        raise ValueError(
+            f"--out {out} already has {', '.join((finished or held)[:3])}, and a run would write "
+            "over what is there: choose a folder that does not exist or is empty"
+        )
 
 
 def train_config(model: ModelConfig, *, out: Path, data: str) -> TrainConfig:

@@ -33,8 +33,10 @@ from torch.distributed.checkpoint.state_dict import (
 from data.files import sync_folder, write_atomically
 from training.distributed import Processes
 
+CHECKPOINTS = "checkpoints"
+UNFINISHED = ".unfinished_"
+"""What the name of a checkpoint begins with while it is written or deleted."""
 _STATE = "state.json"
-_UNFINISHED = ".unfinished_"
 _DAMAGE = (AssertionError, EOFError, FileNotFoundError, UnicodeDecodeError, UnpicklingError)
 """What torch.distributed.checkpoint raises where a file is cut short or gone."""
 
@@ -55,12 +57,12 @@ class Progress:
 
 def checkpoint_folder(run: Path, step: int) -> Path:
     """Where the checkpoint of a step lies in the folder of a run."""
-    return run / "checkpoints" / f"step_{step:08d}"
+    return run / CHECKPOINTS / f"step_{step:08d}"
 
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest finished checkpoint of a run, or None."""
-    found = sorted((run / "checkpoints").glob("step_*"))
+    found = sorted((run / CHECKPOINTS).glob("step_*"))
     return found[-1] if found else None
 
 
@@ -83,6 +85,9 @@ def save_checkpoint(
             share; `load_checkpoint` compares them.
         config: the whole configuration, as JSON can hold it, for readers.
         keep_last: number of checkpoints to keep, at least 1.
+
+    Raises:
+        OSError: It cannot be written, as on a full disk; older checkpoints are left as they were.
     """
     state = _model_and_optimizer(model, optimizer)
     state["rng"] = {f"rank_{processes.rank}": _random_state(processes.device)}
@@ -92,7 +97,7 @@ def save_checkpoint(
     if processes.is_main:
         for old in sorted(final.parent.glob("step_*"))[:-keep_last]:
             # Out of the finished ones first: a deletion that is cut short must not leave half.
-            doomed = old.rename(old.with_name(_UNFINISHED + old.name))
+            doomed = old.rename(old.with_name(UNFINISHED + old.name))
             shutil.rmtree(doomed)
     processes.barrier()
     return final
@@ -109,6 +114,7 @@ def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
 
     Raises:
         ValueError: The run has a checkpoint already.
+        OSError: It cannot be written, as on a full disk.
     """
     existing = latest_checkpoint(run)
     if existing is not None:
@@ -244,6 +250,24 @@ def _reading(folder: Path) -> Iterator[None]:
         raise _damaged(folder, error) from error
 
 
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say which checkpoint it is that cannot be written, where the disk may be to blame."""
+    try:
+        with _alone_is_fine():
+            yield
+    except dcp.CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        # torch's own writer tells of a full disk by a RuntimeError; those of a GPU are subclasses
+        if isinstance(cause, OSError) or type(cause) is RuntimeError:
+            reason = str(cause).partition("\n")[0]
+            raise OSError(
+                f"{folder} could not be written, and its disk may be full ({reason}): make room "
+                "there and start again; older checkpoints are whole"
+            ) from error
+        raise
+
+
 def _damaged(folder: Path, error: BaseException) -> ValueError:
     return ValueError(
         f"{folder} is damaged, or was copied in part ({type(error).__name__}: {error}): copy it "
@@ -263,13 +287,13 @@ def _write(
     final: Path, state: dict[str, Any], state_json: dict[str, Any], processes: Processes
 ) -> None:
     """Write a checkpoint under another name, sync it and rename it to `final`."""
-    unfinished = final.with_name(_UNFINISHED + final.name)
+    unfinished = final.with_name(UNFINISHED + final.name)
     if processes.is_main:
-        for stale in final.parent.glob(f"{_UNFINISHED}*"):
+        for stale in final.parent.glob(f"{UNFINISHED}*"):
             shutil.rmtree(stale)
         unfinished.mkdir(parents=True)
     processes.barrier()
-    with _alone_is_fine():
+    with _writing(final):
         dcp.save(state, checkpoint_id=unfinished, no_dist=processes.world_size == 1)
     if processes.is_main:
         write_atomically(unfinished / _STATE, json.dumps(state_json, indent=2).encode())

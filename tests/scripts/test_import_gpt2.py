@@ -116,9 +116,59 @@ def test_tokenizer_from_elsewhere(gpt2_folder, folder, out, tmp_path):
 def test_run_is_not_overwritten(gpt2_folder, out):
     import_to(out, gpt2_folder)
     before = (out / RUN_CONFIG).read_bytes()
-    with pytest.raises(ValueError, match="already has step_00000000: choose another folder"):
+    with pytest.raises(ValueError, match="--out .* already has step_00000000, .*: choose a"):
         import_to(out, gpt2_folder, "--data", "elsewhere")
     assert (out / RUN_CONFIG).read_bytes() == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (["manifest.json", "tokenizer.json", "train_00000.bin"], "manifest.json, tokenizer.json"),
+        (["config.yaml", "metrics.jsonl", "tokenizer.json"], "config.yaml, metrics.jsonl"),
+        (["tokenizer.json"], "tokenizer.json"),  # a killed import has written config.yaml before
+        (["config.yaml", "tokenizer.json", "checkpoints/mine"], "mine"),
+    ],
+)
+def test_nothing_is_written_over(gpt2_folder, out, names, named):
+    for name in names:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(name)
+    before = contents(out)
+    with pytest.raises(ValueError, match=f"--out {out} already has {named}.*: choose a"):
+        import_to(out, gpt2_folder)
+    assert contents(out) == before
+
+
+def test_a_model_is_not_imported_into_its_own_folder(folder):
+    before = contents(folder)
+    with pytest.raises(ValueError, match=f"--out {folder} already has config.json, .*: choose"):
+        import_to(folder, folder)
+    assert contents(folder) == before
+
+
+def test_out_is_a_file(gpt2_folder, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="--out .*file is no folder: choose"):
+        import_to(tmp_path / "file", gpt2_folder)
+
+
+def test_a_killed_import_can_be_begun_anew(gpt2_folder, out, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    out.mkdir()  # an empty folder is free, too
+    with monkeypatch.context() as patched:
+        patched.setattr("training.checkpoint.dcp.save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            import_to(out, gpt2_folder)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [".unfinished_step_00000000"]
+    import_to(out, gpt2_folder)
+    assert open_run(out).progress.step == 0
 
 
 @pytest.mark.parametrize(
@@ -160,14 +210,35 @@ def test_pickle_of_more_than_tensors(folder, out):
     (folder / "model.safetensors").unlink()
     path = folder / "pytorch_model.bin"
     for content, message in (
-        ({"wte.weight": print}, "cannot be read as a PyTorch file of tensors alone"),
+        ({"wte.weight": print}, "is no PyTorch checkpoint of tensors alone, .*get it again"),
         ({"wte.weight": 3}, "must hold tensors by name and nothing else"),
     ):
         torch.save(content, path)
         with pytest.raises(ValueError, match=message):
             import_to(out, folder)
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="cannot be read as a PyTorch file"):
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "Repository not found", "hello world", "Entry not found", "Not Found"),
+        *("rate", "Unauthorized", "café\nfull\n"),
+    ],
+)
+def test_pickle_that_is_a_text(folder, out, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match="is no PyTorch checkpoint") as refused:
+        import_to(out, folder)
+    assert "weights_only" not in str(refused.value)
+
+
+def test_pickle_that_is_cut_short(folder, out):
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    torch.save({"wte.weight": torch.ones(9)}, path)
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="is no PyTorch checkpoint .* or is cut short: get it"):
         import_to(out, folder)
 
 

@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -168,15 +169,50 @@ def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 1, model, optimizer)
 
     def disk_full(*_, **__):
-        raise OSError(28, "No space left on device")
+        cause = OSError(28, "No space left on device")
+        raise dcp.CheckpointException("write", {0: (cause, None)})
 
     with monkeypatch.context() as patched:
         patched.setattr("training.checkpoint.dcp.save", disk_full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"step_00000002 could not .*No space left.*make room"):
             save(tmp_path, 2, model, optimizer)
     assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 1)
     save(tmp_path, 2, model, optimizer)
     assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
+
+
+@pytest.fixture
+def limit_files():
+    """Let no file of this process grow past so many bytes: torch meets a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("width", "cause"), [(4, OSError), (500, RuntimeError)], ids=["in Python", "in torch"]
+)
+def test_a_full_disk_is_a_sentence(tmp_path, limit_files, width, cause):
+    model = nn.Linear(width, width)
+    limit_files(100 * width)
+    message = rf"^{tmp_path}/checkpoints/step_00000000 could not be written, .*disk may be full \("
+    with pytest.raises(OSError, match=message) as caught:
+        save_model(tmp_path, model, config={})
+    assert isinstance(caught.value.__cause__, dcp.CheckpointException)
+    assert type(caught.value.__cause__.failures[0][0]) is cause
+    assert latest_checkpoint(tmp_path) is None
+
+
+def test_no_disk_is_called_full_for_another_reason(tmp_path, monkeypatch):
+    failed = dcp.CheckpointException("", {0: (torch.OutOfMemoryError("none left"), None)})
+
+    def fail(*_, **__):
+        raise failed
+
+    monkeypatch.setattr("training.checkpoint.dcp.save", fail)
+    with pytest.raises(dcp.CheckpointException) as caught:
+        save_model(tmp_path, make(0)[0], config={})
+    assert caught.value is failed
 
 
 def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
