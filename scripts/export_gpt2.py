@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from configs.command_line import errors_as_sentences
@@ -34,35 +35,47 @@ def export_gpt2(run: Path, folder: Path, *, dtype: str = "float32") -> None:
 
     Args:
         run: folder of the run.
-        folder: must not exist yet, or be empty.
+        folder: must not exist yet, or be empty; not the current one, which would be replaced.
         dtype: of the tensors, one of `model.hf.DTYPES`; float32 loses nothing.
 
     Raises:
-        ValueError: `folder` is not empty, Hugging Face's GPT-2 cannot be this model, or a weight
-            is too large for `dtype`.
+        ValueError: `folder` is not empty or the current one, Hugging Face's GPT-2 cannot be this
+            model, or a weight is too large for `dtype`.
         FileNotFoundError: `run` is no run, or has no checkpoint.
+        OSError: the weights cannot be written, as on a full disk.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already holds something: choose a folder that does not exist")
+    final = folder.resolve()  # of a link what it leads to: a folder cannot be renamed to a link
+    if final == Path.cwd():
+        # the rename would leave the shell in a folder that is gone
+        raise ValueError(f"{folder} is the current folder: give the name of a new one, in it, say")
     opened = open_run(run)
     config, tokenizer = opened.config.model, opened.tokenizer
     hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=DTYPES[dtype])
     tensors = state_to_hf(opened.model.state_dict(), config, dtype=DTYPES[dtype])
 
-    folder = folder.absolute()  # so that it has a name, also where it is "."
-    unfinished = folder.with_name(_UNFINISHED + folder.name)
+    unfinished = final.with_name(_UNFINISHED + final.name)
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     write_atomically(unfinished / TOKENIZER, tokenizer.to_json().encode())
     write_atomically(unfinished / TOKENIZER_CONFIG, _json(tokenizer_config(config.context_length)))
     write_atomically(unfinished / CONFIG, _json(hf_config))
-    # transformers asks for the metadata
-    save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    try:
+        # transformers asks for the metadata
+        save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(
+            f"{final} could not be written ({error}): make room on its disk, or choose a folder "
+            "elsewhere"
+        ) from error
+    # safetensors lets the owner alone read it
+    (unfinished / WEIGHTS).chmod((unfinished / CONFIG).stat().st_mode)
     with (unfinished / WEIGHTS).open("rb+") as file:
         os.fsync(file.fileno())
-    unfinished.rename(folder)
-    sync_folder(folder.parent)
+    unfinished.rename(final)
+    sync_folder(final.parent)
 
 
 def tokenizer_config(context_length: int) -> dict[str, Any]:

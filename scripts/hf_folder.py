@@ -9,6 +9,7 @@ tokenizer.json                   or vocab.json and merges.txt
 
 import json
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -144,15 +145,26 @@ def _read_sharded(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+# What text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction.
+_NO_PICKLE = (
+    pickle.UnpicklingError,
+    struct.error,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+)
+
+
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
         # weights_only: a pickle of anything else could run code
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = (str(error) or "it is empty").splitlines()[0]
+    except _NO_PICKLE as error:
+        # without torch's reason, which may advise to run whatever code the file holds
         raise ValueError(
-            f"{path} cannot be read as a PyTorch file of tensors alone ({reason}): get it again, "
-            f"or give a folder with {WEIGHTS}"
+            f"{path} is no PyTorch checkpoint of tensors alone, or is cut short: get it again, or "
+            f"give a folder with {WEIGHTS}"
         ) from error
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise ValueError(f"{path} must hold tensors by name and nothing else: is it a checkpoint?")

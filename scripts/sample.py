@@ -9,7 +9,9 @@ model ends the document.
 """
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, get_args
 
@@ -33,7 +35,8 @@ def sample(
 ) -> None:
     """Print prompts and what the newest checkpoint of a run makes of them.
 
-    On a GPU, where there is one, in the dtype that the run was trained in; else in float32.
+    On a GPU, where there is one, in the dtype that the run was trained in; else in float32, without
+    our kernels.
 
     Args:
         folder: of the run.
@@ -49,6 +52,8 @@ def sample(
     """
     run = open_run(folder)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        run = without_kernels(run)
     run.model.to(device)
     if stop:
         options["stop_id"] = run.tokenizer.eot_id
@@ -64,6 +69,17 @@ def sample(
     for number, of_prompt in enumerate(texts, start=1):
         for sample_number, text in enumerate(of_prompt, start=1):
             print(f"--- prompt {number}, sample {sample_number} ---\n{text}\n")
+
+
+def without_kernels(run: Run) -> Run:
+    """The same run for a CPU, on which our kernels can only be interpreted.
+
+    Another attention changes nothing but rounding.
+    """
+    model = run.config.model
+    if model.attention != "triton" or os.environ.get("TRITON_INTERPRET") == "1":
+        return run
+    return replace(run, config=replace(run.config, model=replace(model, attention="auto")))
 
 
 def pieces(run: Run, prompt: str, n_tokens: int, **options: Unpack[DrawOptions]) -> Iterator[str]:

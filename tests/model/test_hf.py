@@ -1,6 +1,6 @@
 """Weights of transformers' GPT-2 into ours and back; the files are in tests/scripts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -89,6 +89,13 @@ def test_prefix_buffers_and_tied_head_make_no_difference(tensors):
             more[f"{prefix}h.{layer}.attn.bias"] = torch.ones(1, 1, 40, 40, dtype=torch.uint8)
             more[f"{prefix}h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
         assert_same(state_from_hf(more, CONFIG), expected)
+
+
+def test_buffers_of_more_than_ten_layers():
+    config = replace(CONFIG, n_layer=12)
+    state = random_state(config)
+    more = {f"transformer.h.11.attn.{name}": torch.ones(1) for name in ("bias", "masked_bias")}
+    assert_same(state_from_hf(state_to_hf(state, config) | more, config), state)
 
 
 @pytest.mark.parametrize(

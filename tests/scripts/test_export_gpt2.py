@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from scripts import export_gpt2, import_gpt2
@@ -81,11 +82,12 @@ def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatc
 
 def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monkeypatch):
     def disk_full(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr("scripts.export_gpt2.save_file", disk_full)
-        with pytest.raises(OSError, match="No space left"):
+        message = rf"^{tmp_path}/hf could not be .*No space left on device\): make room on"
+        with pytest.raises(OSError, match=message):
             export_gpt2.main([str(imported), str(tmp_path / "hf")])
     assert not (tmp_path / "hf").exists()
     export_gpt2.main([str(imported), str(tmp_path / "hf")])
@@ -96,6 +98,31 @@ def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monke
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+def test_weights_can_be_read_by_whom_the_configuration_can(imported, tmp_path):
+    export_gpt2.main([str(imported), str(tmp_path / "hf")])
+    modes = {path.stat().st_mode for path in (tmp_path / "hf").iterdir()}
+    assert modes == {(tmp_path / "hf" / "config.json").stat().st_mode}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_link_to_a_folder(imported, tmp_path, there):
+    if there:
+        (tmp_path / "hf").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "hf")
+    export_gpt2.main([str(imported), str(tmp_path / "link")])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "link"]
+
+
+def test_the_current_folder_is_refused(imported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (".", str(tmp_path)):
+        with pytest.raises(ValueError, match="is the current folder: give the name of a new one"):
+            export_gpt2.main([str(imported), name])
+    assert not list(tmp_path.iterdir())
 
 
 def test_refusals(imported, tmp_path):

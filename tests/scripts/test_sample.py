@@ -6,6 +6,7 @@ import torch
 from configs.command_line import errors_as_sentences
 from data.tokenizer import train_tokenizer
 from model import GPT, ModelConfig
+from model.generate import generate
 from scripts import sample
 from scripts.sample import continuations, pieces
 from training.precision import autocast
@@ -80,6 +81,16 @@ def test_prompts_come_back_in_order_each_as_if_alone(untrained):
         assert texts[0].startswith(prompt)
 
 
+def test_an_empty_prompt_begins_after_the_end_of_text(untrained, monkeypatch):
+    monkeypatch.setattr(untrained.tokenizer, "eot_id", 7)
+    ((text,),) = continuations(untrained, [""], 20, temperature=0.0)
+    drawn = generate(untrained.model, torch.tensor([[7]]), 20, temperature=0.0)
+    assert text == untrained.tokenizer.decode(drawn[0, 1:].tolist())
+    assert "".join(pieces(untrained, "", 20, temperature=0.0)) == text
+    monkeypatch.setattr(untrained.tokenizer, "eot_id", 0)
+    assert continuations(untrained, [""], 20, temperature=0.0) != [[text]]
+
+
 def test_samples_differ(untrained):
     (texts,) = continuations(untrained, ["abc"], 20, samples=5, seed=0)
     assert len(set(texts)) == 5
@@ -132,6 +143,32 @@ def test_a_cpu_computes_in_float32(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     sample.main([str(run.out_dir), "--tokens", "1"])
     assert dtypes == ["float32"]
+
+
+def test_run_trained_with_our_kernels_on_a_machine_without_a_gpu(run, capsys, monkeypatch):
+    run("optim.max_steps=1", "optim.warmup_steps=0")
+    arguments = [str(run.out_dir), "--prompt", "the cat", "--tokens", "5", "--temperature", "0"]
+    config = run.out_dir / "config.yaml"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("kernels.attention._INTERPRETED", False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    capsys.readouterr()
+    sample.main(arguments)
+    expected = capsys.readouterr().out
+    config.write_text(config.read_text().replace("attention: auto", "attention: triton"))
+    assert sample.open_run(run.out_dir).config.model.attention == "triton"
+    sample.main(arguments)
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("attention", "interpret", "taken"),
+    [("triton", "0", "auto"), ("triton", "1", "triton"), ("reference", "0", "reference")],
+)
+def test_attention_without_kernels(opened, monkeypatch, attention, interpret, taken):
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    run = sample.without_kernels(opened("run", f"model.attention={attention}"))
+    assert run.config.model.attention == taken
 
 
 def test_nothing_is_printed_where_an_option_is_refused(run, capsys):
