@@ -38,14 +38,26 @@ def note_start(run: Path, step: int, *, origin: Path | None = None) -> None:
 
     Starts that made no step which is left, as they were stopped before the next checkpoint, go.
     Where the run starts with the weights of the run `origin`, the last evaluation of that one is
-    noted as `before`: what it took belongs to this run, wherever its folder goes.
+    noted as `before`, with tokens and GPU-hours of what that one started with: what they took
+    belongs to this run, wherever their folders go.
     """
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
     start: dict[str, Any] = {"from_step": step, **machine()}
     if origin is not None:
-        start["before"] = next(reversed(read_evaluations(origin)), None)
+        start["before"] = _last_of(origin)
     starts = [*earlier, start]
     write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
+
+
+def _last_of(run: Path) -> dict[str, Any] | None:
+    """The last evaluation, with what all runs up to it took; None where that is not known."""
+    last = next(reversed(read_evaluations(run)), None)
+    before = [start["before"] for start in read_starts(run) if "before" in start]
+    if last is None or not before:
+        return last
+    if before[0] is None:
+        return None
+    return last | {name: last[name] + before[0][name] for name in ("tokens", "gpu_hours")}
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:

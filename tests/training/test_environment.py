@@ -37,6 +37,23 @@ def test_what_the_first_weights_took_is_noted(tmp_path):
     assert [start.get("before") for start in read_starts(here)] == [last, None]
 
 
+def test_a_chain_of_runs_takes_what_all_of_them_took(tmp_path):
+    runs = [tmp_path / name for name in ("first", "second", "third")]
+    for tokens, run in enumerate(runs, start=1):
+        run.mkdir()
+        record = {"step": 9, "tokens": tokens, "gpu_hours": tokens / 4, "val_loss": 4.0 / tokens}
+        (run / METRICS).write_text(json.dumps(record) + "\n")
+    note_start(runs[0], 0)
+    note_start(runs[1], 0, origin=runs[0])
+    note_start(runs[2], 0, origin=runs[1])
+    assert read_starts(runs[2])[0]["before"] == {
+        "step": 9, "tokens": 1 + 2, "gpu_hours": 3 / 4, "val_loss": 2.0
+    }  # fmt: skip
+    note_start(runs[1], 0, origin=tmp_path)  # of which nothing is known
+    note_start(runs[2], 0, origin=runs[1])
+    assert read_starts(runs[2])[0]["before"] is None
+
+
 def test_commit_of_a_copy(monkeypatch):
     monkeypatch.setenv("PAPILIO_COMMIT", "abc1234")
     assert commit() == "abc1234"
