@@ -16,11 +16,11 @@ Four ways to score, of one or more passes over the validation split by all proce
               or replaced by other text: the loss must rise from the first to the others if that
               part was used. Windows slide by a quarter of the context, or --stride if that is more.
 
-Runs named NAME_seed1, NAME_seed2 ... that were trained alike otherwise count as one model with several
-seeds. Differences are to the first model. Written to --out: evaluation.json, report.md, pictures;
-for several --data into a folder for each, of its name. What has been scored is kept in the folder
-of the run and not scored again. With --sums, what a report needs of each run is written instead,
-a small file each, for scripts.reproduce_table4.
+Runs named NAME_seed1, NAME_seed2 ... that were trained alike otherwise count as one model with
+several seeds. Differences are to the first model. Written to --out: evaluation.json, report.md,
+pictures; for several --data into a folder for each, of its name. What has been scored is kept in
+the folder of the run and not scored again. With --sums, what a report needs of each run is written
+instead, a small file each, for scripts.reproduce_table4.
 """
 
 import argparse
