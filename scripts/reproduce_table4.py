@@ -30,12 +30,11 @@ from scripts.evaluation_tables import compare, tabulate
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
 from scripts.table4_comparisons import PAIRS
 from scripts.table4_models import BUDGETS, MODELS
-from scripts.table4_plan import Job, check_sums, final_arguments, make_jobs
+from scripts.table4_plan import Job, check_folders, check_sums, final_arguments, make_jobs
 from scripts.table4_report import write_table4
 from scripts.table4_work import (
     found_sums,
     jobs_here,
-    left_to_do,
     say_what_is_done,
     why_not,
     without_sums,
@@ -104,11 +103,13 @@ def check_scorable(
     return texts
 
 
-def task_of(job: Job, plan: Plan, score_on: Sequence[Path], sums: Path) -> Task:
-    """Train a run and score it on all corpora."""
+def task_of(
+    job: Job, plan: Plan, score_on: Sequence[Path], sums: Path, here: Collection[Path]
+) -> Task:
+    """Train a run, one of those `here`, and score it on all corpora."""
 
     def commands(n_gpu: int) -> list[list[str]]:
-        train = python_command(n_gpu, "train.py", *final_arguments(job, sums))
+        train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
         numbers = {
             **({"--stride": plan.strides} if plan.strides else {}),
             "--histories": plan.histories,
@@ -244,14 +245,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_sums(jobs, sums, args.data)
     failed = []
     if not args.report_only:
+        check_folders(jobs, args.data)
         reasons = without_sums(jobs, plan, texts, sums)
-        kept = {job.folder.name for job in jobs} - reasons.keys()
-        if args.only is None:
-            here = left_to_do(jobs, kept, sums)
-        else:
-            here = jobs_here(jobs, args.only, sums, kept)
+        here = jobs_here(jobs, args.only or ["*"], sums, reasons)
         say_what_is_done(jobs, here, reasons, sums)
-        tasks = [task_of(job, plan, score_on, sums) for job in here]
+        folders = {job.folder for job in here}
+        tasks = [task_of(job, plan, score_on, sums, folders) for job in here]
         try:
             failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
         except SystemExit:

@@ -14,7 +14,7 @@ from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
 from model.flops import count_params
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
-from training.environment import read_starts
+from training.environment import read_starts, what_runs_took
 from training.metrics import read_evaluations, read_metrics
 
 WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
@@ -96,8 +96,9 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
 def describe(run: Run) -> dict[str, Any]:
     """What was trained, and what it took, as JSON can hold it.
 
-    `evaluations` are the records with a validation loss; `before` is the last record of the run
-    whose weights this one started with, None if there is none or it does not tell.
+    `evaluations` are the records with a validation loss; `before` is the last of these of the run
+    whose weights this one started with, with what led to it (`what_runs_took`), None if there is
+    none or it is not known.
     """
     config, records = run.config, read_metrics(run.folder)
     speeds = [record["tokens_per_s"] for record in records if "tokens_per_s" in record]
@@ -124,14 +125,14 @@ def _before(run: Run) -> dict[str, Any] | None:
     """As it was noted, or else of the run in run.init_from, or beside this one if both moved."""
     if run.config.run.init_from is None:
         return None
-    noted = [start["before"] for start in read_starts(run.folder) if start.get("before")]
+    noted = [start["before"] for start in read_starts(run.folder) if "before" in start]
     if noted:
         return noted[0]
     origin, here = Path(run.config.run.init_from), run.folder.resolve()
     beside = here.parent / origin.name
     for folder in (origin, beside):
-        if folder.resolve() != here and (evaluations := read_evaluations(folder)):
-            return evaluations[-1]
+        if folder.resolve() != here and (took := what_runs_took(folder)) is not None:
+            return took
     return None
 
 

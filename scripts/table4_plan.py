@@ -1,6 +1,6 @@
 """The runs behind our Table 4: their order, and the command line of each."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -103,35 +103,40 @@ def is_whole(scored: Scored) -> bool:
 
 
 def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
-    """Refuse sums that are of other runs than these, and runs on another text.
+    """Refuse a folder of sums that are of other runs than these, or of runs on another text.
 
     Args:
-        jobs: all of the sweep; their folders are those of runs with their settings.
+        jobs: all of the sweep.
         sums: FOLDER/CORPUS/RUN.npz.
         data: token shards that the jobs train on.
 
     Raises:
         ValueError: names the settings that differ, or how long the texts are.
     """
-    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
-
-    def check_text(path: Path, there: int | None, option: str) -> None:
-        if there not in (None, here):  # early runs do not tell
-            raise ValueError(
-                f"{path} is of a run that was trained on a text of {there:,} tokens, and "
-                f"--data {data} has {here:,}: take the text that all were trained on, or "
-                f"another {option}"
-            )
-
     for job in jobs:
-        checkpoint = latest_checkpoint(job.folder)
-        if checkpoint is not None:
-            must_match = read_progress(checkpoint)[1]
-            check_text(job.folder, must_match.get("training tokens"), "--out")
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
             scored, _ = read_scored(path)
             check_settings(path, scored.config, job.config, may_differ=job.may_differ)
-            check_text(path, scored.about.get("text_tokens"), "--sums")
+            _check_text(path, scored.about.get("text_tokens"), data, "--sums")
+
+
+def check_folders(jobs: Sequence[Job], data: Path) -> None:
+    """The same for folders of runs that were begun, as far as `make_jobs` did not."""
+    for job in jobs:
+        checkpoint = latest_checkpoint(job.folder)
+        if checkpoint is not None:
+            _, must_match = read_progress(checkpoint)
+            _check_text(job.folder, must_match.get("training tokens"), data, "--out")
+
+
+def _check_text(path: Path, there: int | None, data: Path, option: str) -> None:
+    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
+    if there not in (None, here):  # early runs do not tell
+        raise ValueError(
+            f"{path} is of a run that was trained on a text of {there:,} tokens, and "
+            f"--data {data} has {here:,}: take the text that all were trained on, or another "
+            f"{option}"
+        )
 
 
 def make_jobs(
@@ -200,11 +205,16 @@ def make_jobs(
     return sorted(jobs, key=lambda job: (job.seed, -chain(job.folder)))
 
 
-def final_arguments(job: Job, sums: Path) -> tuple[str, ...]:
+def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[str, ...]:
     """The arguments of train.py, once all runs that the job needs are finished.
 
     A run that was begun keeps the number of steps that it began with, and other seeds take that of
-    the first, wherever it was trained. `sums` as in `what_it_took`.
+    the first, wherever it was trained.
+
+    Args:
+        job: the run.
+        sums: as in `what_it_took`.
+        here: folders of all runs that are trained now; their sums are of another time.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
@@ -213,7 +223,7 @@ def final_arguments(job: Job, sums: Path) -> tuple[str, ...]:
     begun = [path for f in (job.folder, first) if (path := f / RUN_CONFIG).exists()]
     if begun:
         steps = load_config([str(begun[0])]).optim.max_steps
-    elif job.seed > 1 and (took := what_it_took(first, sums)) is not None:
+    elif first not in {job.folder, *here} and (took := what_it_took(first, sums)) is not None:
         steps = took["step"]
     else:
         steps = _affordable_steps(job, model, sums)

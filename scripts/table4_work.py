@@ -5,6 +5,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from configs import RUN_CONFIG
 from scripts.evaluation_plan import Plan
 from scripts.evaluation_sums import Scored, Text, read_scored
 from scripts.table4_plan import Job, is_whole, last_step, what_it_took
@@ -50,7 +51,7 @@ def without_sums(
     for job in jobs:
         found = found_sums(job, texts, sums)
         why = why_not(job, plan, found, texts)
-        if why is None and job.folder.exists():
+        if why is None and (job.folder / RUN_CONFIG).exists():
             about, evaluations = found[0][0].about, read_evaluations(job.folder)
             if last_step(job.folder) != about["step"] or (
                 evaluations[-1]["gpu_hours"] != about["gpu_hours"]
@@ -61,39 +62,20 @@ def without_sums(
     return reasons
 
 
-def left_to_do(jobs: Sequence[Job], kept: Collection[str], sums: Path) -> list[Job]:
-    """Those of which a report knows nothing yet, and what they start from.
-
-    Args:
-        jobs: all of the sweep.
-        kept: names of runs whose sums tell it all.
-        sums: as for `report`.
-    """
-
-    def brings(job: Job, here: set[Path]) -> set[Path]:
-        if job.progress is not None:
-            return set()
-        weights = {Path(job.config.run.init_from)} if job.config.run.init_from else set()
-        # A time is never told by runs of two machines: one that is measured anew brings the others.
-        times = set(job.needs) - (weights if job.seed > 1 else set())
-        return weights | times if times & (weights | here) else weights
-
-    here = {job.folder for job in jobs if job.folder.name not in kept}
-    while more := set().union(*(brings(job, here) for job in jobs if job.folder in here)) - here:
-        here |= more
-    return jobs_here(jobs, [job.folder.name for job in jobs if job.folder in here], sums)
-
-
 def jobs_here(
-    jobs: Sequence[Job], patterns: Sequence[str], sums: Path, kept: Collection[str] = ()
+    jobs: Sequence[Job], patterns: Sequence[str], sums: Path, without: Collection[str]
 ) -> list[Job]:
-    """Those whose runs match a pattern, of earlier patterns first; others are trained elsewhere.
+    """What is left to do of the runs that match a pattern, of earlier patterns first.
+
+    Runs that match none are trained elsewhere. Of those that do, these are left: runs of which a
+    report knows nothing yet, runs that are named in full, and what these start from or are
+    measured by.
 
     Args:
         jobs: all of the sweep.
         patterns: of names of runs.
         sums: of runs that were trained elsewhere, among others.
-        kept: names of runs with which nothing is done unless they are named in full.
+        without: names of runs whose sums do not tell it all.
 
     Raises:
         ValueError: a pattern matches no run, or a run elsewhere is needed and not there.
@@ -104,14 +86,17 @@ def jobs_here(
                 f"--only={pattern} matches none of the runs of this sweep: "
                 f"{', '.join(job.folder.name for job in jobs)}"
             )
-    matched = [
-        job
-        for pattern in patterns
-        for job in jobs
-        if fnmatchcase(name := job.folder.name, pattern) and (name == pattern or name not in kept)
-    ]
-    here = list(dict.fromkeys(matched))
-    folders = {job.folder for job in here}
+    matched = list(
+        dict.fromkeys(job for p in patterns for job in jobs if fnmatchcase(job.folder.name, p))
+    )
+    folders = {job.folder for job in matched if job.folder.name in {*patterns, *without}}
+    ours = {job.folder for job in matched}
+    while more := set().union(*(_brings(j, folders) for j in jobs if j.folder in folders)) & (
+        ours - folders
+    ):
+        folders |= more
+    here = [job for job in matched if job.folder in folders]
+
     new = [job for job in here if job.progress is None]
     elsewhere = {folder for job in new for folder in job.needs} - folders
     weights = {Path(job.config.run.init_from) for job in new if job.config.run.init_from}
@@ -125,9 +110,19 @@ def jobs_here(
         raise ValueError(
             f"--only leaves out {', '.join(missing)}, which others need: copy the folders of these "
             f"runs here (where only their time counts, their files in {sums} will do), or name "
-            "them in --only to train them here"
+            "them, too"
         )
     return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
+
+
+def _brings(job: Job, here: Collection[Path]) -> set[Path]:
+    """Folders of the runs that must be trained for a run, among those `here`."""
+    if job.progress is not None:
+        return set()
+    weights = {Path(job.config.run.init_from)} if job.config.run.init_from else set()
+    # A time is never told by runs of two machines: one that is measured anew brings the others.
+    times = set(job.needs) - (weights if job.seed > 1 else set())
+    return weights | times if times & {*weights, *here} else weights
 
 
 def say_what_is_done(
@@ -144,7 +139,10 @@ def say_what_is_done(
     names = [job.folder.name for job in here]
     kept = [name for job in jobs if (name := job.folder.name) not in {*names, *reasons}]
     if kept:
-        print(f"nothing to do, as {sums} tells it all (or name them in --only): {', '.join(kept)}")
+        print(
+            f"nothing to do, as {sums} tells it all (or name them in full in --only): "
+            f"{', '.join(kept)}"
+        )
     for job in here:
         name = job.folder.name
         if job.progress is None and any(sums.glob(f"*/{name}.npz")):

@@ -44,13 +44,16 @@ def note_start(run: Path, step: int, *, origin: Path | None = None) -> None:
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
     start: dict[str, Any] = {"from_step": step, **machine()}
     if origin is not None:
-        start["before"] = _last_of(origin)
+        start["before"] = what_runs_took(origin)
     starts = [*earlier, start]
     write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
 
 
-def _last_of(run: Path) -> dict[str, Any] | None:
-    """The last evaluation, with what all runs up to it took; None where that is not known."""
+def what_runs_took(run: Path) -> dict[str, Any] | None:
+    """The last evaluation of a run, with tokens and GPU-hours of all runs that led to it.
+
+    None where that is not known.
+    """
     last = next(reversed(read_evaluations(run)), None)
     before = [start["before"] for start in read_starts(run) if "before" in start]
     if last is None or not before:

@@ -13,7 +13,7 @@ def only_run(run: Path, processes: Processes) -> Iterator[None]:
     """Make the folder of a run and keep others from training in it. All processes call this.
 
     The main process holds the lock; the others learn from it whether to go on. A new folder in
-    which nothing was written is removed in the end.
+    which nothing was written is removed in the end, unless the process is killed.
 
     Args:
         run: folder of the run.

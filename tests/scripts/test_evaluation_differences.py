@@ -129,7 +129,7 @@ def test_a_shorter_history_is_compared_over_the_seeds(scored, stream, base):
 
 
 def test_no_difference_where_one_window_ends_within_a_bin(scored, stream, base):
-    ends = {"a": 48, "b": 64}
+    ends = {"a": 48, "b": 64, "c": 48}
     result = tables_of(
         [scored(label, {Scoring(history=h, stride=h): base}) for label, h in ends.items()], stream
     )
@@ -139,6 +139,7 @@ def test_no_difference_where_one_window_ends_within_a_bin(scored, stream, base):
         row = find(result["chunk_position"], "b", range=name)
         assert (row["difference"] is None) == (row["difference_interval"][0] is None)
         assert (row["difference"] is None) == (name == "32 to 63")
+    assert find(result["chunk_position"], "c", range="32 to 63")["difference"] == 0
 
 
 def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream, base):

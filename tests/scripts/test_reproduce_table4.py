@@ -157,7 +157,9 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     _, ran = tiny(*names, "2")  # one seed more
     assert trained(ran) == ["long_seed2", "short_seed2", "short_then_long_seed2"]
     said = capsys.readouterr().out
-    assert "(or name them in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
+    assert (
+        "in full in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
+    )
     (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
     assert {row["label"]: row["seeds"] for row in table} == {
         "short": 2, "long": 2, "short_then_long": 2,
@@ -167,7 +169,7 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     _, ran = tiny(*names, "2")  # and the weights that it starts with
     assert trained(ran) == ["short_seed1", "short_then_long_seed1"]
     kept = "long_seed1, short_seed2, long_seed2, short_then_long_seed2"
-    assert f"(or name them in --only): {kept}\n" in capsys.readouterr().out
+    assert f"(or name them in full in --only): {kept}\n" in capsys.readouterr().out
 
     for name in ("short_seed1", "short_seed2"):  # what started with their weights is finished
         shutil.rmtree(out / name)

@@ -9,7 +9,7 @@ import pytest
 
 from configs import RUN_CONFIG, load_config, to_yaml
 from scripts.runs import check_same_settings, describe, labels
-from training.environment import note_start
+from training.environment import ENVIRONMENTS, note_start
 from training.metrics import METRICS
 
 
@@ -114,4 +114,9 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     note_start(noted.folder, 0, origin=tmp_path / "a")
     shutil.rmtree(tmp_path / "a")
     assert describe(noted)["before"] == last
+    begun = json.loads((noted.folder / ENVIRONMENTS).read_text())
+    begun[0]["before"] = None  # not known: not what one run alone took that is there now
+    (noted.folder / ENVIRONMENTS).write_text(json.dumps(begun))
+    evaluated(tmp_path / "nowhere", last)
+    assert describe(noted)["before"] is None
     assert json.loads(json.dumps(first)) == first
