@@ -157,9 +157,7 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     _, ran = tiny(*names, "2")  # one seed more
     assert trained(ran) == ["long_seed2", "short_seed2", "short_then_long_seed2"]
     said = capsys.readouterr().out
-    assert (
-        "in full in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
-    )
+    assert "in full in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
     (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
     assert {row["label"]: row["seeds"] for row in table} == {
         "short": 2, "long": 2, "short_then_long": 2,
