@@ -1,12 +1,16 @@
 """Files that a crash leaves whole, in folders that one process at a time may write to."""
 
+import errno
 import fcntl
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _UNFINISHED = ".unfinished"
+_NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -37,7 +41,8 @@ def remove_unfinished_files(folder: Path) -> None:
 def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
     """Hold the lock of a folder, which the system frees when this process ends in any way.
 
-    It is the lock of the folder itself: no file of it lies among the others.
+    It is the lock of the folder itself: no file of it lies among the others. Where the file system
+    has none, as NFS, a warning says so, and nobody is kept out.
 
     Args:
         folder: one that is there.
@@ -52,6 +57,14 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(refusal) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCK:
+                raise
+            warnings.warn(
+                f"the file system of {folder} cannot lock it ({error.strerror}): see to it that no "
+                "second process writes there",
+                stacklevel=1,
+            )
         yield
     finally:
         os.close(descriptor)

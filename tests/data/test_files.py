@@ -1,6 +1,7 @@
 """Files are written whole or not at all."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -60,6 +61,27 @@ def test_one_at_a_time_holds_the_lock_of_a_folder(tmp_path):
         with pytest.raises(ValueError, match="again"), lock_folder(tmp_path, "again"):
             pass
     with lock_folder(tmp_path, "free"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK])
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, "as on NFS")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match=r"cannot lock it \(as on NFS\): see to it") as warned:
+        with lock_folder(tmp_path, "taken"), lock_folder(tmp_path, "taken"):
+            pass
+    assert len(warned) == 2
+
+
+def test_another_failure_of_the_lock_is_not_passed_over(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EINTR, "interrupted")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="interrupted"), lock_folder(tmp_path, "taken"):
         pass
 
 
