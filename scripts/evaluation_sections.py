@@ -39,14 +39,11 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
     data = result["data"]
     runs: dict[str, list[Row]] = {}
     for run in result["runs"]:
-        runs.setdefault(run["label"], []).append(run)
+        whole = {name: run[name] + cost for name, cost in cost_before(run).items()}
+        runs.setdefault(run["label"], []).append(run | whole)
 
     def mean(label: str, key: str, how: str) -> str:
         values = [run[key] for run in runs[label]]
-        return digits(fmean(values), how) if is_known(*values) else "-"
-
-    def whole(label: str, key: str, how: str) -> str:
-        values = [run[key] + cost_before(run)[key] for run in runs[label]]
         return digits(fmean(values), how) if is_known(*values) else "-"
 
     header = ["model", "seeds", "context", "positions", "mask", "documents", "training tokens"]
@@ -58,9 +55,9 @@ def what_was_scored(result: dict[str, Any]) -> list[str]:
             seeds[0]["positions"],
             seeds[0]["mask"],
             documents(seeds[0]),
-            whole(label, "tokens", ",.0f"),
+            mean(label, "tokens", ",.0f"),
             mean(label, "tokens_per_s", ",.0f"),
-            whole(label, "gpu_hours", ",.2f"),
+            mean(label, "gpu_hours", ",.2f"),
         ]
         for label, seeds in runs.items()
     ]

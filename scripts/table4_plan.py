@@ -113,29 +113,33 @@ def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
     Raises:
         ValueError: names the settings that differ, or how long the texts are.
     """
+    here = _training_tokens(data)
     for job in jobs:
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
             scored, _ = read_scored(path)
             check_settings(path, scored.config, job.config, may_differ=job.may_differ)
-            _check_text(path, scored.about.get("text_tokens"), data, "--sums")
+            _check_text(path, scored.about.get("text_tokens"), here, "--sums")
 
 
 def check_folders(jobs: Sequence[Job], data: Path) -> None:
     """The same for folders of runs that were begun, as far as `make_jobs` did not."""
+    here = _training_tokens(data)
     for job in jobs:
         checkpoint = latest_checkpoint(job.folder)
         if checkpoint is not None:
             _, must_match = read_progress(checkpoint)
-            _check_text(job.folder, must_match.get("training tokens"), data, "--out")
+            _check_text(job.folder, must_match.get("training tokens"), here, "--out")
 
 
-def _check_text(path: Path, there: int | None, data: Path, option: str) -> None:
-    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
+def _training_tokens(data: Path) -> int:
+    return Manifest.load(data).splits.get("train", SplitInfo()).tokens
+
+
+def _check_text(path: Path, there: int | None, here: int, option: str) -> None:
     if there not in (None, here):  # early runs do not tell
         raise ValueError(
-            f"{path} is of a run that was trained on a text of {there:,} tokens, and "
-            f"--data {data} has {here:,}: take the text that all were trained on, or another "
-            f"{option}"
+            f"{path} is of a run that was trained on a text of {there:,} tokens, and --data has "
+            f"{here:,}: take the text that all were trained on, or another {option}"
         )
 
 
