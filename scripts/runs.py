@@ -54,7 +54,7 @@ class Run:
         if not self.checkpoint.exists():
             raise FileNotFoundError(
                 f"{self.checkpoint} is gone, as training went on (run.keep_last="
-                f"{self.config.run.keep_last}): once more, or copy {self.folder} first"
+                f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
             )
         model = GPT(self.config.model)
         load_model(self.checkpoint, model)

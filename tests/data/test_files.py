@@ -70,9 +70,12 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
         raise OSError(number, "as on NFS")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.warns(UserWarning, match=r"cannot lock it \(as on NFS\): see to it") as warned:
-        with lock_folder(tmp_path, "taken"), lock_folder(tmp_path, "taken"):
-            pass
+    with (
+        pytest.warns(UserWarning, match=r"cannot lock it \(as on NFS\): see to it") as warned,
+        lock_folder(tmp_path, "taken"),
+        lock_folder(tmp_path, "taken"),
+    ):
+        pass
     assert len(warned) == 2
 
 
