@@ -156,20 +156,17 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
     for number, (title, lines) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, number)
         styles = styles_of(lines)
-        drawn = []
         for label, line in lines.items():
             tokens = sum(row["tokens"] for row in line)
             line = [row for row in line if row["tokens"] >= RARE * tokens]
             places = [_middle(row) for row in line]
             look = {**styles[label], "label": label}
             _band(axes, places, line, "difference", "difference_interval", look)
-            drawn.append(line)
         axes.axhline(0, color="black", lw=0.8, zorder=1)
         axes.set_title(title)
         axes.set_ylabel("difference, nats per token")
         axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
         _logarithmic(axes, x_label)
-        _limit(axes, drawn)
     return figure
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
-from scripts.evaluation_plots import save, styles_of
+from scripts.evaluation_plots import Styles, save, styles_of
 from scripts.evaluation_sections import trained_on
 from scripts.markdown import digits, is_known, markdown_table, with_interval
 from scripts.results import COST, cost_before, read_result, write_result
@@ -223,26 +223,29 @@ def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], o
     titled = {"from scratch": scratch, "with the weights of another model": after}
     kinds = {title: models for title, models in titled.items() if models}
     figure = Figure(figsize=(13, 1 + 3.7 * len(kinds)), layout="constrained")
-    panels = figure.subplots(len(kinds), 2, sharex="col", sharey="row", squeeze=False)
+    panels = figure.subplots(len(kinds), 2, sharey="row", squeeze=False)
+    styles = styles_of([*scratch, *after])
     for (title, models), (left, right) in zip(kinds.items(), panels, strict=True):
-        _draw_row(models, left, right)
+        _draw_row(models, styles, left, right)
         if len(kinds) > 1:
             left.set_title(title, loc="left", fontsize=10)
     panels[-1, 0].set_xlabel("training tokens, millions")
     panels[-1, 1].set_xlabel("GPU-hours of training")
-    figure.supylabel("validation perplexity, as the paper evaluates", fontsize=10)
+    figure.supylabel("validation perplexity", fontsize=10)
     save(figure, out)
 
 
-def _draw_row(curves: dict[str, list[dict[str, float]]], left: "Axes", right: "Axes") -> None:
+def _draw_row(
+    curves: dict[str, list[dict[str, float]]], styles: Styles, left: "Axes", right: "Axes"
+) -> None:
     """The curves over tokens on the left and over GPU-hours on the right."""
     from matplotlib.ticker import LogFormatter
 
-    for model, style in styles_of(curves).items():
-        look: dict[str, Any] = {**style, "label": model, "ms": 4, "lw": 1.2}
-        perplexity = np.exp([p["val_loss"] for p in curves[model]])
+    for model, points in curves.items():
+        look: dict[str, Any] = {**styles[model], "label": model, "ms": 4, "lw": 1.2}
+        perplexity = np.exp([p["val_loss"] for p in points])
         for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
-            x = [p[unit] / divisor for p in curves[model]]
+            x = [p[unit] / divisor for p in points]
             axes.plot(x, perplexity, **look)
     ends = [np.exp(points[-1]["val_loss"]) for points in curves.values()]
     highest = max(np.exp(p["val_loss"]) for points in curves.values() for p in points)
