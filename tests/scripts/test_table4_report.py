@@ -133,13 +133,19 @@ def test_models_that_go_on_have_a_row_of_their_own(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("scripts.table4_report.save", lambda figure, _: figures.append(figure))
     points = [{"tokens": 1e6 * n, "gpu_hours": 0.5 * n, "val_loss": 4.0} for n in (1, 2)]
-    lower = [p | {"val_loss": 2.0} for p in points]
+    lower = [p | {"tokens": 2e6 + p["tokens"], "val_loss": 2.0} for p in points]
     draw({"a": points, "a_then_b": lower, "c": points}, {"a_then_b"}, tmp_path / "x.png")
     scratch, _, after, _ = figures[0].axes
     assert [line.get_label() for line in scratch.get_lines()] == ["a", "c"]
     assert [line.get_label() for line in after.get_lines()] == ["a_then_b"]
     assert scratch.get_ylim()[0] > after.get_ylim()[1]
-    assert scratch.get_xlim() == after.get_xlim()
+    assert scratch.get_xlim()[1] < after.get_xlim()[0]
+    looks = {
+        (line.get_color(), line.get_marker(), line.get_linestyle())
+        for axes in (scratch, after)
+        for line in axes.get_lines()
+    }
+    assert len(looks) == 3
 
 
 @pytest.mark.parametrize(
