@@ -6,11 +6,14 @@ python -m scripts.plot_run out/quickstart [RUN ...] [--out perplexity.png]
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from configs import RUN_CONFIG, load_config
 from configs.command_line import errors_as_sentences
+from scripts.results import COST
+from scripts.runs import what_came_before
 from training.metrics import METRICS, read_metrics
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
     Dots are evaluations of the whole validation set, the thin line is the training loss, as
     exp(loss). From a run's second evaluation on, the picture ends a little above the highest of
     them: the steep start of the training loss would leave no room to tell validations apart.
-    Runs that did not record GPU-hours are drawn on the left only.
+    Runs that did not record GPU-hours are drawn on the left only. A run that started with the
+    weights of another begins where that one ends.
 
     Raises:
         FileNotFoundError: a folder has no records.
@@ -39,13 +43,13 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
     figure = Figure(figsize=(12, 5), layout="constrained")
     panels = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
-    for number, run in enumerate(runs):
-        records = read_metrics(run)
-        if not records:
-            raise FileNotFoundError(
-                f"{run} has no records in {METRICS}: is it the folder of a run?"
-            )
-        for axes, unit, divisor in zip(panels, ("tokens", "gpu_hours"), (1e6, 1), strict=True):
+    names = [run.resolve().name for run in runs]
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        records, is_whole = _read(run)
+        title = name if names.count(name) == 1 else str(run)
+        if not is_whole:
+            title += " (without what its first weights took)"
+        for axes, unit, divisor in zip(panels, COST, (1e6, 1), strict=True):
             for kind, label, style in (
                 ("loss", "training", {"lw": 0.5, "alpha": 0.5}),
                 ("val_loss", "validation", {"marker": "o", "ms": 4, "lw": 1.2}),
@@ -59,7 +63,7 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
                     continue
                 x, losses = np.array(points).T
                 perplexity = np.exp(losses)
-                axes.plot(x, perplexity, color=f"C{number}", label=f"{run.name}, {label}", **style)
+                axes.plot(x, perplexity, color=f"C{number}", label=f"{title}, {label}", **style)
                 lows.append(perplexity.min() / MARGIN)
                 if kind == "val_loss" and len(points) > 1:
                     tops.append(HEADROOM * perplexity.max())
@@ -82,6 +86,25 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
         else:
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
     return figure
+
+
+def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The records of a run, and whether they count all that it took.
+
+    If it started with the weights of another, that one's last evaluation comes first, and its
+    tokens and GPU-hours are counted; they are not known of weights that were imported.
+    """
+    records = read_metrics(run)
+    if not records:
+        raise FileNotFoundError(f"{run} has no records in {METRICS}: is it the folder of a run?")
+    config = load_config([str(run / RUN_CONFIG)]) if (run / RUN_CONFIG).exists() else None
+    if config is None or config.run.init_from is None:
+        return records, True
+    before = what_came_before(run, config)
+    if before is None:
+        return records, False
+    own = [r | {unit: r[unit] + before[unit] for unit in COST if unit in r} for r in records]
+    return [before, *own], True
 
 
 def main(argv: Sequence[str] | None = None) -> None:

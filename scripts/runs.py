@@ -117,18 +117,22 @@ def describe(run: Run) -> dict[str, Any]:
         "tokens_per_s": median(speeds) if speeds else None,
         "starts": read_starts(run.folder),
         "evaluations": read_evaluations(run.folder),
-        "before": _before(run),
+        "before": what_came_before(run.folder, run.config),
     }
 
 
-def _before(run: Run) -> dict[str, Any] | None:
-    """As it was noted, or else of the run in run.init_from, or beside this one if both moved."""
-    if run.config.run.init_from is None:
+def what_came_before(run: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """The last evaluation of the run whose weights this one started with, with all it took.
+
+    As it was noted, or else of the run in run.init_from, or beside this one if both moved. None if
+    there is none or it is not known.
+    """
+    if config.run.init_from is None:
         return None
-    noted = [start["before"] for start in read_starts(run.folder) if "before" in start]
+    noted = [start["before"] for start in read_starts(run) if "before" in start]
     if noted:
         return noted[0]
-    origin, here = Path(run.config.run.init_from), run.folder.resolve()
+    origin, here = Path(config.run.init_from), run.resolve()
     beside = here.parent / origin.name
     for folder in (origin, beside):
         if folder.resolve() != here and (took := what_runs_took(folder)) is not None:

@@ -2,9 +2,11 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
+from configs import RUN_CONFIG, load_config, to_yaml
 from scripts import plot_run
 from scripts.plot_run import HEADROOM, draw_runs
 from training.metrics import METRICS
@@ -105,3 +107,31 @@ def test_writes_the_picture(write_run, tmp_path, capsys):
 def test_a_folder_without_records(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no records in metrics.jsonl"):
         draw_runs([tmp_path])
+
+
+def test_a_run_that_goes_on_begins_where_the_first_ends(write_run, tmp_path):
+    first = write_run("first", (1, "val_loss", 4.0, 0.1), (3, "val_loss", 3.5, 0.25))
+    then = write_run("then", (1, "loss", 3.25, 0.5), (2, "val_loss", 3.0, 0.75))
+    imported = write_run("imported", (1, "val_loss", 3.75, 0.125))
+    for folder, origin in ((then, first), (imported, tmp_path / "weights_of_somebody")):
+        config = load_config(["configs/quickstart.yaml", f"run.init_from={origin}"])
+        (folder / RUN_CONFIG).write_text(to_yaml(config))
+    tokens, hours = draw_runs([first, then, imported]).axes[:2]
+    assert curves(tokens) == {
+        "first, validation": [(1, 4.0), (3, 3.5)],
+        "then, training": [(4, 3.25)],
+        "then, validation": [(3, 3.5), (5, 3.0)],
+        "imported (without what its first weights took), validation": [(1, 3.75)],
+    }
+    assert curves(hours)["then, training"] == [(0.75, 3.25)]
+    assert curves(hours)["then, validation"] == [(0.25, 3.5), (1.0, 3.0)]
+
+
+def test_names_of_runs(write_run, tmp_path, monkeypatch):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        run = write_run(f"{folder}/run", (1, "loss", 3.0, 0.1))
+    monkeypatch.chdir(run)
+    assert list(curves(draw_runs([Path(".")]).axes[0])) == ["run, training"]
+    both = draw_runs([Path("."), Path("../../here/run")])
+    assert list(curves(both.axes[0])) == ["., training", "../../here/run, training"]
