@@ -219,10 +219,10 @@ def _check_prompts(
     context_length = model.config.context_length
     if past_context == "refuse" and tokens.shape[1] + max_new_tokens > context_length:
         raise ValueError(
-            f"a prompt of {tokens.shape[1]} tokens and max_new_tokens={max_new_tokens} make "
+            f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} to add make "
             f"{tokens.shape[1] + max_new_tokens}, more than model.context_length="
-            f"{context_length}: shorten one of them, or let the window move with "
-            "past_context='slide'."
+            f"{context_length}: shorten the prompt, ask for fewer, or let the window slide "
+            "instead of past_context=refuse."
         )
 
 

@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -110,7 +111,8 @@ def score(
                     lambda: autocast(config.run.dtype, processes.device),
                 )
                 if processes.is_main:
-                    print(f"{title}, {perf_counter() - began:.1f} s", flush=True)
+                    n_scored, seconds = int((~np.isnan(known)).sum()), perf_counter() - began
+                    print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
                     write_losses(run, stream, scoring, known)
             of_corpus[scoring] = add_up(known, scoring, corpus)
     return sums
@@ -267,6 +269,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--batch-tokens={args.batch_tokens} must be at least 1")
     if args.sums is not None and args.out is not None:
         raise ValueError("--out is for a report, and --sums writes none: leave one of them out")
+    out = args.out or Path("out/evaluation")
+    option, folder = ("--out", out) if args.sums is None else ("--sums", args.sums)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{option}={folder} is a file, and must be a folder: choose another")
     names = [folder.resolve().name for folder in args.runs]
     if args.sums is not None and len(set(names)) < len(names):
         raise ValueError(
@@ -306,7 +312,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for run in scored:
                     print(f"wrote {write_scored(run, text, args.sums)}")
             else:
-                out = args.out or Path("out/evaluation")
                 write_report(tabulate(scored, text), out / text.name if len(evaluated) > 1 else out)
 
 

@@ -27,7 +27,7 @@ from scripts.evaluation_sections import (
     strided,
     what_was_scored,
 )
-from scripts.evaluation_verdicts import difference_of, documents, verdicts
+from scripts.evaluation_verdicts import difference_of, documents, unfinished, verdicts
 from scripts.markdown import digits
 from scripts.results import read_result, write_result
 
@@ -68,6 +68,7 @@ def markdown(result: dict[str, Any]) -> str:
     """The report; numbers that are not known, null or NaN, are dashes."""
     parts = [
         "# Evaluation",
+        *unfinished(result["runs"]),
         *verdicts(result),
         *what_was_scored(result),
         *chunk(result["chunk"]),
@@ -99,6 +100,8 @@ def show(result: dict[str, Any]) -> None:
             difference_of(row),
         )
     Console(width=120).print(table)
+    for sentence in unfinished(result["runs"]):
+        print(sentence)
 
 
 def _without_nan(value: Any) -> Any:

@@ -72,7 +72,13 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
             "text_bytes": text.text_bytes,
         },
         "runs": [
-            {"label": s.label, "init_from": s.config.run.init_from, **s.about} for s in scored
+            {
+                "label": s.label,
+                "init_from": s.config.run.init_from,
+                "max_steps": s.config.optim.max_steps,
+                **s.about,
+            }
+            for s in scored
         ],
         "chunk": [_tabulate(r, _same_way(chunk, r)) for r in chunk],
         "strided": [_tabulate(r, _same_way(strided, r)) for r in strided],

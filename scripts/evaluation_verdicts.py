@@ -32,6 +32,17 @@ def verdicts(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def unfinished(runs: list[Row]) -> list[str]:
+    """A sentence on models whose training had not come to its end, if there are any."""
+    # a step of 0: imported weights, which were not trained here
+    early = {
+        f"{run['label']} (step {run['step']:,} of {run['max_steps']:,})": None
+        for run in runs
+        if 0 < run["step"] < run.get("max_steps", 0)  # which early results do not tell
+    }
+    return [f"Not trained to the end: {', '.join(early)}."] if early else []
+
+
 def verdict(difference: Row) -> str:
     """A difference with its interval in words: lower, higher, or that none is shown."""
     nats, (low, high) = difference["nats"], difference["interval"]

@@ -265,10 +265,12 @@ def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
     hours_a_step = equal["gpu_hours"] / equal["step"]
     steps = round((whole - spent) / hours_a_step / LOG_STEPS) * LOG_STEPS
     if steps < LOG_STEPS:
+        origin = model.starts_from
+        already = f", and {origin}, which it starts from, {spent:.4g} already" if origin else ""
         raise ValueError(
             f"{job.name} has no time left for {LOG_STEPS} steps: {model.same_time_as} took "
-            f"{whole:.4g} GPU-hours, and {model.starts_from}, which it starts from, {spent:.4g} "
-            f"already: leave {job.name} out of --models, or take a larger --budget"
+            f"{whole:.4g} GPU-hours{already}: leave {job.name} out of --models, or take a larger "
+            "--budget"
         )
     return steps
 

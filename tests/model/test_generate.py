@@ -226,7 +226,7 @@ def test_refuse_lets_the_context_be_filled(prompt: torch.Tensor) -> None:
     model = make_model()
     full = generate(model, prompt, CONTEXT - 3, temperature=0.0, past_context="refuse")
     assert torch.equal(full, generate(model, prompt, CONTEXT - 3, temperature=0.0))
-    with pytest.raises(ValueError, match=r"3 tokens and max_new_tokens=14 make 17.*length=16"):
+    with pytest.raises(ValueError, match=r"3 tokens and 14 to add make 17.*length=16"):
         generate(model, prompt, CONTEXT - 2, past_context="refuse")
 
 

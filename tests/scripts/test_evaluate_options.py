@@ -1,5 +1,6 @@
 """What the options of scripts/evaluate.py change, and what it takes from a run without them."""
 
+import json
 import shutil
 
 import numpy as np
@@ -11,6 +12,7 @@ from data.windows import ScoringWindows
 from scripts import evaluate
 from scripts.runs import open_run
 from tests.scripts.known_losses import find
+from training import precision
 from training.distributed import Processes
 
 
@@ -97,3 +99,40 @@ def test_the_text_is_that_of_the_first_run(train, result_of, other_corpus):
 def test_chunks_do_not_slide(tmp_path):
     with pytest.raises(ValueError, match=r"--stride changes nothing with --modes chunk: leave it"):
         evaluate.main([str(tmp_path), "--modes", "chunk", "--stride", "8"])
+
+
+@pytest.mark.parametrize("option", ["--out", "--sums"])
+def test_a_file_where_a_folder_goes(tmp_path, option):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"{option}=.*file is a file, and must be a folder"):
+        evaluate.main([str(tmp_path), option, str(tmp_path / "file")])
+
+
+def test_tokens_are_counted_and_an_early_checkpoint_is_named(train, tmp_path, capsys):
+    """The first of two runs has three of its four steps, as its last checkpoint was removed."""
+    early, whole = train("early", "run.save_every=3", steps=4), train("whole", steps=4)
+    shutil.rmtree(max((early / "checkpoints").iterdir()))
+    capsys.readouterr()
+    out = tmp_path / "out"
+    arguments = [early, whole, "--modes", "chunk", "--out", out, "--device", "cpu"]
+    evaluate.main([*map(str, arguments)])
+    printed = capsys.readouterr().out
+    (tokens,) = {
+        row["tokens"] for row in json.loads((out / "evaluation.json").read_text())["chunk"]
+    }
+    assert f"early: h32_s32_f0, {tokens:,} tokens, " in printed
+    sentence = "Not trained to the end: early (step 3 of 4)."
+    assert sentence in printed.splitlines()
+    assert sentence in (out / "report.md").read_text().splitlines()
+
+
+def test_a_float32_run_is_scored_in_float32(train, result_of, monkeypatch):
+    used = []
+
+    def autocast(dtype, device):
+        used.append(dtype)
+        return precision.autocast(dtype, device)
+
+    monkeypatch.setattr(evaluate, "autocast", autocast)
+    result_of(train("run", "run.dtype=float32", steps=1), "--modes", "chunk")
+    assert set(used) == {"float32"}

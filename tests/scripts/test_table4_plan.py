@@ -140,6 +140,14 @@ def test_no_time_is_left_for_an_extension(tmp_path):
         final_arguments(job, tmp_path / "sums")
 
 
+def test_no_time_is_left_from_scratch(tmp_path):
+    jobs = {j.name: j for j in jobs_of(["4k_butterfly_same_time"], tmp_path)}
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=0.004)
+    finish(tmp_path / "4k_butterfly_seed1", step=1000, gpu_hours=1.0)
+    with pytest.raises(ValueError, match="steps: 4k took 0.004 GPU-hours: leave 4k_butterfly_same"):
+        final_arguments(jobs["4k_butterfly_same_time"], tmp_path / "sums")
+
+
 def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     jobs = {j.name: j for j in jobs_of(["16k_butterfly_same_time"], tmp_path)}
     finish(tmp_path / "16k_seed1", step=1000, gpu_hours=1.0)
