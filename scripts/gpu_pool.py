@@ -137,8 +137,14 @@ def _run(task: Task, gpus: list[str], children: _Children) -> str | None:
             code = process.wait()
             children.running.discard(process)
             if code != 0:
-                return f"exit code {code}, see {task.log}"
+                return f"exit code {code}, see {task.log}{_end_of(task.log)}"
     return None
+
+
+def _end_of(log: Path) -> str:
+    """The last line of a log, which is where train.py says what is wrong."""
+    end = log.read_text(encoding="utf-8", errors="replace").strip()
+    return f", which ends with: {end.splitlines()[-1].strip()}" if end else ""
 
 
 def _start(command: Sequence[str], log: IO[str], environment: dict[str, str]) -> subprocess.Popen:

@@ -69,6 +69,14 @@ def test_a_gpu_goes_to_the_next_task_once_it_is_free(task, tmp_path):
     assert seen == ["4", "7", "7", "7"]
 
 
+def test_the_last_line_of_a_failed_task_is_told(task, tmp_path):
+    said = []
+    code = "print('begun'); raise SystemExit('error: step \\r is taken\\n\\n')"
+    assert run_tasks([task("x", code)], [[]], said.append) == ["x"]
+    log = tmp_path / "x.log"
+    assert said[-1] == f"x: FAILED: exit code 1, see {log}, which ends with: is taken"
+
+
 def test_a_command_that_fails_or_is_killed_is_the_last_of_its_task(tmp_path):
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     log = tmp_path / "x.log"
