@@ -271,8 +271,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--out is for a report, and --sums writes none: leave one of them out")
     out = args.out or Path("out/evaluation")
     option, folder = ("--out", out) if args.sums is None else ("--sums", args.sums)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option}={folder} is a file, and must be a folder: choose another")
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{option}={folder}: {there} is a file, and must be a folder")
     names = [folder.resolve().name for folder in args.runs]
     if args.sums is not None and len(set(names)) < len(names):
         raise ValueError(

@@ -102,10 +102,11 @@ def test_chunks_do_not_slide(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--out", "--sums"])
-def test_a_file_where_a_folder_goes(tmp_path, option):
+@pytest.mark.parametrize("name", ["file", "file/folder"])
+def test_a_file_where_a_folder_goes(tmp_path, option, name):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=f"{option}=.*file is a file, and must be a folder"):
-        evaluate.main([str(tmp_path), option, str(tmp_path / "file")])
+    with pytest.raises(ValueError, match=f"{option}=.*{name}: .*/file is a file, and must be a"):
+        evaluate.main([str(tmp_path), option, str(tmp_path / name)])
 
 
 def test_tokens_are_counted_and_an_early_checkpoint_is_named(train, tmp_path, capsys):
