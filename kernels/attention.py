@@ -15,8 +15,9 @@ from kernels.ops import attention
 from kernels.options import MASKED_LOOP, UNMASKED_LOOP, AttentionOptions
 from kernels.reference import AttentionArguments, standard_attention
 from kernels.strides import MAX_ROW_STRIDE, rows_in_reach
+from kernels.unfused import unfused_attention
 
-IMPLS = ("triton", "sdpa", "reference")
+IMPLS = ("triton", "sdpa", "reference", "unfused")
 
 # Both are read once: Triton itself looks at TRITON_INTERPRET when a kernel is defined, and
 # torch.compile can trace neither look-up.
@@ -104,13 +105,14 @@ def flash_attention(
             others are divided by 1 - dropout_p.
         dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
             What is dropped is a pure function of (seed, batch, head, query, key), the same in
-            every implementation but "sdpa", which draws from PyTorch's generator and takes no
-            seed.
+            every implementation but "sdpa" and "unfused", which draw from PyTorch's generator and
+            take no seed.
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
         deterministic: promise that a repeated call gives the same bits, gradients included. All
-            implementations but "sdpa" always do.
+            implementations but "sdpa" and "unfused" always do.
         impl: "triton" (this project's kernels), "sdpa" (PyTorch's
-            scaled_dot_product_attention), "reference" (standard attention, quadratic memory). None
+            scaled_dot_product_attention), "reference" (standard attention, exact, quadratic
+            memory), "unfused" (standard attention in the dtype of q, to compare speed with). None
             picks the fastest that serves the call. A named one that cannot serve it raises.
 
     Returns:
@@ -127,23 +129,33 @@ def flash_attention(
     check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
     check_dropout_seed(dropout_seed, q)
     softmax_scale = softmax_scale or 1.0 / math.sqrt(q.shape[-1])
+    neither_sdpa_nor_unfused = {
+        "window_size": window_size is not None,
+        "mask": mask is not None,
+        "doc_start": doc_start is not None,
+        "sinks": sinks is not None,
+        "softcap": softcap is not None,
+        "dropout_seed": dropout_seed is not None and dropout_p > 0,
+        "return_lse=True": return_lse,
+        "deterministic=True": deterministic and q.device.type != "cpu",
+    }
+    not_sdpa = neither_sdpa_nor_unfused | {
+        "causal with T_q != T_k": causal and q.shape[1] != k.shape[1],
+        "kv_lengths": kv_lengths is not None,
+    }
+    not_unfused = neither_sdpa_nor_unfused | {
+        "fewer heads in k than in q": q.shape[2] != k.shape[2],
+        "causal with T_q > T_k": causal and q.shape[1] > k.shape[1],  # rows that see no key
+    }
     impl = _pick(
         impl,
-        q,
-        k,
-        v,
         {
-            "causal with T_q != T_k": causal and q.shape[1] != k.shape[1],
-            "window_size": window_size is not None,
-            "mask": mask is not None,
-            "doc_start": doc_start is not None,
-            "kv_lengths": kv_lengths is not None,
-            "sinks": sinks is not None,
-            "softcap": softcap is not None,
-            "dropout_seed": dropout_seed is not None and dropout_p > 0,
-            "return_lse=True": return_lse,
-            "deterministic=True": deterministic and q.device.type != "cpu",
+            "triton": _triton_obstacle(q, k, v),
+            "sdpa": _unsupported(not_sdpa),
+            "reference": None,
+            "unfused": _unsupported(not_unfused),
         },
+        q.device,
     )
     if impl == "sdpa":
         out = F.scaled_dot_product_attention(
@@ -156,6 +168,16 @@ def flash_attention(
             enable_gqa=q.shape[2] != k.shape[2],
         )
         return out.transpose(1, 2)
+    if impl == "unfused":
+        return unfused_attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            softmax_scale=softmax_scale,
+            kv_lengths=kv_lengths,
+            dropout_p=dropout_p,
+        )
 
     if dropout_p == 0:
         dropout_seed = None
@@ -228,18 +250,13 @@ def with_mask(
     )
 
 
-def _pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, needs: dict[str, bool]) -> str:
+def _pick(impl: str | None, obstacles: dict[str, str | None], device: torch.device) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
     if impl is not None and impl not in IMPLS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-    obstacles = {
-        "triton": _triton_obstacle(q, k, v),
-        "sdpa": next((f"it does not support {name}" for name, on in needs.items() if on), None),
-        "reference": None,
-    }
     if impl is None:
         # Interpreted kernels are right, but far too slow to be picked.
-        candidates = IMPLS if q.device.type == "cuda" else ("sdpa", "reference")
+        candidates = IMPLS if device.type == "cuda" else ("sdpa", "reference")
         return next(name for name in candidates if obstacles[name] is None)
     if obstacles[impl] is not None:
         raise ValueError(
@@ -247,6 +264,10 @@ def _pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, needs: dict[str, bo
             "impl=None picks an implementation that can"
         )
     return impl
+
+
+def _unsupported(needs: dict[str, bool]) -> str | None:
+    return next((f"it does not support {name}" for name, on in needs.items() if on), None)
 
 
 def _triton_obstacle(q: Tensor, k: Tensor, v: Tensor) -> str | None:

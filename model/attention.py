@@ -1,4 +1,4 @@
-"""Causal self-attention. Shapes: B batch, T tokens, H heads, D head_dim, C n_embd."""
+"""Self-attention, causal or not. Shapes: B batch, T tokens, H heads, D head_dim, C n_embd."""
 
 import math
 
@@ -8,23 +8,25 @@ from torch import Tensor, nn
 from kernels import flash_attention
 from kernels.block_mask import BlockSparseMask
 from model.cache import KVCache
-from model.config import ModelConfig
+from model.config import BlockConfig
 from model.positions import apply_rotary
 
 SEED_BOUND = 2**63 - 1
 
 
-class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what came before it.
+class SelfAttention(nn.Module):
+    """Multi-head attention in which a token sees itself and what came before, or all tokens.
 
     Args:
         config: the model.
         layer: index of the block, from 0; it sets the softmax scale where
             `config.scale_attn_by_inverse_layer_idx` asks for that.
+        causal: whether what comes after a token is hidden from it.
     """
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         self.layer = layer
         self.n_head = config.n_head
         self.head_dim = config.head_dim
@@ -44,15 +46,18 @@ class CausalSelfAttention(nn.Module):
         *,
         mask: BlockSparseMask | None = None,
         doc_start: Tensor | None = None,
+        kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Mix every token with its past.
+        """Mix every token with those that it sees.
 
         Args:
             x: (B, T, C).
-            rotary: cos and sin, each (T, D/2), from `rotary_tables`; None leaves q and k alone.
-            mask: which blocks of that past; None means all.
+            rotary: cos and sin, each (T, D/2) or (B, T, D/2), as `apply_rotary` takes them; None
+                leaves q and k alone.
+            mask: which blocks of those; None means all.
             doc_start: (B, T) int32, where each token's document begins; nothing before is seen.
+            kv_lengths: (B,) integers, how many of the T tokens are not padding; None means all.
             cache: the past that came before x, to which x is appended; None means there was none.
 
         Returns:
@@ -67,17 +72,18 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T of T_k
         dropout_p = self.attention_dropout if self.training else 0.0
-        # sdpa draws its dropout from torch's generator itself
-        seeded = dropout_p > 0.0 and self.impl != "sdpa"
+        # these draw their dropout from torch's generator themselves
+        seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
         out = flash_attention(
             q,
             k,
             v,
             # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
-            causal=cache is None or T > 1,
+            causal=self.causal and (cache is None or T > 1),
             softmax_scale=self.softmax_scale,
             mask=mask,
             doc_start=doc_start,
+            kv_lengths=kv_lengths,
             dropout_p=dropout_p,
             dropout_seed=_draw_seed(x.device) if seeded else None,
             impl=self.impl,

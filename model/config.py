@@ -1,14 +1,14 @@
-"""The shape of a GPT and what its layers do."""
+"""The shape of a model and what its layers do."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from kernels.checks import MAX_HEAD_DIM
 from model.mask import MaskConfig
 
 Positions = Literal["learned", "rotary"]
-Attention = Literal["auto", "triton", "sdpa", "reference"]
+Attention = Literal["auto", "triton", "sdpa", "reference", "unfused"]
 
 DEFAULT_ROPE_BASE = 10_000.0
 
@@ -31,22 +31,12 @@ GPT2_SIZES: dict[str, GPT2Size] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """A GPT-2 style decoder; the defaults are GPT-2 small.
+class BlockConfig:
+    """The stack of blocks that a GPT and a classifier share.
 
     Raises:
         ValueError: a field, or two fields together, that no model can be built from.
     """
-
-    vocab_size: int = 50_257
-    """Token ids the model knows, and logits it gives."""
-
-    vocab_multiple: int = 64
-    """The embedding table is padded to a multiple of this many rows, because GPUs multiply such
-    shapes faster. Padding never appears in the logits; 1 turns it off."""
-
-    context_length: int = 1024
-    """Tokens in a training sequence; with learned positions also the longest the model accepts."""
 
     n_layer: int = 12
     """Transformer blocks."""
@@ -55,18 +45,7 @@ class ModelConfig:
     """Attention heads in a block."""
 
     n_embd: int = 768
-    """Width of the residual stream; the MLP is four times as wide."""
-
-    positions: Positions = "learned"
-    """learned: one vector a position (GPT-2). rotary: q and k are turned by their position."""
-
-    rope_base: float = DEFAULT_ROPE_BASE
-    """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger
-    one prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
-
-    rope_scaling: float = 1.0
-    """Rotary only: positions are divided by this. New context over trained context keeps them
-    within the range of training (position interpolation, Chen et al. 2023, arXiv 2306.15595)."""
+    """Width of the residual stream."""
 
     dropout: float = 0.0
     """Dropout rate of the embeddings and of what each layer adds to the residual stream."""
@@ -84,30 +63,14 @@ class ModelConfig:
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "vocab_multiple",
-            "context_length",
-            "n_layer",
-            "n_head",
-            "n_embd",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1.")
+        check_positive(self, "n_layer", "n_head", "n_embd")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(
                     f"model.{name}={getattr(self, name)} is a rate: it must be at least 0 and "
                     "below 1."
                 )
-        for name, choices in (
-            ("positions", get_args(Positions)),
-            ("attention", get_args(Attention)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"model.{name}={getattr(self, name)!r} must be one of {', '.join(choices)}."
-                )
+        check_choice(self, "attention", Attention)
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"model.n_embd={self.n_embd} must be divisible by model.n_head={self.n_head}: "
@@ -119,11 +82,71 @@ class ModelConfig:
                 f"{self.head_dim}, and the attention kernels take at most {MAX_HEAD_DIM}: "
                 f"raise model.n_head to {math.ceil(self.n_embd / MAX_HEAD_DIM)} or more."
             )
-        if self.mask.pattern != "dense" and self.attention == "sdpa":
+        if self.mask.pattern != "dense" and self.attention in ("sdpa", "unfused"):
             raise ValueError(
-                f"model.mask.pattern={self.mask.pattern} with model.attention=sdpa: PyTorch's "
-                "attention knows no block masks, use model.attention=auto or triton."
+                f"model.mask.pattern={self.mask.pattern} with model.attention={self.attention}: it "
+                "knows no block masks, use model.attention=auto or triton."
             )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP between its two layers: GPT-2's four times n_embd."""
+        return 4 * self.n_embd
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Refuse fields of `config` below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"model.{name}={getattr(config, name)} must be at least 1.")
+
+
+def check_choice(config: Any, name: str, choices: Any) -> None:
+    """Refuse a field of `config` that is none of a Literal's values."""
+    if getattr(config, name) not in get_args(choices):
+        raise ValueError(
+            f"model.{name}={getattr(config, name)!r} must be one of {', '.join(get_args(choices))}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(BlockConfig):
+    """A GPT-2 style decoder; the defaults are GPT-2 small.
+
+    Raises:
+        ValueError: a field, or two fields together, that no model can be built from.
+    """
+
+    vocab_size: int = 50_257
+    """Token ids the model knows, and logits it gives."""
+
+    vocab_multiple: int = 64
+    """The embedding table is padded to a multiple of this many rows, because GPUs multiply such
+    shapes faster. Padding never appears in the logits; 1 turns it off."""
+
+    context_length: int = 1024
+    """Tokens in a training sequence; with learned positions also the longest the model accepts."""
+
+    positions: Positions = "learned"
+    """learned: one vector a position (GPT-2). rotary: q and k are turned by their position."""
+
+    rope_base: float = DEFAULT_ROPE_BASE
+    """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger
+    one prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
+
+    rope_scaling: float = 1.0
+    """Rotary only: positions are divided by this. New context over trained context keeps them
+    within the range of training (position interpolation, Chen et al. 2023, arXiv 2306.15595)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "vocab_size", "vocab_multiple", "context_length")
+        check_choice(self, "positions", Positions)
         if self.positions == "rotary":
             self._check_rotary()
         else:
@@ -150,11 +173,6 @@ class ModelConfig:
                 f"model.rope_scaling={self.rope_scaling} must be a finite number of at least 1; "
                 "1 leaves the positions alone."
             )
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.n_embd // self.n_head
 
     @property
     def padded_vocab_size(self) -> int:

@@ -14,52 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.block_mask import BlockSparseMask
-from model.attention import CausalSelfAttention
+from model.block import INIT_STD, Block, init_linear_and_norm
 from model.cache import KVCache
 from model.config import ModelConfig
 from model.positions import rotary_tables
 
-INIT_STD = 0.02
 IGNORE_INDEX = -100
-
-
-class MLP(nn.Module):
-    """Two linear layers, four times as wide in between."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.fc_in = nn.Linear(config.n_embd, 4 * config.n_embd)
-        self.fc_out = nn.Linear(4 * config.n_embd, config.n_embd)
-        self.resid_dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
-        # the tanh form is the one GPT-2 was trained with
-        return self.resid_dropout(self.fc_out(F.gelu(self.fc_in(x), approximate="tanh")))
-
-
-class Block(nn.Module):
-    """Attention, then MLP, each after a LayerNorm and added to the residual stream."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)
-        self.attn = CausalSelfAttention(config, layer)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
-        self.mlp = MLP(config)
-
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        *,
-        mask: BlockSparseMask | None = None,
-        doc_start: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """(B, T, C) to (B, T, C); the other arguments as in `CausalSelfAttention`."""
-        x = x + self.attn(self.ln_1(x), rotary, mask=mask, doc_start=doc_start, cache=cache)
-        return x + self.mlp(self.ln_2(x))
 
 
 class GPT(nn.Module):
@@ -90,18 +50,10 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter as GPT-2 does, from torch's global generator.
 
-        Weights are normal with standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a layer
-        adds to the residual stream, so that its variance does not grow with depth. Biases are 0.
+        The layers as in `init_linear_and_norm`, embeddings with the same standard deviation.
         Padded rows of the embedding are 0, and stay so: no gradient reaches them.
         """
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                adds_to_residual = name.endswith(("attn.out_proj", "mlp.fc_out"))
-                depth_scale = math.sqrt(2 * self.config.n_layer) if adds_to_residual else 1.0
-                nn.init.normal_(module.weight, std=INIT_STD / depth_scale)
-                nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
+        init_linear_and_norm(self, self.config.n_layer)
         # padding draws no numbers, so vocab_multiple does not change what a seed gives here
         nn.init.normal_(self.tok_emb.weight[: self.config.vocab_size], std=INIT_STD)
         nn.init.zeros_(self.tok_emb.weight[self.config.vocab_size :])

@@ -5,6 +5,8 @@ GPT-NeoX's pairing: dimension i turns together with dimension i + D/2.
 Shapes: B batch, T tokens, H heads, D head_dim.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,12 +41,97 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: (B, T, H, D) queries or keys, any floating dtype; computed in at least float32.
-        cos, sin: (T, D/2) from `rotary_tables`.
+        cos, sin: (T, D/2), or (B, T, D/2) where rows have positions of their own.
 
     Returns:
         (B, T, H, D) in the dtype of x.
     """
-    cos, sin = cos[:, None, :], sin[:, None, :]  # (T, 1, D/2): the same for every head
+    cos, sin = cos[..., None, :], sin[..., None, :]  # (..., T, 1, D/2): the same for every head
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x.dtype)
+
+
+def axial_rotary_tables(
+    rows: Tensor, columns: Tensor, head_dim: int, min_wavelength: float, max_wavelength: float
+) -> tuple[Tensor, Tensor]:
+    """Tables for `apply_rotary` by which scores depend on the difference in row and in column.
+
+    The first half of the pairs turns by the row, the other by the column, both in pixels: what is
+    learned of neighbours holds in a larger image, too. As in the vision transformers of Heo et al.
+    2024, "Rotary Position Embedding for Vision Transformer" (arXiv 2403.13298), section 3.2.
+
+    Args:
+        rows, columns: (T,) integers, on the device where the tables are wanted.
+        head_dim: D, a multiple of 4.
+        min_wavelength, max_wavelength: pixels in which the fastest and the slowest pair turn once;
+            between them geometric.
+
+    Returns:
+        cos, sin: each (T, D/2) float32.
+    """
+    share = torch.linspace(0, 1, head_dim // 4, device=rows.device, dtype=torch.float64)
+    frequencies = 2 * math.pi / (min_wavelength * (max_wavelength / min_wavelength) ** share)
+    angles = torch.cat((rows.double()[:, None], columns.double()[:, None]), dim=-1)
+    angles = (angles[:, :, None] * frequencies).flatten(1)  # rows' pairs, then columns'
+    return angles.cos().float(), angles.sin().float()
+
+
+def sinusoids(positions: Tensor, width: int) -> Tensor:
+    """Sines and cosines of a position, each in one half: Vaswani et al. 2017, section 3.5.
+
+    Args:
+        positions: (T,) numbers.
+        width: C, even.
+
+    Returns:
+        (T, C) float32.
+    """
+    cos, sin = rotary_tables(positions, width, base=10_000.0)
+    return torch.cat((sin, cos), dim=-1)
+
+
+def row_and_column_waves(rows: Tensor, columns: Tensor, grid_width: int, n_waves: int) -> Tensor:
+    """Sines and cosines of where in a square grid a pixel is: the same place in all sizes.
+
+    Wave i (from 0) makes 2^i half turns from one edge to the other. The first tells one edge from
+    the other, the later ones the fine position.
+
+    Args:
+        rows, columns: (T,) integers in [0, grid_width).
+        grid_width: pixels in a row and in a column.
+        n_waves: of each coordinate.
+
+    Returns:
+        (T, 4 n_waves) float32.
+    """
+    where = (torch.stack((rows, columns), dim=-1).double() + 0.5) / grid_width  # (T, 2), 0 to 1
+    half_turns = 2.0 ** torch.arange(n_waves, device=rows.device, dtype=torch.float64)
+    angles = (where[:, :, None] * half_turns * math.pi).flatten(1)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
+
+
+def duplicate_gridwise(table: Tensor, grid_width: int) -> Tensor:
+    """Learned positions of a square grid for a larger one: each is repeated over a square of it.
+
+    As the FlashAttention paper goes on from Path-64 to Path-X (arXiv 2205.14135, appendix E.3).
+
+    Args:
+        table: (W * W, C), rows of the grid one after the other.
+        grid_width: pixels in a row of the larger grid, a multiple of W.
+
+    Returns:
+        (grid_width * grid_width, C).
+
+    Raises:
+        ValueError: the table is not that of a square grid, or grid_width no multiple of its width.
+    """
+    width = math.isqrt(len(table))
+    if width * width != len(table) or grid_width % width:
+        raise ValueError(
+            f"{len(table)} learned positions cannot be duplicated to a grid of {grid_width} x "
+            f"{grid_width}: they must be those of a square grid whose width divides {grid_width}."
+        )
+    times = grid_width // width
+    grid = table.view(width, width, -1)
+    return grid.repeat_interleave(times, 0).repeat_interleave(times, 1).flatten(0, 1)

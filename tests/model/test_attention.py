@@ -8,15 +8,15 @@ import torch
 import model.attention
 from kernels import flash_attention
 from model import ModelConfig
-from model.attention import CausalSelfAttention
+from model.attention import SelfAttention
 from model.positions import rotary_tables
 
 B, T, C = 2, 13, 32
 
 
-def make_layer(layer: int = 0, **changes: Any) -> CausalSelfAttention:
+def make_layer(layer: int = 0, **changes: Any) -> SelfAttention:
     torch.manual_seed(0)
-    return CausalSelfAttention(ModelConfig(n_head=4, n_embd=C, **changes), layer).double()
+    return SelfAttention(ModelConfig(n_head=4, n_embd=C, **changes), layer).double()
 
 
 @pytest.fixture

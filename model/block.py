@@ -1,0 +1,81 @@
+"""One Transformer block, of which GPTs and classifiers are stacks.
+
+Shapes: B batch, T tokens, C n_embd.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernels.block_mask import BlockSparseMask
+from model.attention import SelfAttention
+from model.cache import KVCache
+from model.config import BlockConfig
+
+INIT_STD = 0.02
+
+
+class MLP(nn.Module):
+    """Two linear layers, wider in between."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.fc_in = nn.Linear(config.n_embd, config.mlp_width)
+        self.fc_out = nn.Linear(config.mlp_width, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        # the tanh form is the one GPT-2 was trained with
+        return self.resid_dropout(self.fc_out(F.gelu(self.fc_in(x), approximate="tanh")))
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each after a LayerNorm and added to the residual stream."""
+
+    def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = SelfAttention(config, layer, causal=causal)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        *,
+        mask: BlockSparseMask | None = None,
+        doc_start: Tensor | None = None,
+        kv_lengths: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """(B, T, C) to (B, T, C); the other arguments as in `SelfAttention`."""
+        x = x + self.attn(
+            self.ln_1(x),
+            rotary,
+            mask=mask,
+            doc_start=doc_start,
+            kv_lengths=kv_lengths,
+            cache=cache,
+        )
+        return x + self.mlp(self.ln_2(x))
+
+
+@torch.no_grad()
+def init_linear_and_norm(model: nn.Module, n_layer: int) -> None:
+    """Draw linear layers as GPT-2 does, from torch's global generator; reset LayerNorms.
+
+    Weights are normal with standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a layer adds
+    to the residual stream, so that its variance does not grow with depth. Biases are 0.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            adds_to_residual = name.endswith(("attn.out_proj", "mlp.fc_out"))
+            depth_scale = math.sqrt(2 * n_layer) if adds_to_residual else 1.0
+            nn.init.normal_(module.weight, std=INIT_STD / depth_scale)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()

@@ -1,0 +1,116 @@
+"""The shape of a classifier of sequences and images."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from model.config import BlockConfig, check_choice, check_positive
+
+Tokens = Literal["symbols", "intensities"]
+Embedding = Literal["none", "learned", "sinusoidal", "row_column"]
+Rotary = Literal["none", "sequence", "axial"]
+Pooling = Literal["mean", "max", "mean_max", "cls"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(BlockConfig):
+    """A bidirectional encoder with a pooled head; the defaults are the Transformer of Table 3.
+
+    Two layers of width 64 with two heads: the model of Xiong et al. 2021 (Nystromformer, arXiv
+    2102.03902), which the FlashAttention paper's Long Range Arena follows (appendix E.3).
+
+    Raises:
+        ValueError: a field, or two fields together, that no model can be built from.
+    """
+
+    vocab_size: int
+    """Token ids the model knows."""
+
+    n_classes: int
+    """Labels to tell apart."""
+
+    context_length: int
+    """Tokens of a batch's rows, padding included."""
+
+    n_layer: int = 2
+    n_head: int = 2
+    n_embd: int = 64
+
+    n_inner: int = 128
+    """Width of the MLP between its two layers."""
+
+    tokens: Tokens = "symbols"
+    """symbols: embeddings start unrelated. intensities: those of near values start close by, as
+    pixels of an image."""
+
+    grid_width: int | None = None
+    """Pixels in a row of a square image; None where the tokens are a text."""
+
+    embedding: Embedding = "learned"
+    """What is added to the embedded tokens: a learned vector a position, sinusoids of it, or
+    learned combinations of waves over the row and the column (`row_and_column_waves`)."""
+
+    rotary: Rotary = "none"
+    """How queries and keys are turned: by their position in the sequence, or by row and column."""
+
+    min_wavelength: float = 4.0
+    """Axial rotary only: pixels in which the fastest pair turns once."""
+
+    max_wavelength: float = 1024.0
+    """Axial rotary only: pixels in which the slowest pair turns once."""
+
+    pooling: Pooling = "mean"
+    """Over the tokens that are not padding; mean_max is both side by side, cls a token of its own
+    before the others."""
+
+    documents: int = 1
+    """Sequences that an example consists of: 1, or 2 that are encoded apart and compared by the
+    head."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "vocab_size", "n_classes", "context_length", "n_inner")
+        for name, choices in (
+            ("tokens", Tokens),
+            ("embedding", Embedding),
+            ("rotary", Rotary),
+            ("pooling", Pooling),
+        ):
+            check_choice(self, name, choices)
+        if self.documents not in (1, 2):
+            raise ValueError(f"model.documents={self.documents} must be 1 or 2.")
+        if self.grid_width is None:
+            for name, value in (("embedding", "row_column"), ("rotary", "axial")):
+                if getattr(self, name) == value:
+                    raise ValueError(
+                        f"model.{name}={value} needs rows and columns: set model.grid_width."
+                    )
+        elif self.grid_width < 1:
+            raise ValueError(f"model.grid_width={self.grid_width} must be at least 1.")
+        multiple = {"none": 1, "sequence": 2, "axial": 4}[self.rotary]
+        if self.head_dim % multiple:
+            raise ValueError(
+                f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
+                f"{self.head_dim}, and model.rotary={self.rotary} needs a multiple of {multiple}."
+            )
+        if self.embedding == "sinusoidal" and self.n_embd % 2:
+            raise ValueError(f"model.n_embd={self.n_embd} must be even for sinusoidal positions.")
+        if not 0 < self.min_wavelength < self.max_wavelength:
+            raise ValueError(
+                f"model.min_wavelength={self.min_wavelength} must lie between 0 and "
+                f"model.max_wavelength={self.max_wavelength}."
+            )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP between its two layers."""
+        return self.n_inner
+
+    @property
+    def n_positions(self) -> int:
+        """Places that a token can have: pixels of the image, or tokens of the text."""
+        return self.context_length if self.grid_width is None else self.grid_width**2
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens that attention sees in a row: with a cls, one more than context_length."""
+        return self.context_length + (self.pooling == "cls")
