@@ -1,0 +1,388 @@
+"""Where the strokes of Pathfinder images go, compiled with Numba.
+
+The algorithm is that of drewlinsley/pathfinder (snakes2.py and snakes.py, commit ab9c130): two
+contours grow in turns, a stroke at a time, and start over if one finds no room; distractors grow
+after them. The order of the tests differs, the distribution does not. Strokes stay numbers of
+templates, and the mask of what is taken is all that is drawn.
+
+Masks are 8 bits; a canvas is a flat mask with padding, see tables.py.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from data.pathfinder.tables import PAD
+from data.pathfinder.templates import N_SEEDS
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FREE = 76  # the largest mask value on which a contour may start, 0.3 of 255
+_FULL = 255
+_MIN_TOTAL_WEIGHT = 1e-4
+_N_DRAWS = 3
+_N_TRIES = 5
+_MIN_FREE_PIXELS = 0.01
+_EAGER_CHOICES = 8
+_EAGER_STARTS = 100
+
+
+@njit
+def _mix(z):
+    """The finalizer of splitmix64 (Stafford's variant 13)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@njit
+def _seed_stream(rng, key, number):
+    """Start the stream of an image: state and odd increment, as in Steele et al., "Fast Splittable
+    Pseudorandom Number Generators", 2014."""
+    rng[0] = _mix(key ^ _mix(np.uint64(number) + _GOLDEN))
+    rng[1] = _mix(rng[0] + _GOLDEN) | np.uint64(1)
+
+
+@njit
+def _next(rng):
+    rng[0] += rng[1]
+    return _mix(rng[0])
+
+
+@njit
+def _below(rng, n):
+    """An integer in [0, n); no value is likelier than another by more than n / 2^32."""
+    return np.int64(((_next(rng) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
+
+
+@njit
+def _uniform(rng):
+    """A float64 in [0, 1)."""
+    return np.float64(_next(rng) >> np.uint64(11)) * 2.0**-53
+
+
+@njit
+def _empty_canvas(t):
+    """A canvas before the first stroke: the border is taken."""
+    canvas = np.zeros((t.stride, t.stride), np.uint8)
+    canvas[PAD : PAD + t.size, PAD : PAD + t.size] = _FULL
+    first, end = PAD + t.border, PAD + t.size - t.border
+    canvas[first:end, first:end] = 0
+    return canvas.reshape(-1)
+
+
+@njit
+def _inside(t, y, x):
+    return 0 <= y < t.size and 0 <= x < t.size
+
+
+@njit
+def _start(t, angle, y, x):
+    """Pivot of a contour that starts at a pixel, and whether its first stroke is in the image."""
+    head_y = math.ceil(y + t.stroke_length * t.sin[angle])
+    head_x = math.ceil(x + t.stroke_length * t.cos[angle])
+    pivot_y = math.ceil(head_y + (t.stroke_length + t.margin) * t.back_sin[angle])
+    pivot_x = math.ceil(head_x + (t.stroke_length + t.margin) * t.back_cos[angle])
+    inside = _inside(t, head_y, head_x) and _inside(t, pivot_y, pivot_x)
+    return pivot_y, pivot_x, inside
+
+
+@njit
+def _is_open(canvas, t, angle, y, x):
+    """Whether a contour may start at a pixel."""
+    at = (y + PAD) * t.stride + x + PAD
+    for k in range(t.n_solid[angle]):  # noqa: SIM110, which Numba could not compile
+        if canvas[at + t.solid[angle, k]] > _FREE:
+            return False
+    return True
+
+
+@njit
+def _open_pixel(canvas, t, rng, angle):
+    """A pixel where a contour may start, uniformly among all; -1 if there is none."""
+    n_pixels = t.size * t.size
+    for _ in range(_EAGER_STARTS):
+        pixel = _below(rng, n_pixels)
+        if _is_open(canvas, t, angle, pixel // t.size, pixel % t.size):
+            return pixel
+    n_open = 0
+    for pixel in range(n_pixels):
+        n_open += _is_open(canvas, t, angle, pixel // t.size, pixel % t.size)
+    if n_open == 0:
+        return -1
+    left = _below(rng, n_open)
+    for pixel in range(n_pixels):
+        if _is_open(canvas, t, angle, pixel // t.size, pixel % t.size):
+            if left == 0:
+                return pixel
+            left -= 1
+    return -1
+
+
+@njit
+def _taken(canvas, t, y, x):
+    """The largest mask value within the margin of a pixel; full outside the image."""
+    if not _inside(t, y, x):
+        return _FULL
+    at = (y + PAD) * t.stride + x + PAD
+    most = 0
+    for k in range(t.n_disk):
+        most = max(most, canvas[at + t.disk[k]])
+    return most
+
+
+@njit
+def _weigh(canvas, t, centre_y, centre_x, direction, weights):
+    """Weights of all turns, for the room around the pixels they lead to; returns their sum."""
+    total = 0.0
+    for j in range(t.n_turns[direction]):
+        i = t.turn[direction, j]
+        taken = _taken(canvas, t, centre_y + t.ring[i, 0], centre_x + t.ring[i, 1])
+        weights[j] = t.turn_weight[direction, j] * (_FULL - taken) / _FULL
+        total += weights[j]
+    return total
+
+
+@njit
+def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
+    """A ring pixel by weight; -1 if all of them together have hardly any.
+
+    The weight is a product, so a turn is drawn by its first factor and kept with the second as
+    probability, which asks for the room around a single pixel. Where that is refused again and
+    again, all weights are computed.
+    """
+    last = t.n_turns[direction] - 1
+    for _ in range(_EAGER_CHOICES):
+        u = _uniform(rng) * t.turn_sum[direction, last]
+        j = 0
+        while j < last and t.turn_sum[direction, j] <= u:
+            j += 1
+        i = t.turn[direction, j]
+        y, x = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1]
+        limit = _FULL - _below(rng, _FULL)
+        if not _inside(t, y, x):
+            continue
+        at = (y + PAD) * t.stride + x + PAD
+        most = np.int64(0)
+        for k in range(t.n_disk):
+            most = max(most, np.int64(canvas[at + t.disk[k]]))
+            if most >= limit:
+                break
+        if most < limit:
+            if t.turn_weight[direction, j] * (_FULL - most) >= _MIN_TOTAL_WEIGHT * _FULL:
+                return i
+            total = _weigh(canvas, t, centre_y, centre_x, direction, weights)
+            return i if total >= _MIN_TOTAL_WEIGHT else -1
+    total = _weigh(canvas, t, centre_y, centre_x, direction, weights)
+    if total < _MIN_TOTAL_WEIGHT:
+        return -1
+    u = _uniform(rng) * total
+    chosen = -1
+    for j in range(last + 1):
+        if weights[j] > 0.0:
+            chosen = t.turn[direction, j]
+            u -= weights[j]
+            if u < 0.0:
+                break
+    return chosen
+
+
+@njit
+def _extend(canvas, t, rng, snakes, s, weights, strokes, n):
+    """Add a stroke to snake s, (pivot y, pivot x, direction); returns whether there is room.
+
+    Writes template, y and x into strokes[n] and moves the snake on.
+    """
+    direction = snakes[s, 2]
+    reach = t.stroke_length + 2 * t.margin
+    centre_y = math.ceil(snakes[s, 0] + reach * t.sin[direction])
+    centre_x = math.ceil(snakes[s, 1] + reach * t.cos[direction])
+    for _ in range(_N_DRAWS):
+        i = _choose(canvas, t, rng, centre_y, centre_x, direction, weights)
+        if i < 0:
+            return False
+        y, x, template = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1], N_SEEDS + i
+        at = (y + PAD) * t.stride + x + PAD
+        fits = True
+        for k in range(t.n_core[template]):
+            if canvas[at + t.core[template, k]] >= t.core_limit[template, k]:
+                fits = False
+                break
+        if fits:
+            snakes[s, 0], snakes[s, 1], snakes[s, 2] = centre_y, centre_x, template
+            strokes[n, 0], strokes[n, 1], strokes[n, 2] = template, y, x
+            return True
+    return False
+
+
+@njit
+def _add_mask(canvas, t, strokes, n):
+    """Mark stroke n and its margin as taken."""
+    template, y, x = strokes[n, 0], strokes[n, 1], strokes[n, 2]
+    reach = t.reach
+    left, right = max(-reach, -x), min(reach, t.size - 1 - x)
+    for dy in range(max(-reach, -y), min(reach, t.size - 1 - y) + 1):
+        at = (y + dy + PAD) * t.stride + x + PAD
+        for dx in range(left, right + 1):
+            canvas[at + dx] = max(canvas[at + dx], t.masks[template, reach + dy, reach + dx])
+
+
+@njit
+def _restore(canvas, source, t, strokes, first, end):
+    """Put back what was under the masks of strokes first to end - 1."""
+    reach = t.reach
+    for n in range(first, end):
+        at = (strokes[n, 1] + PAD) * t.stride + strokes[n, 2] + PAD
+        for dy in range(-reach, reach + 1):
+            left = at + dy * t.stride - reach
+            for k in range(left, left + 2 * reach + 1):
+                canvas[k] = source[k]
+
+
+@njit
+def _begin_targets(t, rng, snakes, strokes):
+    """First strokes of both contours; returns whether the first one finds a place."""
+    length = t.contour_length
+    for _ in range(_N_DRAWS):
+        angle = _below(rng, N_SEEDS)
+        region = t.first_region[angle]
+        top, bottom, left, right = region[0], region[1], region[2], region[3]
+        if not t.startable[angle] or bottom < top or right < left:
+            return False
+        y, x = top + _below(rng, bottom - top + 1), left + _below(rng, right - left + 1)
+        pivot_y, pivot_x, inside = _start(t, angle, y, x)
+        if inside:
+            snakes[0, 0], snakes[0, 1], snakes[0, 2] = pivot_y, pivot_x, angle
+            strokes[0, 0], strokes[0, 1], strokes[0, 2] = angle, y, x
+            break
+    else:
+        return False
+    for _ in range(_N_DRAWS):
+        angle, bearing = _below(rng, N_SEEDS), _below(rng, N_SEEDS)
+        y = np.int64(np.rint(strokes[0, 1] + t.seed_distance * t.sin[bearing]))
+        x = np.int64(np.rint(strokes[0, 2] + t.seed_distance * t.cos[bearing]))
+        pivot_y, pivot_x, inside = _start(t, angle, y, x)
+        if inside:
+            snakes[1, 0], snakes[1, 1], snakes[1, 2] = pivot_y, pivot_x, angle
+            strokes[length, 0], strokes[length, 1], strokes[length, 2] = angle, y, x
+            return True
+    return False
+
+
+@njit
+def _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
+    """One attempt at both contours; a failed one leaves the canvas empty.
+
+    A stroke is marked as taken when its contour goes on: until then, contours may cross its margin.
+    That of the second contour's last stroke is marked in the end, that of the first one's is not.
+    """
+    if not _begin_targets(t, rng, snakes, strokes):
+        return False
+    length = t.contour_length
+    for i in range(1, length):
+        for s in range(2):
+            at = s * length + i
+            if not _extend(canvas, t, rng, snakes, s, weights, strokes, at):
+                _restore(canvas, empty, t, strokes, 0, i - 1 + s)
+                _restore(canvas, empty, t, strokes, length, length + i - 1)
+                return False
+            _add_mask(canvas, t, strokes, at - 1)
+    _add_mask(canvas, t, strokes, 2 * length - 1)
+    return True
+
+
+@njit
+def _begin_distractor(canvas, t, rng, snakes, strokes, n):
+    """First stroke of a distractor; returns whether it finds a place."""
+    for _ in range(_N_DRAWS):
+        angle = _below(rng, N_SEEDS)
+        if not t.startable[angle]:
+            return False
+        pixel = _open_pixel(canvas, t, rng, angle)
+        if pixel < 0:
+            return False
+        y, x = pixel // t.size, pixel % t.size
+        pivot_y, pivot_x, inside = _start(t, angle, y, x)
+        if inside:
+            snakes[0, 0], snakes[0, 1], snakes[0, 2] = pivot_y, pivot_x, angle
+            strokes[n, 0], strokes[n, 1], strokes[n, 2] = angle, y, x
+            return True
+    return False
+
+
+@njit
+def _draw_distractor(canvas, saved, t, rng, snakes, weights, strokes, first):
+    """One attempt at a distractor; a failed one leaves the canvas as it is saved."""
+    if not _begin_distractor(canvas, t, rng, snakes, strokes, first):
+        return False
+    end = first + t.distractor_length
+    for n in range(first + 1, end):
+        if not _extend(canvas, t, rng, snakes, 0, weights, strokes, n):
+            _restore(canvas, saved, t, strokes, first, n - 1)
+            return False
+        _add_mask(canvas, t, strokes, n - 1)
+    _add_mask(canvas, t, strokes, end - 1)
+    for n in range(first, end):
+        _add_mask(saved, t, strokes, n)
+    return True
+
+
+@njit
+def _has_free_pixels(canvas, t):
+    n_free = 0
+    for y in range(PAD, PAD + t.size):
+        for x in range(PAD, PAD + t.size):
+            n_free += canvas[y * t.stride + x] <= _FREE
+    return n_free >= _MIN_FREE_PIXELS * t.size * t.size
+
+
+@njit
+def _draw_image(t, rng, label, strokes, markers):
+    """Strokes and markers of an image; returns the number of strokes and of restarts."""
+    empty = _empty_canvas(t)
+    canvas = empty.copy()
+    snakes = np.empty((2, 3), np.int64)
+    weights = np.empty(t.turn.shape[1], np.float64)
+    restarts = 0
+    while not _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
+        restarts += 1
+    saved = canvas.copy()
+    length = t.contour_length
+    n_strokes = 2 * length
+    for _ in range(t.n_distractors):
+        if not _has_free_pixels(canvas, t):
+            break
+        for _ in range(_N_TRIES):
+            if _draw_distractor(canvas, saved, t, rng, snakes, weights, strokes, n_strokes):
+                n_strokes += t.distractor_length
+                break
+    origin = _below(rng, 2)
+    terminal = origin if label == 1 else 1 - origin
+    for axis in range(2):
+        markers[0, axis] = strokes[origin * length, 1 + axis]
+        markers[1, axis] = strokes[terminal * length + length - 1, 1 + axis]
+    return n_strokes, restarts
+
+
+@njit(nogil=True, cache=True)
+def draw_images(tables, key, numbers, strokes, markers, counts):
+    """Make images into arrays.
+
+    Args:
+        tables: (n_margins,) of TABLES_DTYPE.
+        key: uint64, decides all images.
+        numbers: (n,) uint64; an image depends on the key and its own number alone.
+        strokes: (n, max_strokes, 3) int64 out, template in display lists, y, x.
+        markers: (n, 2, 2) int64 out.
+        counts: (n, 4) int64 out, n_strokes, label, margin, restarts.
+    """
+    rng = np.empty(2, np.uint64)
+    for n in range(len(numbers)):
+        _seed_stream(rng, key, numbers[n])
+        label = _below(rng, 2)
+        t = tables[_below(rng, len(tables))]
+        n_strokes, restarts = _draw_image(t, rng, label, strokes[n], markers[n])
+        strokes[n, :n_strokes, 0] += t.first_template
+        strokes[n, n_strokes:] = 0
+        counts[n, 0], counts[n, 1] = n_strokes, label
+        counts[n, 2], counts[n, 3] = t.margin, restarts

@@ -1,0 +1,68 @@
+"""Pathfinder images by number, as display lists."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from data.pathfinder.parameters import Pathfinder, display_list_dtype
+from data.pathfinder.tables import build_tables
+
+_CHUNKS_PER_THREAD = 8
+
+
+def generate(
+    parameters: Pathfinder,
+    seed: int,
+    numbers: Sequence[int] | npt.NDArray[np.integer],
+    *,
+    n_threads: int | None = None,
+) -> np.ndarray:
+    """Make images; each is a pure function of (parameters, seed, its number).
+
+    Args:
+        parameters: what kind of images.
+        seed: 0 to 2^64 - 1; decides all images.
+        numbers: which images, such as range(1000); any integers from 0 on in any order.
+        n_threads: how many threads work; None is one a core. The result does not depend on it.
+
+    Returns:
+        (len(numbers),) of `display_list_dtype(parameters)`, in the order of `numbers`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    # compiled code is loaded where images are made, not where they are only read
+    from data.pathfinder.contours import draw_images
+
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed={seed} must be between 0 and 2^64 - 1.")
+    if n_threads is None:
+        n_threads = os.cpu_count() or 1
+    if n_threads < 1:
+        raise ValueError(f"n_threads={n_threads} must be at least 1, or None for all cores.")
+    wanted = np.asarray(numbers, dtype=np.int64)
+    if wanted.ndim != 1:
+        raise ValueError(f"numbers has shape {wanted.shape}, but must be a list of image numbers.")
+    if wanted.size and wanted.min() < 0:
+        raise ValueError(f"numbers must not be negative, but one is {wanted.min()}.")
+    tables = build_tables(parameters)
+
+    def make(part: npt.NDArray[np.int64]) -> np.ndarray:
+        strokes = np.empty((len(part), parameters.max_strokes, 3), np.int64)
+        markers = np.empty((len(part), 2, 2), np.int64)
+        counts = np.empty((len(part), 4), np.int64)
+        draw_images(tables, np.uint64(seed), part.astype(np.uint64), strokes, markers, counts)
+        lists = np.empty(len(part), display_list_dtype(parameters))
+        for column, name in enumerate(("template", "y", "x")):
+            lists["strokes"][name] = strokes[:, :, column]
+        for column, name in enumerate(("n_strokes", "label", "margin", "restarts")):
+            lists[name] = counts[:, column]
+        lists["markers"] = markers
+        return lists
+
+    n_parts = max(1, min(len(wanted), n_threads * _CHUNKS_PER_THREAD))
+    with ThreadPoolExecutor(n_threads) as pool:
+        return np.concatenate(list(pool.map(make, np.array_split(wanted, n_parts))))

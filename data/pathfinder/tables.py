@@ -1,0 +1,183 @@
+"""What the generator looks up while it tries where strokes fit.
+
+A canvas is the image's mask with PAD pixels around it, as a flat uint8 array of rows of `stride`.
+Offsets into it are single numbers, so that a test of many pixels is one loop.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.templates import (
+    N_SEEDS,
+    TemplateBank,
+    banks_of,
+    disk_offsets,
+    seed_angles,
+)
+
+PAD = 10
+"""Radius of the largest template."""
+
+_SIDE = 2 * PAD + 1
+_MAX_RING = 49
+_MAX_TURNS = 20
+_MAX_DISK = 29
+_MAX_CORE = 80
+_MAX_SOLID = 45
+_N_ALL = N_SEEDS + _MAX_RING
+
+_FULL = 255
+_MAX_SUM = 459
+"""Two masks of 8 bits may not reach 1.8 together, 459 of 255."""
+
+# One dtype for every size, so that the generator is compiled once. A direction is the number of a
+# seed angle, or N_SEEDS + the number of a ring pixel. Lists are filled up with zeros.
+TABLES_DTYPE = np.dtype(
+    [
+        ("size", "i8"),
+        ("stride", "i8"),
+        ("border", "i8"),
+        ("contour_length", "i8"),
+        ("n_distractors", "i8"),
+        ("distractor_length", "i8"),
+        ("margin", "i8"),
+        ("first_template", "i8"),  # number in display lists of this margin's first template
+        ("stroke_length", "f8"),
+        ("seed_distance", "f8"),
+        ("sin", "f8", (_N_ALL,)),  # of each direction
+        ("cos", "f8", (_N_ALL,)),
+        ("back_sin", "f8", (N_SEEDS,)),  # of the opposite directions
+        ("back_cos", "f8", (N_SEEDS,)),
+        # first and last row, first and last column where the first contour may start at an angle;
+        # a last one below the first: nowhere
+        ("first_region", "i8", (N_SEEDS, 4)),
+        ("startable", "u1", (N_SEEDS,)),  # see _is_startable
+        ("n_solid", "i8", (N_SEEDS,)),
+        ("solid", "i4", (N_SEEDS, _MAX_SOLID)),  # canvas offsets that a contour's start needs free
+        ("ring", "i8", (_MAX_RING, 2)),  # pixels (y, x) around a point where a contour can go on
+        ("n_turns", "i8", (_N_ALL,)),
+        ("turn", "i8", (_N_ALL, _MAX_TURNS)),  # ring pixels after each direction, likely ones first
+        ("turn_weight", "f8", (_N_ALL, _MAX_TURNS)),
+        ("turn_sum", "f8", (_N_ALL, _MAX_TURNS)),  # of the weights up to and with each
+        ("n_disk", "i8"),
+        ("disk", "i4", (_MAX_DISK,)),  # canvas offsets of the pixels within the margin
+        ("n_core", "i8", (_N_ALL,)),
+        ("core", "i4", (_N_ALL, _MAX_CORE)),  # canvas offsets where a template's mask can collide
+        ("core_limit", "u1", (_N_ALL, _MAX_CORE)),  # with what is taken by at least this much
+        ("reach", "i8"),  # radius of a mask
+        ("masks", "u1", (_N_ALL, _SIDE, _SIDE)),  # the first 2 * reach + 1 rows and columns
+    ],
+    align=True,
+)
+
+
+@lru_cache(maxsize=16)
+def build_tables(parameters: Pathfinder) -> np.ndarray:
+    """(n_margins,) of TABLES_DTYPE, in the order of `parameters.margins`; not to be changed."""
+    banks = banks_of(parameters)
+    tables = np.zeros(len(banks), TABLES_DTYPE)
+    first_template = 0
+    for t, bank in zip(tables, banks, strict=True):
+        t["first_template"] = first_template
+        _fill(t, parameters, bank)
+        first_template += len(bank.angles)
+    return tables
+
+
+def _fill(t: np.void, parameters: Pathfinder, bank: TemplateBank) -> None:
+    for name in (
+        "size",
+        "border",
+        "contour_length",
+        "n_distractors",
+        "distractor_length",
+        "stroke_length",
+        "seed_distance",
+    ):
+        t[name] = getattr(parameters, name)
+    t["stride"] = stride = parameters.size + 2 * PAD
+    t["margin"] = bank.margin
+    t["ring"][: len(bank.ring)] = bank.ring
+    seeds = seed_angles()
+    ring_angles = np.array([math.atan2(y, x) for y, x in bank.ring.tolist()])
+    directions = np.concatenate([seeds, ring_angles])
+    t["sin"][: len(directions)] = _each(math.sin, directions)
+    t["cos"][: len(directions)] = _each(math.cos, directions)
+    t["back_sin"] = _each(math.sin, seeds + math.pi)
+    t["back_cos"] = _each(math.cos, seeds + math.pi)
+    for angle, solid in enumerate(bank.solid):
+        t["startable"][angle] = _is_startable(solid)
+        t["first_region"][angle] = _first_region(solid, parameters)
+        t["n_solid"][angle] = len(solid)
+        t["solid"][angle, : len(solid)] = _flat(solid, stride)
+    for direction, angle in enumerate(directions.tolist()):
+        turn, weight = _turns(angle, ring_angles, parameters.continuity)
+        t["n_turns"][direction] = len(turn)
+        t["turn"][direction, : len(turn)] = turn
+        t["turn_weight"][direction, : len(turn)] = weight
+        t["turn_sum"][direction, : len(turn)] = np.cumsum(weight)
+    disk = disk_offsets(bank.margin)
+    t["n_disk"] = len(disk)
+    t["disk"][: len(disk)] = _flat(disk, stride)
+    t["reach"] = bank.masks.shape[1] // 2
+    for template, mask in enumerate(bank.masks):
+        core, limit = _core(mask, stride)
+        t["n_core"][template] = len(core)
+        t["core"][template, : len(core)] = core
+        t["core_limit"][template, : len(core)] = limit
+        t["masks"][template, : mask.shape[0], : mask.shape[1]] = mask
+
+
+def _is_startable(solid: np.ndarray) -> bool:
+    """Whether the reference can start a contour at this angle anywhere at all.
+
+    It looks for room with a dilation whose structuring element is `solid`. Where no pixel of that
+    element falls into the image, OpenCV's dilation returns its lowest number, and the reference
+    then finds no room in the whole image. That happens in a corner of the image unless the element
+    reaches into all four quadrants. At size 32 it leaves 30 of 360 angles.
+    """
+    quadrants = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    return all((solid * np.array(signs) >= 0).all(axis=1).any() for signs in quadrants)
+
+
+def _first_region(solid: np.ndarray, parameters: Pathfinder) -> list[int]:
+    """Where all of `solid` keeps away from the edge; it is too small to reach across the border."""
+    if not len(solid):
+        return [0, -1, 0, -1]
+    border = max(parameters.border, 2 * parameters.seed_distance)
+    first = border - solid.min(axis=0)
+    last = parameters.size - 1 - border - solid.max(axis=0)
+    return [int(first[0]), int(last[0]), int(first[1]), int(last[1])]
+
+
+def _turns(
+    angle: float, ring_angles: np.ndarray, continuity: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ring pixels by weight, heaviest first, and the weights; those without weight are left out."""
+    turn = np.abs((ring_angles - angle + math.pi) % (2 * math.pi) - math.pi)
+    bent = np.minimum(continuity * turn, math.pi / 2)
+    weight = np.where(bent < math.pi / 2, _each(math.cos, bent) ** 2, 0.0)
+    order = np.argsort(-weight, kind="stable")
+    order = order[weight[order] > 0]
+    return order, weight[order]
+
+
+def _core(mask: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where another mask could reach the limit, strongest first, and from what value on."""
+    strong = mask >= _MAX_SUM - _FULL
+    order = np.argsort(mask[strong], kind="stable")[::-1]
+    offsets = (np.argwhere(strong) - mask.shape[0] // 2)[order]
+    return _flat(offsets, stride), _MAX_SUM - mask[strong][order].astype(np.int64)
+
+
+def _flat(offsets: np.ndarray, stride: int) -> np.ndarray:
+    return offsets[:, 0] * stride + offsets[:, 1]
+
+
+def _each(function: Callable[[float], float], values: np.ndarray) -> np.ndarray:
+    """From the C library: NumPy's own vary with the processor in the last digit."""
+    return np.array([function(value) for value in values.tolist()])

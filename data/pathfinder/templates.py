@@ -1,0 +1,165 @@
+"""Every stroke that can occur in a Pathfinder image, drawn once.
+
+A stroke starts at a pixel and leaves it at an angle. Angles are in radians and grow from the
+column axis towards the row axis (downwards). A contour's first stroke has a whole number of
+degrees, and every further one starts at one of a few pixels on a circle and points to its middle,
+so the strokes of all images are shifted copies of a few hundred templates.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from data.pathfinder.parameters import Pathfinder
+
+ANTIALIAS = 2
+"""Strokes are drawn this many times larger and then shrunk."""
+
+N_SEEDS = 360
+"""Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
+
+_MARKER_HALO = 4
+"""Pixels beyond a marker's disk that shrinking may still colour."""
+
+
+@dataclass(frozen=True, eq=False)
+class TemplateBank:
+    """All templates for one margin; n of them, R the radius of a patch.
+
+    Template t below N_SEEDS is the first stroke of a contour that runs at t - 180 degrees.
+    Template N_SEEDS + i starts at `ring[i]` pixels from a point and points to it.
+    """
+
+    margin: int
+    """Pixels that strokes keep from each other."""
+    lines: np.ndarray
+    """(n, 2R + 1, 2R + 1) uint8, the stroke, to be put with its middle on the starting pixel."""
+    masks: np.ndarray
+    """(n, 2R + 1, 2R + 1) uint8, the stroke and its margin all around, where others may not be."""
+    angles: np.ndarray
+    """(n,) float64, the direction in which the stroke leaves its starting pixel, -pi to 2 pi."""
+    ring: np.ndarray
+    """(n - N_SEEDS, 2) int64, offsets (y, x) of the pixels where a contour can go on."""
+    solid: tuple[np.ndarray, ...]
+    """N_SEEDS arrays (k, 2) int64, the offsets (y, x) that must be free for a contour to start.
+
+    They are where the mask is full, one pixel down and right of where they should be, and cut at
+    stroke_length + margin, as in the reference's code.
+    """
+
+
+@lru_cache(maxsize=16)
+def template_banks(
+    stroke_length: int, thickness: float, margins: tuple[int, ...]
+) -> tuple[TemplateBank, ...]:
+    """A bank for every margin; treat the arrays as constants."""
+    return tuple(_draw_bank(stroke_length, thickness, margin) for margin in margins)
+
+
+def banks_of(parameters: Pathfinder) -> tuple[TemplateBank, ...]:
+    """The banks of an image, one for each of its margins.
+
+    Display lists number the templates through all of them: those of the second bank follow those
+    of the first.
+    """
+    return template_banks(parameters.stroke_length, parameters.thickness, parameters.margins)
+
+
+def marker_patch(parameters: Pathfinder) -> np.ndarray:
+    """A marker, to be put with its middle on the pixel it marks: uint8, square, of odd side."""
+    radius = ANTIALIAS * parameters.marker_radius
+    side = 2 * (math.ceil(parameters.marker_radius) + _MARKER_HALO) + 1
+    middle = ANTIALIAS * (side // 2)
+    offset = np.arange(ANTIALIAS * side) - middle
+    disk = np.where(offset[:, None] ** 2 + offset**2 <= radius**2, np.uint8(255), np.uint8(0))
+    return _shrink(disk, side)
+
+
+def seed_angles() -> np.ndarray:
+    """(N_SEEDS,) float64, the angles of contours' first strokes."""
+    return np.array([math.radians(degree) for degree in range(-180, 180)])
+
+
+def disk_offsets(radius: float) -> np.ndarray:
+    """(k, 2) int64, the offsets (y, x) of the pixels no further than `radius`, nearest first."""
+    reach = math.floor(radius)
+    grid = np.mgrid[-reach : reach + 1, -reach : reach + 1].reshape(2, -1).T
+    distance = (grid**2).sum(axis=1)
+    order = np.argsort(distance, kind="stable")
+    return grid[order][distance[order] <= radius**2]
+
+
+def ring_offsets(radius: int) -> np.ndarray:
+    """(k, 2) int64, pixels (y, x) of a circle that is sampled once every pixel of its length."""
+    angles = (step / radius for step in range(math.ceil(2 * math.pi * radius)))
+    points = [
+        (
+            math.floor(round(radius * math.sin(angle), 9)),
+            math.floor(round(radius * math.cos(angle), 9)),
+        )
+        for angle in angles
+    ]
+    return np.array(sorted(set(points)), dtype=np.int64)
+
+
+def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBank:
+    ring = ring_offsets(stroke_length + margin)
+    back = [math.atan2(y, x) + math.pi for y, x in ring.tolist()]
+    angles = np.concatenate([seed_angles(), back])
+    patches = [_draw_stroke(angle, stroke_length, thickness, margin) for angle in angles.tolist()]
+    lines, masks = (np.stack(patch) for patch in zip(*patches, strict=True))
+    return TemplateBank(
+        margin=margin,
+        lines=lines,
+        masks=masks,
+        angles=angles,
+        ring=ring,
+        solid=tuple(_solid_offsets(masks[:N_SEEDS], stroke_length + margin)),
+    )
+
+
+def _draw_stroke(
+    angle: float, length: int, thickness: float, margin: int
+) -> tuple[np.ndarray, np.ndarray]:
+    radius = length + math.ceil(thickness) + margin
+    middle = radius * ANTIALIAS
+    # the end is rounded up on both axes, as everywhere in the reference
+    end_y = math.ceil(middle + length * ANTIALIAS * math.sin(angle))
+    end_x = math.ceil(middle + length * ANTIALIAS * math.cos(angle))
+    canvas = Image.new("L", (2 * middle + 1, 2 * middle + 1))
+    ImageDraw.Draw(canvas).line(
+        [(middle, middle), (end_x, end_y)],
+        fill=255,
+        width=round(thickness * ANTIALIAS),
+    )
+    line = np.asarray(canvas)
+    side = 2 * radius + 1
+    return _shrink(line, side), _shrink(_dilate(line, margin * ANTIALIAS), side)
+
+
+def _dilate(image: np.ndarray, radius: int) -> np.ndarray:
+    """The largest value within a radius of every pixel."""
+    height, width = image.shape
+    padded = np.pad(image, radius)
+    shifted = [
+        padded[radius + y : radius + y + height, radius + x : radius + x + width]
+        for y, x in disk_offsets(radius).tolist()
+    ]
+    return np.max(shifted, axis=0)
+
+
+def _shrink(image: np.ndarray, side: int) -> np.ndarray:
+    """Resize with Lanczos on 8 bits; background comes out at up to a few levels near edges."""
+    small = Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS)
+    return np.asarray(small)
+
+
+def _solid_offsets(masks: np.ndarray, reach: int) -> Iterator[np.ndarray]:
+    radius = masks.shape[1] // 2
+    for mask in masks:
+        offsets = np.argwhere(mask == 255) - radius + 1
+        yield offsets[(np.abs(offsets) <= reach).all(axis=1)]

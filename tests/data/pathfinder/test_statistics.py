@@ -1,0 +1,119 @@
+"""Pathfinder sets as a whole, against the reference's and against a generator without shortcuts."""
+
+import numpy as np
+import pytest
+
+from data.pathfinder import Pathfinder, Renderer, generate
+from tests.data.pathfinder.plain import NoRoomError, PlainGenerator
+
+# What the reference (drewlinsley/pathfinder at ab9c130) makes: its number of images, and means of
+# attempts per image, fractions of pixels above 0 and 25, intensity, its deviation over pixels, and
+# of the distance between markers by label.
+REFERENCE = {
+    32: (1000, 326, 0.342, 0.152, 20.2, 51.1, 13.2, 12.8),
+    64: (120, 4121, 0.261, 0.113, 13.45, 41.4, 32.1, 29.6),
+    128: (150, 359, 0.137, 0.057, 7.91, 35.65, 78.1, 77.8),
+    256: (2500, 8.19, 0.039, 0.017, 2.95, 24.15, 124.4, 125.2),
+}
+N_IMAGES = {32: 3000, 64: 800, 128: 800, 256: 1000}
+DISTRACTORS = {32: 1.16, 64: 2.6, 128: 7.7, 256: 7.0}
+
+
+@pytest.fixture(scope="module", params=list(REFERENCE))
+def hard(request):
+    parameters = Pathfinder(request.param)
+    images = generate(parameters, 1, range(N_IMAGES[request.param]))
+    renderer = Renderer(parameters)
+    drawn = [renderer(images[n : n + 100]).numpy() for n in range(0, len(images), 100)]
+    return parameters, images, np.concatenate(drawn)
+
+
+def _agree(values, expected, n_expected, rounding):
+    """Whether means agree within 4 standard errors of both samples, and the rounding of one."""
+    error = values.std() * np.sqrt(1 / len(values) + 1 / n_expected)
+    assert abs(values.mean() - expected) < 4 * error + rounding, (values.mean(), expected, error)
+
+
+@pytest.mark.slow
+def test_images_are_like_the_reference(hard):
+    parameters, images, drawn = hard
+    n, attempts, above_0, above_25, mean, deviation, *distances = REFERENCE[parameters.size]
+    _agree(images["restarts"] + 1.0, attempts, n, 0.01)
+    _agree((drawn > 0).mean(axis=(1, 2)), above_0, n, 0.0005)
+    _agree((drawn > 25).mean(axis=(1, 2)), above_25, n, 0.0005)
+    _agree(drawn.mean(axis=(1, 2)), mean, n, 0.05)
+    squares = (drawn.astype(float) ** 2).mean(axis=(1, 2))
+    _agree(squares, deviation**2 + mean**2, n, 0.1 * deviation)
+    markers = images["markers"].astype(float)
+    between = np.hypot(*(markers[:, 0] - markers[:, 1]).T)
+    # half of the images have each label
+    for label, distance in zip((1, 0), distances, strict=True):
+        _agree(between[images["label"] == label], distance, n / 2, 0.05)
+
+
+@pytest.mark.slow
+def test_distractors_find_room_as_often(hard):
+    parameters, images, _ = hard
+    found = (images["n_strokes"].astype(float) - 28) / parameters.distractor_length
+    _agree(found, DISTRACTORS[parameters.size], np.inf, 0.05)
+
+
+@pytest.mark.slow
+def test_non_zero_pixels(hard):
+    parameters, _, drawn = hard
+    n_pixels = (drawn > 0).sum(axis=(1, 2))
+    expected = {32: (349, 266, 444), 64: (1065, 797, 1329), 128: (2246, 1979, 2434)}
+    mean, low, high = expected.get(parameters.size, (2544, 2372, 2693))
+    assert n_pixels.mean() == pytest.approx(mean, rel=0.02)
+    assert np.percentile(n_pixels, [1, 99]) == pytest.approx([low, high], rel=0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parameters", "n_attempts"),
+    [
+        (Pathfinder(32, 6), 20000),
+        (Pathfinder(64, 4), 6000),
+        (Pathfinder(128, 4), 2000),
+        (Pathfinder(256, 6), 600),
+    ],
+    ids=str,
+)
+def test_contours_fit_as_often_as_without_shortcuts(parameters, n_attempts):
+    rng = np.random.default_rng(0)
+    # each image draws its margin once, so attempts are compared margin by margin
+    images = generate(parameters, 2, range(3000))
+    for margin in parameters.margins:
+        restarts = images["restarts"][images["margin"] == margin]
+        expected = 1 / (restarts.mean() + 1)
+        plain, fits = PlainGenerator(parameters, margin, rng), 0
+        for _ in range(n_attempts):
+            try:
+                plain.targets()
+            except NoRoomError:
+                continue
+            fits += 1
+        error = np.sqrt(
+            expected * (1 - expected) / n_attempts + (1 - expected) * expected**2 / len(restarts)
+        )
+        assert abs(fits / n_attempts - expected) < 4 * error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameters", [Pathfinder(32, 6), Pathfinder(64, 9), Pathfinder(128)])
+def test_distractors_fit_as_often_as_without_shortcuts(parameters):
+    rng = np.random.default_rng(0)
+    length = parameters.contour_length
+    images = generate(parameters, 3, range(200))
+    difference = []
+    for image in images:
+        plain = PlainGenerator(parameters, int(image["margin"]), rng)
+        mask = plain.empty()
+        for n in range(2 * length):
+            if n != length - 1:  # the end of the first contour may be drawn over
+                template, y, x = image["strokes"][n].item()
+                mask = np.maximum(mask, plain.patch(template - plain.first_template, y, x))
+        found = (int(image["n_strokes"]) - 2 * length) / parameters.distractor_length
+        difference.append(plain.distractors(mask) - found)
+    error = np.std(difference) / np.sqrt(len(difference))
+    assert abs(np.mean(difference)) < 4 * error
