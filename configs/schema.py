@@ -6,7 +6,7 @@ defaults <- the YAML file <- key=value on the command line
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import omegaconf
 import yaml
@@ -17,6 +17,8 @@ from model import ModelConfig
 from training.metrics import WandbMode
 from training.optim import OptimConfig
 from training.precision import Dtype
+
+C = TypeVar("C")
 
 RUN_CONFIG = "config.yaml"
 """File in the folder of a run that holds its configuration."""
@@ -109,7 +111,16 @@ class ConfigError(ValueError):
 
 
 def load_config(argv: Sequence[str]) -> TrainConfig:
+    """What `train.py` is told by its command line: `read_config` of a TrainConfig."""
+    return read_config(TrainConfig, argv)
+
+
+def read_config(schema: type[C], argv: Sequence[str]) -> C:
     """The configuration from a command line: a YAML file, then any number of key=value.
+
+    Args:
+        schema: what is configured, a frozen dataclass.
+        argv: the arguments.
 
     Raises:
         ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
@@ -123,7 +134,7 @@ def load_config(argv: Sequence[str]) -> TrainConfig:
     for override in overrides:
         if "=" not in override or override.startswith("-"):
             raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
-    return _config_of(from_file, overrides, str(path))
+    return _config_of(schema, from_file, overrides, str(path))
 
 
 def from_yaml(text: str) -> TrainConfig:
@@ -134,13 +145,13 @@ def from_yaml(text: str) -> TrainConfig:
     """
     values = OmegaConf.create(text)
     assert isinstance(values, DictConfig)
-    return _config_of(values, (), "the configuration of a run")
+    return _config_of(TrainConfig, values, (), "the configuration of a run")
 
 
-def _config_of(values: DictConfig, overrides: Sequence[str], source: str) -> TrainConfig:
+def _config_of(schema: type[C], values: DictConfig, overrides: Sequence[str], source: str) -> C:
     try:
         merged = OmegaConf.merge(
-            OmegaConf.structured(TrainConfig), values, OmegaConf.from_dotlist(list(overrides))
+            OmegaConf.structured(schema), values, OmegaConf.from_dotlist(list(overrides))
         )
         config = OmegaConf.to_object(merged)
     except omegaconf.errors.MissingMandatoryValue as error:
@@ -152,7 +163,7 @@ def _config_of(values: DictConfig, overrides: Sequence[str], source: str) -> Tra
         raise ConfigError(f"{error.full_key or source}: {reason}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, schema)
     return config
 
 
@@ -172,6 +183,6 @@ def _read_yaml(path: Path) -> DictConfig:
     return values
 
 
-def to_yaml(config: TrainConfig) -> str:
+def to_yaml(config: Any) -> str:
     """The whole configuration as YAML, which `load_config` and `from_yaml` read back."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from configs import RUN_CONFIG, TrainConfig, load_config
+from configs import RUN_CONFIG, ClassifyConfig, TrainConfig, load_config
 from data.shards import TOKENIZER
 from data.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
@@ -159,7 +159,11 @@ def check_same_settings(
 
 
 def check_settings(
-    place: Path, there: TrainConfig, here: TrainConfig, *, may_differ: Collection[str] = ()
+    place: Path,
+    there: TrainConfig | ClassifyConfig,
+    here: TrainConfig | ClassifyConfig,
+    *,
+    may_differ: Collection[str] = (),
 ) -> None:
     """The same for settings that were found in `place`."""
     differing = _differing(there, here, {*WHERE, *may_differ})
@@ -172,7 +176,7 @@ def check_settings(
 
 
 def _differing(
-    a: TrainConfig, b: TrainConfig, may_differ: Collection[str]
+    a: TrainConfig | ClassifyConfig, b: TrainConfig | ClassifyConfig, may_differ: Collection[str]
 ) -> list[tuple[str, Any, Any]]:
     """Settings, as "optim.lr", with both values."""
     these, those = asdict(a), asdict(b)

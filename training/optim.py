@@ -9,15 +9,11 @@ from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    """The optimizer, its schedule and the size of a step."""
+class AdamWConfig:
+    """The optimizer and its schedule."""
 
     max_steps: int
     """Optimizer steps of the whole run."""
-    batch_tokens: int
-    """Tokens of one optimizer step, over all GPUs and accumulated micro-batches."""
-    micro_batch_size: int
-    """Sequences that one GPU takes through the model at a time."""
     lr: float = 6e-4
     """Peak learning rate."""
     min_lr: float = 0.0
@@ -36,9 +32,7 @@ class OptimConfig:
     """Largest norm of the gradient; 0 turns clipping off."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_tokens", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"optim.{name} must be at least 1, got {getattr(self, name)}")
+        _check_positive(self, "max_steps")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"optim.lr must be a finite number above 0, got {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -64,7 +58,44 @@ class OptimConfig:
                 )
 
 
-def learning_rate(step: int, config: OptimConfig) -> float:
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(AdamWConfig):
+    """How a language model is optimized, and the size of a step."""
+
+    batch_tokens: int
+    """Tokens of one optimizer step, over all GPUs and accumulated micro-batches."""
+    micro_batch_size: int
+    """Sequences that one GPU takes through the model at a time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive(self, "batch_tokens", "micro_batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleOptimConfig(AdamWConfig):
+    """How a classifier is optimized, and the size of a step."""
+
+    batch_size: int
+    """Examples of one optimizer step, over all GPUs."""
+    eval_batch_size: int | None = None
+    """Examples that one GPU takes through the model at a time where it is scored; None: as many as
+    in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive(self, "batch_size")
+        if self.eval_batch_size is not None:
+            _check_positive(self, "eval_batch_size")
+
+
+def _check_positive(config: AdamWConfig, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"optim.{name} must be at least 1, got {getattr(config, name)}")
+
+
+def learning_rate(step: int, config: AdamWConfig) -> float:
     """The learning rate of step `step`, counted from 0.
 
     It rises to lr over warmup_steps and then falls to min_lr at max_steps (linear: the schedule of
@@ -80,8 +111,15 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     return config.min_lr + left * (config.lr - config.min_lr)
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the parameters of `model`: matrices and embeddings decay, vectors do not."""
+def make_optimizer(
+    model: nn.Module, config: AdamWConfig, *, capturable: bool = False
+) -> torch.optim.AdamW:
+    """AdamW over the parameters of `model`: matrices and embeddings decay, vectors do not.
+
+    Args:
+        capturable: keep the learning rate and the number of steps on the GPU, so that a step can be
+            captured in a CUDA graph.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
@@ -89,15 +127,19 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     ]
     return torch.optim.AdamW(
         groups,
-        lr=config.lr,
+        lr=torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr,
         betas=config.betas,
         eps=config.eps,
         # One kernel for all parameters instead of a dozen for each.
         fused=parameters[0].is_cuda,
+        capturable=capturable,
     )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Use `lr` from the next step on."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)  # a captured step reads this tensor
+        else:
+            group["lr"] = lr
