@@ -1,0 +1,261 @@
+"""What of Long Range Arena is trained and timed: its tasks, and the attentions that are compared.
+
+Table 3 of the FlashAttention paper (arXiv 2205.14135): standard attention, FlashAttention and
+block-sparse FlashAttention in the same small Transformer.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from configs import RUN_CONFIG, ClassifyConfig, read_config
+from data.lra.store import MANIFEST
+from scripts.runs import HOW, check_settings
+from training.metrics import read_metrics
+
+CONFIGS = Path("configs/lra")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LraTask:
+    """A column of the table."""
+
+    title: str
+    config: str
+    """Its YAML file is configs/lra/CONFIG.yaml, or configs/lra/CONFIG_rotary.yaml."""
+    folder: str
+    """Of the prepared data, as `scripts.prepare_lra` names it."""
+
+
+TASKS = {
+    "listops": LraTask(title="ListOps", config="listops", folder="listops"),
+    "text": LraTask(title="Text", config="text", folder="text"),
+    "retrieval": LraTask(title="Retrieval", config="retrieval", folder="retrieval"),
+    "image": LraTask(title="Image", config="image", folder="image"),
+    "pathfinder": LraTask(title="Pathfinder", config="pathfinder", folder="pathfinder32"),
+    "pairs": LraTask(title="Pairs (in-house)", config="retrieval", folder="pairs"),
+}
+
+BENCHMARK = tuple(name for name in TASKS if name != "pairs")
+"""The tasks of the paper's table, in its order."""
+
+ATTENTIONS = {
+    "standard": "standard attention",
+    "dense": "ours, dense",
+    "butterfly": "ours, butterfly",
+}
+"""standard: PyTorch's operations one after the other, all scores in memory. dense: ours, exact.
+butterfly: ours, block-sparse, the fixed pattern of the paper's downstream tasks."""
+
+SHORT = 1024
+"""Tokens up to which a butterfly has blocks of 64, as it would keep most of so few larger ones."""
+SHORT_BLOCK, LONG_BLOCK = 64, 128
+WINDOW_BLOCKS, GLOBAL_BLOCKS = 1, 1
+
+RECIPES = ("paper", "rotary")
+"""paper: learned positions, as those of the paper's table. rotary: rotary ones."""
+
+SET_HERE = {
+    "run.seed": "take --seeds",
+    "run.out_dir": "take --out",
+    "data.path": "take --data",
+    "model.attention": "take --attentions",
+    "model.mask.pattern": "take --attentions",
+}
+"""Settings that make a run the one that its name says: what to take instead."""
+
+_RUN_NAME = re.compile(
+    rf"(?P<task>{'|'.join(TASKS)})(?P<rotary>_rotary)?"
+    rf"_(?P<attention>{'|'.join(ATTENTIONS)})_seed(?P<seed>\d+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: a task with an attention and a seed."""
+
+    task: str
+    attention: str
+    seed: int
+    folder: Path
+    arguments: tuple[str, ...]
+    """Of scripts.train_classifier."""
+
+    @cached_property
+    def config(self) -> ClassifyConfig:
+        """What the arguments mean."""
+        return read_config(ClassifyConfig, self.arguments)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its best weights were scored on the test split."""
+        return is_finished(self.folder)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in `folder` has come to its end, the score on the test split."""
+    records = read_metrics(folder)
+    return bool(records) and "test_accuracy" in records[-1]
+
+
+def config_path(task: str, recipe: str) -> Path:
+    """The YAML file of a task under a recipe, which need not exist."""
+    name = TASKS[task].config
+    return CONFIGS / (f"{name}.yaml" if recipe == "paper" else f"{name}_{recipe}.yaml")
+
+
+def overrides_of(attention: str, context_length: int) -> tuple[str, ...]:
+    """What makes a task's configuration one with this attention."""
+    if attention == "standard":
+        return ("model.attention=unfused",)
+    if attention == "dense":
+        return ("model.attention=auto", "model.mask.pattern=dense")
+    return (
+        "model.attention=auto",
+        "model.mask.pattern=butterfly",
+        f"model.mask.block_size={SHORT_BLOCK if context_length <= SHORT else LONG_BLOCK}",
+        f"model.mask.window_blocks={WINDOW_BLOCKS}",
+        f"model.mask.global_blocks={GLOBAL_BLOCKS}",
+    )
+
+
+def arguments_of(
+    task: str, attention: str, data: Path, *, recipe: str = "paper", overrides: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The arguments of scripts.train_classifier for a task with an attention.
+
+    Args:
+        task: of TASKS.
+        attention: of ATTENTIONS.
+        data: folder of the prepared tasks.
+        recipe: of RECIPES.
+        overrides: key=value; the block size of a butterfly follows from the context length here,
+            and may be set, too.
+    """
+    given = (str(config_path(task, recipe)), f"data.path={data / TASKS[task].folder}")
+    context_length = read_config(ClassifyConfig, [*given, *overrides]).model.context_length
+    return *given, *overrides_of(attention, context_length), *overrides
+
+
+def split_by_what_is_there(
+    tasks: Sequence[str], data: Path, recipe: str = "paper"
+) -> tuple[list[str], list[str]]:
+    """The tasks that can be trained, and a sentence for each that is left out.
+
+    Only Retrieval, whose texts cannot be downloaded without asking for them, and tasks without a
+    configuration of the recipe may be missing.
+
+    Raises:
+        FileNotFoundError: another task is not prepared.
+    """
+    there, left_out = [], []
+    for task in tasks:
+        folder = data / TASKS[task].folder
+        if not config_path(task, recipe).exists():
+            left_out.append(f"{task} is left out: there is no {config_path(task, recipe)}")
+        elif (folder / MANIFEST).exists():
+            there.append(task)
+        elif task == "retrieval":
+            left_out.append(
+                f"{task} is left out: {folder} is not prepared (python -m scripts.prepare_lra "
+                "retrieval --source FOLDER, with the published lra_release)"
+            )
+        else:
+            raise FileNotFoundError(
+                f"{folder} is not prepared: python -m scripts.prepare_lra {TASKS[task].folder} "
+                f"--out {data}, or leave {task} out of --tasks"
+            )
+    return there, left_out
+
+
+def make_jobs(
+    tasks: Sequence[str],
+    attentions: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    data: Path,
+    out: Path,
+    recipe: str = "paper",
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """All runs: those of the first seed first, of a seed the most expensive first.
+
+    Args:
+        tasks, attentions, seeds: every combination is a run.
+        data: folder of the prepared tasks.
+        out: folder of all runs: TASK_ATTENTION_seedN, or TASK_rotary_ATTENTION_seedN.
+        recipe: of RECIPES.
+        overrides: key=value for all runs, last.
+
+    Raises:
+        ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
+            holds a run with other settings.
+    """
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in SET_HERE:
+            raise ValueError(
+                f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
+            )
+    suffix = "" if recipe == "paper" else f"_{recipe}"
+    jobs = []
+    for task in dict.fromkeys(tasks):
+        for attention in dict.fromkeys(attentions):
+            shared = arguments_of(task, attention, data, recipe=recipe, overrides=overrides)
+            for seed in dict.fromkeys(seeds):
+                folder = out / f"{task}{suffix}_{attention}_seed{seed}"
+                own = (f"run.seed={seed}", f"run.out_dir={folder}")
+                jobs.append(
+                    Job(
+                        task=task,
+                        attention=attention,
+                        seed=seed,
+                        folder=folder,
+                        arguments=(*shared, *own),
+                    )
+                )
+    for job in jobs:
+        check_folder(job)
+    order = list(dict.fromkeys(seeds))
+    return sorted(jobs, key=lambda job: (order.index(job.seed), -cost(job.config)))
+
+
+def check_folder(job: Job) -> None:
+    """Raise ValueError where the folder of a job holds a run with other settings."""
+    begun = job.folder / RUN_CONFIG
+    if begun.exists():
+        there = read_config(ClassifyConfig, [str(begun)])
+        check_settings(job.folder, there, job.config, may_differ=HOW)
+
+
+def cost(config: ClassifyConfig) -> float:
+    """About how long a run takes, in a unit of its own, to start the longest runs first.
+
+    A token costs a share of its own and one for every key it sees, several times as much where the
+    scores go through memory.
+    """
+    model, optim = config.model, config.optim
+    T = model.context_length
+    keys = model.mask.density(T, causal=False) * T * (8 if model.attention == "unfused" else 1)
+    return optim.max_steps * optim.batch_size * model.documents * T * (1000 + keys)
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What the name of a run's folder says."""
+
+    task: str
+    attention: str
+    recipe: str
+    seed: int
+
+
+def parse_name(name: str) -> RunName | None:
+    """Read the name of a folder that `make_jobs` gave; None if it is none."""
+    found = _RUN_NAME.fullmatch(name)
+    if found is None:
+        return None
+    recipe = "rotary" if found["rotary"] else "paper"
+    return RunName(found["task"], found["attention"], recipe, int(found["seed"]))

@@ -1,0 +1,128 @@
+"""Long Range Arena with standard attention and with ours: the FlashAttention paper's Table 3.
+
+    python -m scripts.reproduce_lra --data out/data/lra --jobs-per-gpu 3
+    python -m scripts.reproduce_lra --tasks listops image --seeds 1111 --attentions dense
+    python -m scripts.reproduce_lra --report-only
+
+Trains every task of --tasks with every attention of --attentions and every seed, --jobs-per-gpu at
+a time on each GPU of this machine (scripts.train_classifier, configs/lra/TASK.yaml), and reports
+on all finished runs in --out: accuracy with intervals beside the paper's, and speed-ups where
+scripts.lra_speed measured them. Stopped, the same command goes on. Retrieval is left out where its
+texts are not prepared; the in-house task of pairs is trained where it is asked for.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from configs.command_line import errors_as_sentences
+from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.lra_plan import (
+    ATTENTIONS,
+    BENCHMARK,
+    RECIPES,
+    TASKS,
+    Job,
+    make_jobs,
+    split_by_what_is_there,
+)
+from scripts.lra_report import note_sharing, write_report
+
+SEEDS = (1111, 1112, 1113)
+
+
+def task_of(job: Job, jobs_per_gpu: int) -> Task:
+    """Train a run, or go on with it, and score its best weights."""
+
+    def commands(n_gpu: int) -> list[list[str]]:
+        note_sharing(job.folder, jobs_per_gpu)
+        return [python_command(n_gpu, "-m", "scripts.train_classifier", *job.arguments)]
+
+    return Task(
+        name=job.folder.name,
+        needs=frozenset(),
+        commands=commands,
+        log=job.folder.with_suffix(".log"),
+    )
+
+
+def train(jobs: Sequence[Job], jobs_per_gpu: int) -> list[str]:
+    """Train what is not finished; returns the names of runs that failed.
+
+    Raises:
+        ValueError: `jobs_per_gpu` is below 1.
+    """
+    if jobs_per_gpu < 1:
+        raise ValueError(f"--jobs-per-gpu={jobs_per_gpu} must be at least 1")
+    finished = [job.folder.name for job in jobs if job.is_finished]
+    if finished:
+        print(f"finished before: {', '.join(finished)}")
+    tasks = [task_of(job, jobs_per_gpu) for job in jobs if not job.is_finished]
+    # all GPUs once, then all once more: the first runs have one each
+    return run_tasks(tasks, groups_of_gpus(1) * jobs_per_gpu, partial(print, flush=True))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.reproduce_lra",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/lra"), help="folder of the runs")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
+        help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
+        default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="(default: %(default)s)"
+    )
+    parser.add_argument("--recipe", choices=RECIPES, default="paper")
+    parser.add_argument("--jobs-per-gpu", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--results", type=Path, default=Path("docs/results"), help="folder of the report"
+    )
+    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="key=value",
+        help="for all runs, as for scripts.train_classifier",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    failed = []
+    if not args.report_only:
+        tasks, left_out = split_by_what_is_there(args.tasks, args.data, args.recipe)
+        for sentence in left_out:
+            print(sentence)
+        jobs = make_jobs(
+            tasks,
+            args.attentions,
+            args.seeds,
+            data=args.data,
+            out=args.out,
+            recipe=args.recipe,
+            overrides=args.set,
+        )
+        try:
+            failed = train(jobs, args.jobs_per_gpu)
+        except SystemExit:
+            print("stopped: the same command goes on from here", file=sys.stderr)
+            raise
+    if failed:
+        print(f"these runs failed: {', '.join(failed)}")
+    write_report(args.out, args.recipe, args.data, args.results)
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()
