@@ -1,0 +1,120 @@
+"""The stages of Path-X, with tiny images and models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import ClassifyConfig, read_config
+from data.lra.request import Request
+from scripts import pathx_plan, pathx_report, reproduce_pathx
+from scripts.pathx_plan import BEFORE, REQUESTS, images_needed, make_runs
+from scripts.pathx_plots import images_before
+from training.classification import read_best
+from training.metrics import read_metrics
+
+EXAMPLES = {"train": 24, "val": 8, "test": 10}
+SETS = {
+    "path64": Request(task="pathfinder32", contour_length=2, distractors_of=0, examples=EXAMPLES),
+    "pathx": Request(task="pathfinder32", contour_length=3, distractors_of=0, examples=EXAMPLES),
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two stages on images of 32 x 32 pixels."""
+    for stage, request in SETS.items():
+        data = tmp_path / "data" / request.name
+        (tmp_path / f"{stage}.yaml").write_text(
+            f"""
+model: {{vocab_size: 256, n_classes: 2, context_length: 256, grid_width: 32, n_layer: 1,
+        n_embd: 16, n_inner: 16, tokens: intensities, embedding: row_column, rotary: axial,
+        pooling: mean_max}}
+data: {{path: {data}, zeros: padding}}
+optim: {{max_steps: 3, batch_size: 8, lr: 1.0e-3}}
+run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu, compile: false,
+      dtype: float32}}
+"""
+        )
+    monkeypatch.setattr(pathx_plan, "CONFIGS", tmp_path)
+    monkeypatch.setattr(pathx_plan, "REQUESTS", tuple(SETS.values()))
+    return tmp_path
+
+
+def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys):
+    arguments = ["--stages", "pathx", "path64", "--out", str(tiny / "out")]
+    arguments += ["--results", str(tiny / "results")]
+    (tiny / "results").mkdir()
+    yardsticks = {"accuracies": {"128": {"distance": 0.53}}}
+    (tiny / "results" / "pathfinder_yardsticks.json").write_text(json.dumps(yardsticks))
+    reproduce_pathx.main(arguments)
+    first, second = (tiny / "out" / f"{stage}_seed1111" for stage in ("path64", "pathx"))
+    config = read_config(ClassifyConfig, [str(second / "config.yaml")])
+    assert config.run.init_from == str(first)
+    assert read_best(second).keys() == read_best(first).keys()
+
+    result = json.loads((tiny / "results" / "pathx.json").read_text())
+    assert [run["stage"] for run in result["runs"]] == ["path64", "pathx"]
+    for run, folder in zip(result["runs"], (first, second), strict=True):
+        last = read_metrics(folder)[-1]
+        assert run["test_accuracy"] == pytest.approx(100 * last["test_accuracy"])
+        low, high = run["test_interval"]
+        assert low < run["test_accuracy"] < high
+        assert (run["examples"], run["distinct_examples"], run["test_examples"]) == (24, 24, 10)
+    text = (tiny / "results" / "pathx.md").read_text()
+    assert "| Path-X, packed | 1111 | 256 | left out |" in text
+    assert "| distance | 53.0 |" in text
+    assert (tiny / "results" / "pathx.png").stat().st_size > 10_000
+    runs = {f"{run['stage']}_seed{run['seed']}": run for run in result["runs"]}
+    assert images_before(runs["pathx_seed1111"], runs) == 24
+    assert images_before(runs["path64_seed1111"], runs) == 0
+
+    # again: nothing is trained, the report is the same
+    capsys.readouterr()
+    reproduce_pathx.main(arguments)
+    assert "started" not in capsys.readouterr().out
+    assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
+    pathx_report.main([str(tiny / "results" / "pathx.json")])
+    assert (tiny / "results" / "pathx.md").read_text() == text
+
+
+def test_a_stage_needs_the_one_before(tiny: Path):
+    with pytest.raises(ValueError, match=r"pathx begins with .* path64, .*add path64 to --stages"):
+        make_runs(["pathx"], [1], tiny / "out")
+
+
+@pytest.mark.parametrize("key", ["run.seed", "run.out_dir", "run.init_from"])
+def test_what_follows_from_arguments_is_not_set(tiny: Path, key: str):
+    with pytest.raises(ValueError, match=rf"{key} follows from --"):
+        make_runs(["path64"], [1], tiny / "out", [f"{key}=3"])
+
+
+def test_a_folder_of_other_settings_is_refused(tiny: Path):
+    arguments = ["--stages", "path64", "--out", str(tiny / "out"), "--results", str(tiny / "r")]
+    reproduce_pathx.main(arguments)
+    with pytest.raises(ValueError, match=r"optim.lr is 0.001 there and 0.01 here"):
+        make_runs(["path64"], [1111], tiny / "out", ["optim.lr=0.01"])
+
+
+def test_nothing_to_report(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no finished stage"):
+        pathx_report.write_report(tmp_path, tmp_path)
+
+
+def test_the_stages_fit_together():
+    """The configurations that come along: each continues the model before it, on sets we make."""
+    runs = {run.stage: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
+    needed = images_needed(list(runs.values()))
+    assert {request.name for _, request in needed} == {request.name for request in REQUESTS}
+    grows = {"context_length", "grid_width", "mask"}
+    for stage, before in BEFORE.items():
+        if before is None:
+            continue
+        here, there = vars(runs[stage].config.model), vars(runs[before].config.model)
+        assert {name for name in here if here[name] != there[name]} <= grows
+
+
+def test_an_unknown_set_is_named(tiny: Path):
+    (run,) = make_runs(["path64"], [1], tiny / "out", ["data.path=elsewhere/dots"])
+    with pytest.raises(ValueError, match=r"dots is none of the sets"):
+        images_needed([run])
