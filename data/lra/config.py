@@ -1,0 +1,62 @@
+"""What a classifier is trained and scored on."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Zeros = Literal["tokens", "padding"]
+Order = Literal["raster", "tiles"]
+Augment = Literal["none", "mirror", "dihedral"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A part of training that draws from its own folders."""
+
+    paths: list[str]
+    """Prepared tasks whose training examples take turns: equal shares of each batch."""
+    steps: int
+    """Optimizer steps that it lasts."""
+    batch_size: int | None = None
+    """Examples of one step, over all GPUs; None: optim.batch_size."""
+    context_length: int | None = None
+    """Tokens that an image may have where data.zeros=padding; None: model.context_length."""
+
+    def __post_init__(self) -> None:
+        if not self.paths:
+            raise ValueError("data.phases: a phase needs at least one folder in its paths")
+        for name in ("steps", "batch_size", "context_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"data.phases: {name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamplesConfig:
+    """A prepared task, how its images become tokens, and what else is trained on before it."""
+
+    path: str
+    """Folder that `scripts.prepare_lra` wrote: validation, test, and training after all phases."""
+    phases: list[Phase] = field(default_factory=list)
+    """A curriculum: what is trained on first, one phase after the other."""
+    zeros: Zeros = "tokens"
+    """tokens: every pixel is one. padding: pixels of 0 are hidden, as the benchmark's own code
+    does; we leave them out, which is the same and far cheaper."""
+    order: Order = "raster"
+    """Of pixels that are tokens: row by row, or in patches of 8 x 16 (for block-sparse masks)."""
+    augment: Augment = "none"
+    """Training images mirrored left to right, or turned and mirrored in all 8 ways, at random."""
+    val_examples: int | None = None
+    """How many of the validation examples, the first ones, choose the best weights; None: all."""
+
+    def __post_init__(self) -> None:
+        if self.val_examples is not None and self.val_examples < 1:
+            raise ValueError(f"data.val_examples must be at least 1, got {self.val_examples}")
+        if self.zeros == "padding" and self.order != "raster":
+            raise ValueError(
+                f"data.order={self.order} has no effect with data.zeros=padding: leave it out"
+            )
+        if self.zeros == "tokens" and any(p.context_length is not None for p in self.phases):
+            raise ValueError(
+                "data.phases: context_length is room for pixels above zero, and with data.zeros="
+                "tokens every pixel is a token: leave it out, or set data.zeros=padding"
+            )

@@ -1,0 +1,198 @@
+"""ListOps: nested operations on lists of digits, ten classes (Nangia and Bowman 2018).
+
+    [SM 4 7 [MAX 2 9 ] ] -> 0
+
+Generated as Long Range Arena does (Tay et al. 2020, section 2.2; google-research/long-range-arena,
+lra_benchmarks/data/listops.py): the same distribution, from our own random numbers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+CLOSE = "]"
+SYMBOLS = (*"0123456789", *OPERATORS, CLOSE)
+"""Symbol i has token id i + 1; digit d therefore has id d + 1."""
+VOCAB_SIZE = len(SYMBOLS) + 1
+N_CLASSES = 10
+MAX_LENGTH = 2000
+"""Longer sequences are cut to it by the benchmark; generated ones have at most 1999 tokens."""
+SPLIT_SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
+
+MAX_DEPTH = 10
+MAX_ARGUMENTS = 10
+OPERATOR_PROBABILITY = 0.25
+SHORTEST, LONGEST = 501, 1999
+"""Tokens of the formulas that are kept, brackets included."""
+
+FIRST_OPERATOR_ID = SYMBOLS.index(OPERATORS[0]) + 1
+CLOSE_ID = SYMBOLS.index(CLOSE) + 1
+
+_FILE = "basic_{split}.tsv"
+_HEADER = "Source\tTarget"
+_IDS = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
+_APPLY: tuple[Callable[[Sequence[int]], int], ...] = (
+    min,
+    max,
+    lambda values: _truncated_median(sorted(values)),
+    lambda values: sum(values) % 10,
+)
+
+Formula = tuple[np.ndarray, int]
+"""Token ids, uint8 (length), and the value."""
+
+
+def generate(seed: int, n_threads: int | None = None) -> Iterator[Formula]:
+    """Yield different formulas without end; the n-th is a pure function of the seed and n.
+
+    Args:
+        seed: Non-negative.
+        n_threads: How many compute at a time, all cores by default; no influence on the formulas.
+    """
+    # numba takes a second to import, and only generating needs it
+    from data.lra.listops_generator import candidates
+
+    seen = set()
+    for tokens, offsets, values in candidates(seed, n_threads):
+        for i, value in enumerate(values.tolist()):
+            formula = tokens[offsets[i] : offsets[i + 1]]
+            key = formula.tobytes()
+            if key not in seen:
+                seen.add(key)
+                yield formula, value
+
+
+def evaluate(tokens: Iterable[int]) -> int:
+    """Compute what a formula is worth.
+
+    Args:
+        tokens: Ids of one formula.
+
+    Raises:
+        ValueError: It is no formula.
+    """
+    open_operators: list[tuple[int, list[int]]] = []
+    value: int | None = None
+    for position, token in enumerate(tokens):
+        if value is not None:
+            raise ValueError(f"token {position} comes after the formula's end")
+        if not 1 <= token <= CLOSE_ID:
+            raise ValueError(f"token {position} has id {token}, which must lie in 1..{CLOSE_ID}")
+        if FIRST_OPERATOR_ID <= token < CLOSE_ID:
+            open_operators.append((token - FIRST_OPERATOR_ID, []))
+            continue
+        if token == CLOSE_ID:
+            if not open_operators:
+                raise ValueError(f"token {position} closes what was not opened")
+            operator, arguments = open_operators.pop()
+            if not arguments:
+                raise ValueError(f"token {position} closes an operator without arguments")
+            result = _APPLY[operator](arguments)
+        else:
+            result = token - 1
+        if open_operators:
+            open_operators[-1][1].append(result)
+        else:
+            value = result
+    if value is None:
+        raise ValueError(f"{len(open_operators)} operators are never closed")
+    return value
+
+
+def to_source(tokens: Iterable[int]) -> str:
+    """Write a formula as the benchmark's files do, as a tree of two children a node.
+
+    [SM 4 7 ] becomes ( ( ( [SM 4 ) 7 ) ] ).
+    """
+    levels: list[list[str]] = [[]]
+    for token in tokens:
+        text = SYMBOLS[token - 1]
+        if FIRST_OPERATOR_ID <= token < CLOSE_ID:
+            levels.append([text])
+            continue
+        if token == CLOSE_ID:
+            operator, *arguments = levels.pop()
+            chain = " ) ".join([*arguments, CLOSE])
+            text = "( " * (len(arguments) + 1) + f"{operator} {chain} )"
+        levels[-1].append(text)
+    return levels[0][0]
+
+
+def parse(source: str) -> np.ndarray:
+    """Turn a formula into token ids, uint8 (length).
+
+    Args:
+        source: Symbols between blanks, with the benchmark's parentheses or without any.
+
+    Raises:
+        ValueError: It has another symbol, or parentheses in other places; what the symbols mean
+            is for `evaluate` to check.
+    """
+    words = source.split()
+    symbols = [word for word in words if word not in ("(", ")")]
+    unknown = sorted({symbol for symbol in symbols if symbol not in _IDS})
+    if unknown:
+        raise ValueError(f"unknown symbols {unknown[:5]}; there are {' '.join(SYMBOLS)}")
+    return np.array([_IDS[symbol] for symbol in symbols], dtype=np.uint8)
+
+
+def find_tsv(source: Path) -> dict[str, Path]:
+    """Find the benchmark's files of the three splits in a folder, or in its listops-1000.
+
+    Raises:
+        ValueError: They are not there.
+    """
+    for folder in (source, source / "listops-1000"):
+        paths = {split: folder / _FILE.format(split=split) for split in SPLIT_SIZES}
+        if all(path.exists() for path in paths.values()):
+            return paths
+    raise ValueError(
+        f"source={source} must hold {_FILE.format(split='{train,val,test}')}; leave the source out "
+        "to generate formulas."
+    )
+
+
+def read_tsv(path: Path) -> Iterator[Formula]:
+    """Read one of the benchmark's files, basic_{train,val,test}.tsv, formula by formula.
+
+    Raises:
+        ValueError: A row is malformed, or its value is wrong; names file and line.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                if number > 1:
+                    yield _parse_row(line.rstrip("\n"))
+                elif line.rstrip("\n") != _HEADER:
+                    raise ValueError(f"the first line must be {_HEADER!r}, but is {line[:60]!r}")
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}; repair or remove it.") from error
+
+
+def write_tsv(path: Path, formulas: Iterable[Formula]) -> None:
+    """Write formulas as the benchmark's files have them."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{_HEADER}\n")
+        for tokens, value in formulas:
+            file.write(f"{to_source(tokens.tolist())}\t{value}\n")
+
+
+def _parse_row(line: str) -> Formula:
+    source, tab, target = line.partition("\t")
+    if not tab or target not in tuple("0123456789"):
+        raise ValueError(f"a row must be a formula, a tab and a digit, but ends in {line[-20:]!r}")
+    tokens = parse(source)
+    value = evaluate(tokens.tolist())
+    if value != int(target):
+        raise ValueError(f"the formula is worth {value}, but the row says {target}")
+    if "(" in source and source != to_source(tokens.tolist()):
+        raise ValueError("the parentheses do not stand where the benchmark's do")
+    return tokens, value
+
+
+def _truncated_median(values: Sequence[int]) -> int:
+    """The median of sorted values; the half of an even count's is dropped."""
+    n = len(values)
+    return (values[(n - 1) // 2] + values[n // 2]) // 2

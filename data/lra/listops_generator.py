@@ -1,0 +1,160 @@
+"""Random ListOps formulas, compiled: the generator behind data/lra/listops.py.
+
+Candidate i is a pure function of (seed, i), so the set does not depend on how many threads run.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import numpy as np
+from numba import njit
+
+from data.lra.listops import (
+    CLOSE_ID,
+    FIRST_OPERATOR_ID,
+    LONGEST,
+    MAX_ARGUMENTS,
+    MAX_DEPTH,
+    OPERATOR_PROBABILITY,
+    OPERATORS,
+    SHORTEST,
+)
+
+CHUNK = 4096
+"""Candidates of a piece of work; one in twelve has the right length."""
+
+_N_OPERATORS = len(OPERATORS)
+_MIN, _MAX, _MED = range(3)
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+
+Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Kept candidates: token ids uint8 end to end, offsets int64 (n + 1), values uint8 (n)."""
+
+
+def candidates(seed: int, n_threads: int | None = None) -> Iterator[Chunk]:
+    """Yield chunk after chunk of candidates of the right length, in order of their numbers.
+
+    Args:
+        seed: Non-negative.
+        n_threads: All cores by default.
+    """
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative.")
+    n_threads = n_threads or os.cpu_count() or 1
+    key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+    with ThreadPoolExecutor(n_threads) as pool:
+        ahead = deque()
+        try:
+            for number in count():
+                ahead.append(pool.submit(chunk, key, number * CHUNK, CHUNK))
+                if len(ahead) > n_threads:
+                    yield ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def chunk(key: np.uint64, first: int, n: int) -> Chunk:
+    """Candidates `first` to `first + n - 1` under a key, those of the right length."""
+    tokens = np.empty(n * LONGEST, np.uint8)
+    offsets = np.zeros(n + 1, np.int64)
+    values = np.empty(n, np.uint8)
+    n_kept = _fill(key, np.uint64(first), n, tokens, offsets, values)
+    return tokens[: offsets[n_kept]].copy(), offsets[: n_kept + 1], values[:n_kept]
+
+
+@njit(nogil=True, cache=True)
+def _fill(key, first, n, tokens, offsets, values):
+    """Write the kept candidates into the three arrays; returns how many there are."""
+    state = np.zeros(1, np.uint64)
+    levels = np.empty((MAX_DEPTH, 2 + MAX_ARGUMENTS), np.int64)
+    n_kept = 0
+    for i in range(n):
+        state[0] = _mix(key ^ _mix(first + np.uint64(i)))
+        start = offsets[n_kept]
+        length, value = _formula(state, levels, tokens[start : start + LONGEST])
+        if length >= SHORTEST:
+            offsets[n_kept + 1] = start + length
+            values[n_kept] = value
+            n_kept += 1
+    return n_kept
+
+
+@njit(nogil=True, cache=True)
+def _formula(state, levels, tokens):
+    """Write one formula; returns its length and value, length 0 where it is too long.
+
+    A row of `levels` is an open operator: which, how many arguments it will have, and the values
+    of those it has; their count is in `n_values`.
+    """
+    n_values = np.zeros(MAX_DEPTH, np.int64)
+    depth = 0
+    length = 0
+    while length < len(tokens):
+        if depth + 1 < MAX_DEPTH and _uniform(state) <= OPERATOR_PROBABILITY:
+            levels[depth, 0] = _below(state, _N_OPERATORS)
+            levels[depth, 1] = 2 + _below(state, MAX_ARGUMENTS - 1)
+            tokens[length] = FIRST_OPERATOR_ID + levels[depth, 0]
+            n_values[depth] = 0
+            length += 1
+            depth += 1
+            continue
+        value = _below(state, 10)
+        tokens[length] = value + 1
+        length += 1
+        while depth > 0:
+            level = depth - 1
+            levels[level, 2 + n_values[level]] = value
+            n_values[level] += 1
+            if n_values[level] < levels[level, 1]:
+                break
+            if length == len(tokens):
+                return 0, 0
+            value = _apply(levels[level, 0], levels[level, 2 : 2 + n_values[level]])
+            tokens[length] = CLOSE_ID
+            length += 1
+            depth = level
+        if depth == 0:
+            return length, value
+    return 0, 0
+
+
+@njit(nogil=True, cache=True)
+def _apply(operator, values):
+    if operator == _MIN:
+        return values.min()
+    if operator == _MAX:
+        return values.max()
+    if operator == _MED:
+        ordered = np.sort(values)
+        n = len(ordered)
+        return (ordered[(n - 1) // 2] + ordered[n // 2]) // 2
+    return values.sum() % 10
+
+
+@njit(nogil=True, cache=True)
+def _uniform(state):
+    """In [0, 1), 53 bits."""
+    return float(_next(state) >> np.uint64(11)) * 2.0**-53
+
+
+@njit(nogil=True, cache=True)
+def _below(state, n):
+    """In range(n); its bias is below n / 2^32."""
+    return np.int64(((_next(state) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
+
+
+@njit(nogil=True, cache=True)
+def _next(state):
+    """splitmix64 (Steele, Lea and Flood 2014): a counter, mixed."""
+    state[0] += _WEYL
+    return _mix(state[0])
+
+
+@njit(nogil=True, cache=True)
+def _mix(x):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,97 @@
+"""Images to sequences of pixels, on the device where they are.
+
+Everything has fixed shapes and waits for nothing, so that it can be part of a CUDA graph.
+Shapes: B images, S pixels in a row, N = S * S, T tokens.
+"""
+
+import torch
+from torch import Tensor
+
+TILE = (8, 16)
+"""Rows and columns of the patches that `tile_order` reads one after the other: 128 pixels, as many
+as a block of block-sparse attention."""
+
+
+def dihedral(images: Tensor, codes: Tensor) -> Tensor:
+    """Each image turned and mirrored in one of the 8 ways that keep a square.
+
+    Args:
+        images: (B, S, S).
+        codes: (B,) integers in [0, 8): bit 0 swaps top and bottom, bit 1 left and right, bit 2
+            rows and columns. 0 leaves an image as it is.
+
+    Returns:
+        (B, S, S).
+    """
+    for bit, change in enumerate((_flip_rows, _flip_columns, _transpose)):
+        chosen = (codes >> bit & 1).bool()[:, None, None]
+        images = torch.where(chosen, change(images), images)
+    return images
+
+
+def _flip_rows(images: Tensor) -> Tensor:
+    return images.flip(1)
+
+
+def _flip_columns(images: Tensor) -> Tensor:
+    return images.flip(2)
+
+
+def _transpose(images: Tensor) -> Tensor:
+    return images.mT
+
+
+def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
+    """Places of all pixels (row by row: place = row * S + column), patch after patch.
+
+    A block of attention then holds a patch of the image, not some rows of it. Attention itself does
+    not depend on the order where positions come with the tokens.
+
+    Args:
+        size: S, a multiple of both sides of TILE.
+        device: of the result.
+
+    Returns:
+        (N,) int64.
+
+    Raises:
+        ValueError: the patches do not cover the image.
+    """
+    height, width = TILE
+    if size % height or size % width:
+        raise ValueError(
+            f"an image of {size} x {size} pixels cannot be read in patches of {height} x {width}: "
+            f"its side must be a multiple of {width}; read it row by row."
+        )
+    places = torch.arange(size * size, device=device)
+    return places.view(size // height, height, size // width, width).transpose(1, 2).flatten()
+
+
+def pack_ink(pixels: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The pixels above zero, first, in their order: zero is padding that is left out.
+
+    Long Range Arena's own code and Nystromformer's hide zero pixels from attention. Leaving them
+    out is the same for all other pixels, at the cost of those alone.
+
+    Args:
+        pixels: (B, N) uint8.
+        capacity: T, tokens that an image may have.
+
+    Returns:
+        tokens (B, T) uint8, what stands beyond an image's length is arbitrary;
+        lengths (B,) int32, at least 1 (an empty image keeps one zero) and at most T;
+        places (B, T) int64, where in [0, N) each token stood;
+        overflow, () bool: whether an image has more than T such pixels, the last of which are lost.
+    """
+    counts = (pixels > 0).cumsum(1, dtype=torch.int32)
+    ranks = torch.arange(1, capacity + 1, dtype=torch.int32, device=pixels.device)
+    ranks = ranks.expand(len(pixels), capacity).contiguous()
+    # the k-th pixel of ink is the first at which the count reaches k
+    places = torch.searchsorted(counts, ranks).clamp_(max=pixels.shape[1] - 1)
+    found = counts[:, -1]
+    return (
+        pixels.gather(1, places),
+        found.clamp(1, capacity),
+        places,
+        (found > capacity).any(),
+    )

@@ -1,0 +1,163 @@
+"""Text of Long Range Arena: is an IMDB review, read byte by byte, good or bad (Maas et al. 2011).
+
+The benchmark validates on the test set. Here validation is a part of the training set instead, so
+the numbers on the test set are of a model that was not chosen by it, and that saw a tenth less.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HUB_NAME = "stanfordnlp/imdb"
+VOCAB_SIZE = 257
+"""A byte b has token id b + 1."""
+N_CLASSES = 2
+MAX_LENGTH = 4096
+"""Bytes that are kept of a review; 3 % are longer."""
+SPLIT_SIZES = {"train": 22_500, "val": 2_500, "test": 25_000}
+
+_CLASSES = ("neg", "pos")
+_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".jsonl": open}
+
+
+class Review(NamedTuple):
+    """One labelled document."""
+
+    label: int
+    """0 bad, 1 good."""
+    text: bytes
+    """UTF-8."""
+
+
+def read_imdb(source: Path | None = None) -> dict[str, list[Review]]:
+    """Read the reviews, "train" and "test" as they are published.
+
+    Args:
+        source: A folder, either as in aclImdb_v1.tar.gz ({train,test}/{neg,pos}/*.txt) or with one
+            *train*.jsonl and one *test*.jsonl (also .jsonl.xz and .jsonl.gz) of objects with
+            `text` and `label`. None for stanfordnlp/imdb from the Hugging Face hub.
+
+    Raises:
+        ValueError: The folder holds neither, or a record is malformed; names file and line.
+    """
+    if source is None:
+        from datasets import load_dataset
+
+        splits: Any = load_dataset(HUB_NAME)
+        return {
+            split: [_review(row, f"{HUB_NAME}, {split} row {i}") for i, row in enumerate(rows)]
+            for split, rows in splits.items()
+            if split in ("train", "test")
+        }
+    for folder in (source, source / "aclImdb"):
+        if (folder / "train" / "neg").is_dir():
+            return {split: list(_read_folder(folder / split)) for split in ("train", "test")}
+    return {split: list(_read_jsonl(_only_file(source, split))) for split in ("train", "test")}
+
+
+def split_reviews(
+    imdb: Mapping[str, Sequence[Review]], sizes: Mapping[str, int], seed: int = 0
+) -> dict[str, list[Review]]:
+    """Hold out the validation split and put all splits in an order of no meaning.
+
+    Order and split are by a keyed hash of the text, so that they do not depend on where the
+    reviews were read from, and equal texts of the training set are never on both sides.
+
+    Args:
+        imdb: From `read_imdb`.
+        sizes: Reviews of "train", "val" and "test".
+        seed: Key of the hash.
+
+    Raises:
+        ValueError: There are not that many reviews.
+    """
+    train, test = (
+        sorted(imdb[split], key=lambda review: keyed_number(seed, review.text))
+        for split in ("train", "test")
+    )
+    held_out = sizes["val"]
+    for split, there in (("train", len(train) - held_out), ("test", len(test))):
+        if sizes[split] > there:
+            raise ValueError(
+                f"examples: {split} cannot have {sizes[split]:,}, there are {max(there, 0):,}"
+                + (f" beside {held_out:,} for val." if split == "train" else ".")
+            )
+    return {
+        "train": train[held_out : held_out + sizes["train"]],
+        "val": train[:held_out],
+        "test": test[: sizes["test"]],
+    }
+
+
+def examples(reviews: Sequence[Review]) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Yield label and token ids of each review, cut to MAX_LENGTH."""
+    for review in reviews:
+        yield review.label, [to_ids(review.text, MAX_LENGTH)]
+
+
+def to_ids(text: bytes, max_length: int) -> np.ndarray:
+    """Token ids of the first bytes, uint16 (length), length at most max_length."""
+    return np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + np.uint16(1)
+
+
+def keyed_number(seed: int, text: bytes) -> int:
+    """A number in [0, 2^64) that looks random and that only seed and text decide."""
+    digest = hashlib.blake2b(text, key=seed.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _read_folder(folder: Path) -> Iterator[Review]:
+    for label, name in enumerate(_CLASSES):
+        paths = sorted((folder / name).glob("*.txt"))
+        if not paths:
+            raise ValueError(f"{folder / name} has no .txt file; unpack aclImdb_v1.tar.gz again.")
+        for path in paths:
+            yield _checked(label, path.read_bytes(), str(path))
+
+
+def _only_file(source: Path, split: str) -> Path:
+    found = [path for path in source.glob(f"*{split}*.jsonl*") if path.suffix in _OPENERS]
+    if len(found) != 1:
+        names = ", ".join(sorted(path.name for path in found)) or "none"
+        raise ValueError(
+            f"source={source} must hold one *{split}*.jsonl (or .jsonl.xz, .jsonl.gz) of IMDB, or "
+            f"{split}/neg and {split}/pos, but has {names}; leave the source out to fetch "
+            f"{HUB_NAME} from the Hugging Face hub."
+        )
+    return found[0]
+
+
+def _read_jsonl(path: Path) -> Iterator[Review]:
+    with _OPENERS[path.suffix](path, "rb") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                where = f"{path}, line {number}"
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{where} is no JSON ({error}); repair it.") from error
+                yield _review(row, where)
+        except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{path} cannot be read to its end ({error}); fetch it again."
+            ) from error
+
+
+def _review(row: Any, where: str) -> Review:
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise ValueError(f"{where} must be an object whose `text` is a string.")
+    return _checked(row.get("label"), row["text"].encode(), where)
+
+
+def _checked(label: Any, text: bytes, where: str) -> Review:
+    if label not in (0, 1):
+        raise ValueError(f"{where} has label {label!r}, which must be 0 or 1.")
+    if not text:
+        raise ValueError(f"{where} has an empty text; remove it.")
+    return Review(int(label), text)

@@ -1,0 +1,209 @@
+"""Prepare a task of Long Range Arena for training.
+
+    python -m scripts.prepare_lra listops                  # generated, some seconds
+    python -m scripts.prepare_lra text                     # IMDB from the Hugging Face hub
+    python -m scripts.prepare_lra image --source cifar-10-batches-py
+    python -m scripts.prepare_lra retrieval --source lra_release/lra_release
+    python -m scripts.prepare_lra pairs                    # two halves of an IMDB review, or not
+    python -m scripts.prepare_lra pathx                    # Pathfinder 128 x 128, generated
+    python -m scripts.prepare_lra pathfinder32 --source lra_release/lra_release
+    python -m scripts.prepare_lra pathfinder64 --contour-length 3 --distractors-of 14
+
+Writes OUT/TASK/ with manifest.json, NumPy files a split, and samples.png, which shows some of them.
+A run that was stopped, in whatever way, goes on when the same command is given again.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from configs.command_line import errors_as_sentences
+from data.lra.listops_yardsticks import yardsticks
+from data.lra.request import TASKS, Request
+from data.lra.store import SPLITS, Manifest, Sequences, open_split
+from data.lra.tasks import Prepared, prepare
+from data.pathfinder.parameters import DIFFICULTIES
+from scripts.lra_contact_sheet import draw
+
+_MEGABYTE = 1e6
+_MOST_NAMED = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    console = Console()
+    started = time.perf_counter()
+    with errors_as_sentences():
+        try:
+            with _bar(console) as bar:
+                done = prepare(_request(args), args.out, _Display(bar))
+        except KeyboardInterrupt:
+            console.print("prepare_lra: stopped; the same command goes on from here.")
+            return 130
+        if done.finished_before:
+            console.print(f"{done.folder} was finished before; nothing to do.")
+        else:
+            console.print(f"{done.folder}: {time.perf_counter() - started:.1f} s")
+        _report(done, console)
+        console.print(f"samples: {draw(done.folder)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.prepare_lra",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with the published files; without it they come from the Hugging Face hub "
+        "(text, pairs, image) or are generated (listops, pathfinder...)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/data/lra"),
+        metavar="FOLDER",
+        help="where to put the task's folder (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--examples",
+        metavar="TRAIN,VAL,TEST",
+        help="how many examples (default: the benchmark's); more training examples than the "
+        "benchmark's leave val and test as they are",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of what is generated or held out"
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: as many as there are cores)"
+    )
+    contours = parser.add_mutually_exclusive_group()
+    contours.add_argument(
+        "--difficulty", choices=tuple(DIFFICULTIES), help="of Pathfinder (default: hard)"
+    )
+    contours.add_argument(
+        "--contour-length", type=int, metavar="N", help="of Pathfinder, in strokes"
+    )
+    parser.add_argument(
+        "--distractors-of",
+        type=int,
+        metavar="N",
+        help="distractors as among contours of N strokes (default: of the contour length)",
+    )
+    return parser
+
+
+def _request(args: argparse.Namespace) -> Request:
+    length = args.contour_length
+    if length is None:
+        length = DIFFICULTIES[args.difficulty or "hard"]
+    return Request(
+        task=args.task,
+        source=args.source,
+        examples=_sizes(args.examples),
+        seed=args.seed,
+        contour_length=length,
+        distractors_of=args.distractors_of,
+        n_threads=args.workers,
+    )
+
+
+def _sizes(text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    numbers = text.replace("_", "").split(",")
+    if len(numbers) != len(SPLITS) or not all(number.strip().isdecimal() for number in numbers):
+        raise ValueError(
+            f"--examples {text} must be three numbers with commas between, such as 96000,2000,2000."
+        )
+    return {split: int(number) for split, number in zip(SPLITS, numbers, strict=True)}
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+class _Display:
+    """Shows each split as a bar of its own."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, split: str, done: int, total: int) -> None:
+        if split not in self._tasks:
+            self._tasks[split] = self._bar.add_task(split, total=total)
+        self._bar.update(self._tasks[split], completed=done, total=total)
+
+
+def _report(done: Prepared, console: Console) -> None:
+    manifest = done.manifest
+    for key, value in manifest.source.items():
+        if value is not None:
+            console.print(f"  {key}: {value}", highlight=False)
+    console.print(_summary(done.folder, manifest))
+    for split, info in manifest.splits.items():
+        if info.skipped:
+            named = ", ".join(info.skipped[:_MOST_NAMED])
+            console.print(f"{split}: {len(info.skipped):,} empty and left out: {named}")
+    if manifest.task == "listops":
+        train, test = (open_split(done.folder, split) for split in ("train", "test"))
+        assert isinstance(train, Sequences) and isinstance(test, Sequences)
+        scores = yardsticks(train, test)
+        console.print(
+            f"Accuracy on test of the commonest label {scores['majority']:.1f} %, knowing the root "
+            f"operator {scores['root']:.1f} %, and its direct arguments "
+            f"{scores['root_digits']:.1f} %."
+        )
+
+
+def _summary(folder: Path, manifest: Manifest) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("split", no_wrap=True)
+    for heading in ("examples", "commonest label", "tokens", "median", "longest", "MB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for split in manifest.splits:
+        opened = open_split(folder, split)
+        shares = [(opened.labels == c).mean() for c in range(manifest.n_classes)]
+        lengths = ["", "", ""]
+        if isinstance(opened, Sequences):
+            median, longest = int(_median(opened)), int(opened.lengths.max())
+            lengths = [f"{len(opened.tokens):,}", f"{median:,}", f"{longest:,}"]
+        size = sum(path.stat().st_size for path in folder.glob(f"{split}.*.npy")) / _MEGABYTE
+        table.add_row(split, f"{len(opened):,}", f"{max(shares):.1%}", *lengths, f"{size:.1f}")
+    return table
+
+
+def _median(opened: Sequences) -> float:
+    lengths = sorted(opened.lengths.tolist())
+    return lengths[len(lengths) // 2]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

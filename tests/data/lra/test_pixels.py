@@ -1,0 +1,71 @@
+"""Images to sequences: turned, packed and read in patches, against plain loops."""
+
+import pytest
+import torch
+
+from data.lra.pixels import TILE, dihedral, pack_ink, tile_order
+
+
+def test_the_eight_changes_are_those_of_a_square() -> None:
+    image = torch.arange(9).view(1, 3, 3)
+    found = [dihedral(image, torch.tensor([code]))[0] for code in range(8)]
+    assert torch.equal(found[0], image[0])
+    assert torch.equal(found[1], image[0].flip(0))
+    assert torch.equal(found[2], image[0].flip(1))
+    assert torch.equal(found[4], image[0].T)
+    turned = {torch.rot90(x, k).flatten().tolist().__str__() for x in image for k in range(4)}
+    mirrored = {torch.rot90(image[0].T, k).flatten().tolist().__str__() for k in range(4)}
+    assert {x.flatten().tolist().__str__() for x in found} == turned | mirrored
+
+
+def test_each_image_has_its_own_change() -> None:
+    images = torch.rand(8, 5, 5)
+    codes = torch.tensor([3, 0, 7, 1, 4, 2, 6, 5])
+    together = dihedral(images, codes)
+    for i in range(8):
+        assert torch.equal(together[i], dihedral(images[i : i + 1], codes[i : i + 1])[0])
+
+
+@pytest.mark.parametrize("size", [16, 32, 128])
+def test_tiles_cover_the_image_block_by_block(size: int) -> None:
+    order = tile_order(size)
+    assert torch.equal(order.sort().values, torch.arange(size * size))
+    height, width = TILE
+    for start in (0, size * size - height * width):
+        block = order[start : start + height * width]
+        rows, columns = block // size, block % size
+        assert rows.max() - rows.min() == height - 1
+        assert columns.max() - columns.min() == width - 1
+
+
+def test_tiles_must_fit() -> None:
+    with pytest.raises(ValueError, match=r"24 x 24 .* patches of 8 x 16: .* multiple of 16"):
+        tile_order(24)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.5])
+def test_packing_keeps_the_ink_in_order(share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shown = torch.rand(7, 100, generator=generator) < share
+    pixels = torch.randint(1, 256, (7, 100), generator=generator).mul(shown).to(torch.uint8)
+    tokens, lengths, places, overflow = pack_ink(pixels, 80)
+    assert not overflow
+    assert tokens.shape == places.shape == (7, 80)
+    for i in range(7):
+        ink = pixels[i].nonzero().flatten()
+        n = max(1, len(ink))
+        assert lengths[i] == n
+        assert torch.equal(places[i, : len(ink)], ink)
+        assert torch.equal(tokens[i, : len(ink)], pixels[i, ink])
+        if len(ink) == 0:
+            assert tokens[i, 0] == 0
+
+
+def test_ink_without_room_is_told() -> None:
+    pixels = torch.zeros(2, 10, dtype=torch.uint8)
+    pixels[1, 3:8] = 9
+    assert not pack_ink(pixels, 5)[-1]
+    tokens, lengths, _, overflow = pack_ink(pixels, 4)
+    assert overflow
+    assert lengths.tolist() == [1, 4]
+    assert tokens[1].tolist() == [9] * 4
