@@ -40,8 +40,7 @@ def write_report(out: Path, results: Path) -> Path:
 
     Args:
         out: folder of the runs, as `scripts.pathx_plan.make_runs` names them.
-        results: pathx.json goes there, and from there comes what can be had without following a
-            contour, where scripts.pathfinder_yardsticks measured it.
+        results: pathx.json goes there.
 
     Returns:
         The JSON file; its Markdown and picture are beside it.
@@ -52,18 +51,12 @@ def write_report(out: Path, results: Path) -> Path:
     runs = finished_runs(out)
     if not runs:
         raise ValueError(f"{out} holds no finished stage to report on")
-    yardsticks = results / YARDSTICKS
-    accuracies = read_result(yardsticks, "accuracies")["accuracies"] if yardsticks.exists() else {}
     path = results / "pathx.json"
     write_result(
         path,
         {
             "unit": "percent",  # of all accuracies here
             "paper": [{"model": m, "pathx": x, "path256": y} for m, x, y in PAPER],
-            "yardsticks": {
-                size: {name: 100 * share for name, share in found.items()}
-                for size, found in accuracies.items()
-            },
             "runs": runs,
         },
     )
@@ -72,13 +65,28 @@ def write_report(out: Path, results: Path) -> Path:
 
 
 def redraw(path: Path) -> None:
-    """Write the Markdown and the picture anew beside the JSON, and print the tables."""
-    result = read_result(path, "paper", "yardsticks", "runs")
-    text = markdown(result)
+    """Write the Markdown and the picture anew beside the JSON, and print the tables.
+
+    What can be had without following a contour is told, too, where scripts.pathfinder_yardsticks
+    left it beside the JSON.
+    """
+    result = read_result(path, "paper", "runs")
+    text = markdown(result, read_yardsticks(path.parent))
     write_atomically(path.with_suffix(".md"), text.encode())
     save(draw(result), path.with_suffix(".png"))
     print(text)
     print(f"wrote {path.with_suffix('.md')} and its picture")
+
+
+def read_yardsticks(results: Path) -> dict[str, dict[str, float]]:
+    """Accuracies in percent by size and by what is known; empty where they were not measured."""
+    path = results / YARDSTICKS
+    if not path.exists():
+        return {}
+    return {
+        size: {name: 100 * share for name, share in found.items()}
+        for size, found in read_result(path, "accuracies")["accuracies"].items()
+    }
 
 
 def finished_runs(out: Path) -> list[dict[str, Any]]:

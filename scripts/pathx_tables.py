@@ -5,6 +5,8 @@ from typing import Any
 from scripts.markdown import digits, markdown_table
 
 Result = dict[str, Any]
+Yardsticks = dict[str, dict[str, float]]
+"""Accuracy in percent, by size and by what is known."""
 
 TITLES = {
     "path64": "Path-64, packed",
@@ -18,7 +20,7 @@ TITLES = {
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 
 
-def markdown(result: Result) -> str:
+def markdown(result: Result, yardsticks: Yardsticks) -> str:
     """The whole report."""
     parts = [
         "# Path-X and Path-256, Table 6 of the FlashAttention paper\n",
@@ -31,11 +33,11 @@ def markdown(result: Result) -> str:
         "compiling, validating and testing.\n",
         runs_table(result),
     ]
-    if result["yardsticks"]:
+    if yardsticks:
         parts += [
             "## What can be had without following a contour\n",
             "Boosted trees on what is seen at the two markers alone.\n",
-            yardsticks_table(result),
+            yardsticks_table(yardsticks),
         ]
     return "\n".join(parts)
 
@@ -93,14 +95,11 @@ def runs_table(result: Result) -> str:
     )
 
 
-def yardsticks_table(result: Result) -> str:
+def yardsticks_table(yardsticks: Yardsticks) -> str:
     """Accuracy of guesses from the markers' surroundings."""
-    sizes = [size for size in YARDSTICK_SIZES if size in result["yardsticks"]]
-    names = list(dict.fromkeys(name for size in sizes for name in result["yardsticks"][size]))
+    sizes = [size for size in YARDSTICK_SIZES if size in yardsticks]
+    names = list(dict.fromkeys(name for size in sizes for name in yardsticks[size]))
     return markdown_table(
         ["the best guess from", *(YARDSTICK_SIZES[size] for size in sizes)],
-        [
-            [name, *(digits(result["yardsticks"][size].get(name), ".1f") for size in sizes)]
-            for name in names
-        ],
+        [[name, *(digits(yardsticks[size].get(name), ".1f") for size in sizes)] for name in names],
     )

@@ -1,0 +1,131 @@
+"""Batches of prepared tasks: each example as it is stored, whatever stands beside it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.lra.batches import load_examples
+from data.lra.config import ExamplesConfig
+from data.lra.pixels import tile_order
+from data.lra.request import Request
+from data.lra.store import Manifest, Sequences, open_split
+from data.lra.tasks import prepare
+from data.lra.writer import preparing
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.render import Renderer
+
+CPU = torch.device("cpu")
+EXAMPLES = {"train": 12, "val": 5, "test": 5}
+
+
+def as_they_are(examples, *numbers):
+    index = torch.tensor(numbers)
+    return examples.batch(index, torch.zeros_like(index))
+
+
+@pytest.fixture(scope="module")
+def contours(tmp_path_factory) -> Path:
+    request = Request(
+        task="pathfinder32", contour_length=3, distractors_of=0, examples=EXAMPLES, seed=5
+    )
+    return prepare(request, tmp_path_factory.mktemp("data")).folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    manifest = Manifest(
+        task="texts", kind="sequences", vocab_size=300, n_classes=3, max_length=9,
+        documents_per_example=2, source={"made": "up"},
+    )  # fmt: skip
+    generator = np.random.default_rng(0)
+    with preparing(tmp_path / "texts", manifest) as writer:
+        for split, n in EXAMPLES.items():
+            documents = [
+                [
+                    generator.integers(1, 300, generator.integers(1, 10), dtype=np.uint16)
+                    for _ in range(2)
+                ]
+                for _ in range(n)
+            ]
+            writer.write_sequences(split, [(i % 3, pair) for i, pair in enumerate(documents)])
+        writer.finish()
+    return tmp_path / "texts"
+
+
+@pytest.mark.parametrize("context_length", [4, 9, 16])
+def test_texts_are_cut_and_padded(texts: Path, context_length: int) -> None:
+    config = ExamplesConfig(path=str(texts))
+    examples = load_examples(texts, "train", context_length, config, CPU)
+    stored = open_split(texts, "train")
+    assert isinstance(stored, Sequences)
+    numbers = (11, 0, 3, 11)
+    batch = as_they_are(examples, *numbers)
+    assert batch.tokens.shape == (8, context_length) and batch.places is None
+    assert batch.lengths is not None and batch.lengths.dtype == torch.int32
+    assert batch.labels.tolist() == [number % 3 for number in numbers]
+    for i, number in enumerate(numbers):
+        for j, document in enumerate(stored.documents(number)):
+            kept = document[:context_length].tolist()
+            row = batch.tokens[2 * i + j].tolist()
+            assert row == kept + [0] * (context_length - len(kept))
+            assert batch.lengths[2 * i + j] == len(kept)
+
+
+def test_display_lists_become_the_images_they_tell_of(contours: Path) -> None:
+    config = ExamplesConfig(path=str(contours))
+    examples = load_examples(contours, "val", 1024, config, CPU)
+    parameters = Pathfinder(32, 3, distractors_of=0)
+    lists = generate(parameters, 5, range(160_000, 160_005))  # val follows the benchmark's train
+    expected = Renderer(parameters)(lists)
+    batch = as_they_are(examples, 4, 0)
+    assert torch.equal(batch.tokens.view(2, 32, 32), expected[[4, 0]])
+    assert batch.labels.tolist() == lists["label"][[4, 0]].tolist()
+    assert batch.lengths is None and batch.places is None
+
+
+def test_patches_are_the_image_in_another_order(contours: Path) -> None:
+    raster, tiles = (
+        load_examples(contours, "train", 1024, ExamplesConfig(path="", order=order), CPU)
+        for order in ("raster", "tiles")
+    )
+    image, read = as_they_are(raster, 3).tokens, as_they_are(tiles, 3)
+    assert read.places is not None
+    assert torch.equal(read.places, tile_order(32))
+    assert torch.equal(torch.zeros_like(image).scatter(1, read.places[None], read.tokens), image)
+
+
+def test_padding_leaves_zeros_out(contours: Path) -> None:
+    config = ExamplesConfig(path="", zeros="padding")
+    packed = load_examples(contours, "train", 400, config, CPU)
+    image = as_they_are(load_examples(contours, "train", 1024, ExamplesConfig(path=""), CPU), 7)
+    batch = as_they_are(packed, 7)
+    assert batch.lengths is not None and batch.places is not None
+    n = int(batch.lengths)
+    assert n == (image.tokens > 0).sum()
+    drawn = torch.zeros(1024, dtype=torch.uint8)
+    drawn[batch.places[0, :n]] = batch.tokens[0, :n]
+    assert torch.equal(drawn, image.tokens[0])
+    assert not packed.overflow
+    narrow = load_examples(contours, "train", 20, config, CPU)
+    as_they_are(narrow, 7)
+    assert narrow.overflow
+
+
+def test_changes_turn_and_mirror(contours: Path) -> None:
+    examples = load_examples(contours, "train", 1024, ExamplesConfig(path=""), CPU)
+    image = as_they_are(examples, 2).tokens.view(32, 32)
+    changed = examples.batch(torch.tensor([2, 2]), torch.tensor([2, 4])).tokens.view(2, 32, 32)
+    assert torch.equal(changed[0], image.flip(1))
+    assert torch.equal(changed[1], image.T)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("zeros", "padding"), ("order", "tiles"), ("augment", "dihedral")]
+)
+def test_texts_have_no_pixels(texts: Path, setting: str, value: str) -> None:
+    config = ExamplesConfig(path="", **{setting: value})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=rf"data.{setting}={value} is for images"):
+        load_examples(texts, "train", 9, config, CPU)

@@ -1,0 +1,109 @@
+"""What each step is trained on, whatever the number of processes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.lra.config import ExamplesConfig, Phase
+from data.lra.curriculum import Curriculum
+from data.lra.store import Manifest
+from data.lra.writer import preparing
+
+SIZES = {"small": 7, "large": 20}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, str]:
+    """Images of 4 x 4 pixels, each all of its own number, 100 more in the second set."""
+    for offset, (name, n) in zip((1, 101), SIZES.items(), strict=True):
+        manifest = Manifest(
+            task=name, kind="images", vocab_size=256, n_classes=2, max_length=16, source={}
+        )
+        with preparing(tmp_path / name, manifest) as writer:
+            for split in ("train", "val", "test"):
+                images = np.repeat(np.arange(offset, offset + n, dtype=np.uint8), 16)
+                writer.write_images(split, [(images.reshape(n, 4, 4), np.arange(n) % 2)])
+            writer.finish()
+    return {name: str(tmp_path / name) for name in SIZES}
+
+
+def make(folders: dict[str, str], *, rank: int = 0, world_size: int = 1, seed: int = 3, **changes):
+    config = {
+        "path": folders["large"],
+        "phases": [
+            Phase(paths=[folders["small"]], steps=3, batch_size=2),
+            Phase(paths=[folders["small"], folders["large"]], steps=5),
+        ],
+    }
+    return Curriculum(
+        ExamplesConfig(**(config | changes)), 16, 4, seed=seed, rank=rank, world_size=world_size,
+        device=CPU,
+    )  # fmt: skip
+
+
+def seen(curriculum: Curriculum, step: int) -> list[int]:
+    """The numbers of a step's images."""
+    batch = curriculum.lesson(curriculum.number(step)).batch(*curriculum.draw(step))
+    assert (batch.labels == (batch.tokens[:, 0] - 1) % 2).all()
+    return batch.tokens[:, 0].tolist()
+
+
+def test_phases_take_turns_and_share_batches(folders) -> None:
+    curriculum = make(folders)
+    assert [curriculum.number(step) for step in range(10)] == [0] * 3 + [1] * 5 + [2] * 2
+    assert [curriculum.examples_before(step) for step in (0, 3, 4, 8, 10)] == [0, 6, 10, 26, 34]
+    for step in range(10):
+        numbers = seen(curriculum, step)
+        assert len(numbers) == (2 if step < 3 else 4)
+        of_small = [number <= SIZES["small"] for number in numbers]
+        assert (
+            of_small == ([True] * 2, [True] * 2 + [False] * 2, [False] * 4)[curriculum.number(step)]
+        )
+
+
+def test_an_epoch_of_the_task_sees_all_of_it(folders) -> None:
+    curriculum = make(folders)
+    numbers = [number for step in range(8, 13) for number in seen(curriculum, step)]
+    assert sorted(numbers) == list(range(101, 121))
+
+
+def test_processes_divide_each_step(folders) -> None:
+    alone = make(folders, phases=[])
+    ranks = [make(folders, phases=[], rank=rank, world_size=2) for rank in range(2)]
+    for step in range(6):
+        assert [x for part in ranks for x in seen(part, step)] == seen(alone, step)
+
+
+def test_seeds_and_steps_decide_the_order(folders) -> None:
+    assert seen(make(folders), 9) == seen(make(folders), 9)
+    orders = [[seen(make(folders, seed=seed), step) for step in range(8, 13)] for seed in (3, 4)]
+    assert orders[0] != orders[1]
+
+
+def test_changes_are_drawn_where_they_are_asked_for(folders) -> None:
+    def changes(augment: str) -> set[int]:
+        curriculum = make(folders, phases=[], augment=augment)
+        return {int(x) for step in range(60) for x in curriculum.draw(step)[1].flatten()}
+
+    assert changes("none") == {0}
+    assert changes("mirror") == {0, 2}
+    assert changes("dihedral") == set(range(8))
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(3, 1), (4, 4)])
+def test_batches_must_be_shared_equally(folders, batch_size: int, world_size: int) -> None:
+    phases = [Phase(paths=[folders["small"], folders["large"]], steps=1, batch_size=batch_size)]
+    with pytest.raises(ValueError, match=rf"batch of {batch_size} .* 2 folder.* {world_size} GPU"):
+        make(folders, phases=phases, world_size=world_size)
+
+
+def test_lost_pixels_are_told(folders) -> None:
+    curriculum = make(folders, phases=[Phase(paths=[folders["small"]], steps=1, context_length=9)],
+                      zeros="padding")  # fmt: skip
+    curriculum.check()
+    seen(curriculum, 0)
+    with pytest.raises(ValueError, match=r"more pixels above zero"):
+        curriculum.check()
