@@ -72,7 +72,11 @@ def _images(opened: Images | DisplayLists):
     numbers = np.concatenate(rows)
     pixels = dict(zip(numbers.tolist(), _pixels(opened, numbers), strict=True))
     figure, axes = pyplot.subplots(
-        len(rows), COLUMNS, figsize=(COLUMNS * _INCHES, len(rows) * _INCHES), squeeze=False
+        len(rows),
+        COLUMNS,
+        figsize=(COLUMNS * _INCHES, len(rows) * _INCHES + 0.4),
+        squeeze=False,
+        layout="constrained",
     )
     for label, (row, row_axes) in enumerate(zip(rows, axes, strict=True)):
         for axis in row_axes:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -31,6 +32,7 @@ from rich.progress import (
 from rich.table import Table
 
 from configs.command_line import errors_as_sentences
+from data.lra.listops import FORMULA_FILE, write_tsv
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.request import TASKS, Request
 from data.lra.store import SPLITS, Manifest, Sequences, open_split
@@ -45,7 +47,7 @@ _MOST_NAMED = 5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     args = _parser().parse_args(argv)
-    console = Console()
+    console = Console(soft_wrap=True)
     started = time.perf_counter()
     with errors_as_sentences():
         try:
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             console.print(f"{done.folder}: {time.perf_counter() - started:.1f} s")
         _report(done, console)
+        if args.tsv:
+            _write_tsv(done, console)
         console.print(f"samples: {draw(done.folder)}")
     return 0
 
@@ -109,10 +113,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="distractors as among contours of N strokes (default: of the contour length)",
     )
+    parser.add_argument(
+        "--tsv", action="store_true", help="of listops: also write the benchmark's own files"
+    )
     return parser
 
 
 def _request(args: argparse.Namespace) -> Request:
+    if args.tsv and args.task != "listops":
+        raise ValueError(f"--tsv has no meaning for {args.task}; leave it out.")
     length = args.contour_length
     if length is None:
         length = DIFFICULTIES[args.difficulty or "hard"]
@@ -183,6 +192,16 @@ def _report(done: Prepared, console: Console) -> None:
         )
 
 
+def _write_tsv(done: Prepared, console: Console) -> None:
+    for split in done.manifest.splits:
+        opened = open_split(done.folder, split)
+        assert isinstance(opened, Sequences)
+        path = done.folder / FORMULA_FILE.format(split=split)
+        labels = opened.labels.tolist()
+        write_tsv(path, ((opened.documents(i)[0], label) for i, label in enumerate(labels)))
+        console.print(f"wrote {path}")
+
+
 def _summary(folder: Path, manifest: Manifest) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)
@@ -193,16 +212,11 @@ def _summary(folder: Path, manifest: Manifest) -> Table:
         shares = [(opened.labels == c).mean() for c in range(manifest.n_classes)]
         lengths = ["", "", ""]
         if isinstance(opened, Sequences):
-            median, longest = int(_median(opened)), int(opened.lengths.max())
+            median, longest = int(np.median(opened.lengths)), int(opened.lengths.max())
             lengths = [f"{len(opened.tokens):,}", f"{median:,}", f"{longest:,}"]
         size = sum(path.stat().st_size for path in folder.glob(f"{split}.*.npy")) / _MEGABYTE
         table.add_row(split, f"{len(opened):,}", f"{max(shares):.1%}", *lengths, f"{size:.1f}")
     return table
-
-
-def _median(opened: Sequences) -> float:
-    lengths = sorted(opened.lengths.tolist())
-    return lengths[len(lengths) // 2]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ VOCAB_SIZE = len(SYMBOLS) + 1
 N_CLASSES = 10
 MAX_LENGTH = 2000
 """Longer sequences are cut to it by the benchmark; generated ones have at most 1999 tokens."""
+FORMULA_FILE = "basic_{split}.tsv"
+"""Name of the benchmark's own files."""
 SPLIT_SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
 
 MAX_DEPTH = 10
@@ -30,7 +32,6 @@ SHORTEST, LONGEST = 501, 1999
 FIRST_OPERATOR_ID = SYMBOLS.index(OPERATORS[0]) + 1
 CLOSE_ID = SYMBOLS.index(CLOSE) + 1
 
-_FILE = "basic_{split}.tsv"
 _HEADER = "Source\tTarget"
 _IDS = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
 _APPLY: tuple[Callable[[Sequence[int]], int], ...] = (
@@ -145,12 +146,12 @@ def find_tsv(source: Path) -> dict[str, Path]:
         ValueError: They are not there.
     """
     for folder in (source, source / "listops-1000"):
-        paths = {split: folder / _FILE.format(split=split) for split in SPLIT_SIZES}
+        paths = {split: folder / FORMULA_FILE.format(split=split) for split in SPLIT_SIZES}
         if all(path.exists() for path in paths.values()):
             return paths
+    names = FORMULA_FILE.format(split="{train,val,test}")
     raise ValueError(
-        f"source={source} must hold {_FILE.format(split='{train,val,test}')}; leave the source out "
-        "to generate formulas."
+        f"source={source} must hold {names}; leave the source out to generate formulas."
     )
 
 

@@ -39,9 +39,9 @@ def root_and_digits(split: Sequences) -> np.ndarray:
     tokens = np.asarray(split.tokens)
     n = len(split)
     operators, closes = _is_operator(tokens), tokens == CLOSE_ID
-    # formulas are balanced, so the sum starts at 0 in each of them
-    depth = np.cumsum(operators.astype(np.int8) - closes.astype(np.int8), dtype=np.int64)
-    formula = np.repeat(np.arange(n), split.lengths)
+    # formulas are balanced and at most 9 deep, so the sum starts at 0 in each and fits int8
+    depth = np.cumsum(operators.astype(np.int8) - closes.astype(np.int8), dtype=np.int8)
+    formula = np.repeat(np.arange(n, dtype=np.int32), split.lengths)
     direct = ~operators & ~closes & (depth == 1)
     subtrees = np.bincount(formula[operators & (depth == 2)], minlength=n)
     counts = np.zeros((n, N_CLASSES), np.int64)

@@ -30,6 +30,7 @@ CHUNK = 1000
 
 
 def pathfinder(request: Request) -> tuple[Manifest, Write]:
+    """What the manifest of a Pathfinder task says, and how its splits are written."""
     size = PATHFINDER_SIZES[request.task]
     parameters = Pathfinder(size, request.contour_length, request.distractors_of)
     sizes = request.examples or SPLIT_SIZES

@@ -1,0 +1,216 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import data.lra.pathfinder
+import data.pathfinder.generator
+from data.lra import listops
+from data.lra.request import Request, example_numbers
+from data.lra.store import DisplayLists, Images, Sequences, open_split, verify
+from data.pathfinder import Pathfinder, generate
+from scripts.prepare_lra import main
+
+
+def run(tmp_path, *command):
+    assert main([*command, "--out", str(tmp_path / "out"), "--workers", "2"]) == 0
+
+
+@pytest.fixture
+def few_formulas(monkeypatch):
+    monkeypatch.setattr(listops, "SPLIT_SIZES", {"train": 200, "val": 30, "test": 20})
+
+
+@pytest.fixture
+def imdb(tmp_path):
+    folder = tmp_path / "imdb"
+    folder.mkdir()
+    for split, n in (("train", 60), ("test", 20)):
+        rows = [
+            {"text": " ".join(f"{split}{i}-{w}" for w in range(60)), "label": i % 2}
+            for i in range(n)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(lines)
+    return folder
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.npy")}
+
+
+def test_listops_with_its_yardsticks(tmp_path, capsys, few_formulas):
+    run(tmp_path, "listops", "--tsv")
+    folder = tmp_path / "out" / "listops"
+    sizes = {split: len(open_split(folder, split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 200, "val": 30, "test": 20}
+    verify(folder)
+    test = open_split(folder, "test")
+    assert isinstance(test, Sequences) and test.manifest.vocab_size == 16
+    for i, label in enumerate(test.labels.tolist()):
+        assert listops.evaluate(test.documents(i)[0].tolist()) == label
+    printed = capsys.readouterr().out
+    assert "Accuracy on test of the commonest label" in printed
+    assert (folder / "samples.png").stat().st_size > 10_000
+    # the files that it wrote are a source that gives the same
+    main(["listops", "--source", str(folder), "--out", str(tmp_path / "again")])
+    assert files_of(tmp_path / "again" / "listops") == files_of(folder)
+    run(tmp_path, "listops")
+    assert "was finished before; nothing to do" in capsys.readouterr().out
+
+
+def test_more_training_formulas_leave_the_test_as_it_is(tmp_path, few_formulas):
+    run(tmp_path, "listops")
+    main(["listops", "--examples", "250,30,10", "--out", str(tmp_path / "more")])
+    before, after = files_of(tmp_path / "out/listops"), files_of(tmp_path / "more/listops")
+    assert after["val.tokens.npy"] == before["val.tokens.npy"]
+    train = open_split(tmp_path / "more/listops", "train")
+    first = open_split(tmp_path / "out/listops", "train")
+    assert (train.tokens[: len(first.tokens)] == first.tokens).all()
+    test = open_split(tmp_path / "out/listops", "test")
+    all_train = {train.documents(i)[0].tobytes() for i in range(250)}
+    assert all_train.isdisjoint(test.documents(i)[0].tobytes() for i in range(20))
+
+
+def test_numbers_of_splits():
+    benchmark = {"train": 100, "val": 10, "test": 10}
+    assert example_numbers(benchmark, {"train": 150, "val": 5, "test": 10}) == {
+        "train": [range(100), range(120, 170)],
+        "val": [range(100, 105)],
+        "test": [range(110, 120)],
+    }
+    with pytest.raises(ValueError, match="val cannot have 11, at most 10"):
+        example_numbers(benchmark, {"train": 1, "val": 11, "test": 1})
+
+
+def test_text_and_pairs(tmp_path, imdb):
+    run(tmp_path, "text", "--source", str(imdb), "--examples", "50,10,20")
+    text = open_split(tmp_path / "out" / "text", "val")
+    assert isinstance(text, Sequences) and len(text) == 10 and text.manifest.vocab_size == 257
+    assert bytes((text.documents(0)[0] - 1).astype(np.uint8)).startswith(b"train")
+    run(tmp_path, "pairs", "--source", str(imdb))
+    pairs = open_split(tmp_path / "out" / "pairs", "train")
+    assert isinstance(pairs, Sequences) and pairs.manifest.documents_per_example == 2
+    assert len(pairs) == 54 and len(pairs.offsets) == 109
+    assert (tmp_path / "out" / "pairs" / "samples.png").exists()
+    verify(tmp_path / "out" / "text")
+    verify(tmp_path / "out" / "pairs")
+
+
+def test_retrieval(tmp_path, capsys):
+    source = tmp_path / "aan"
+    source.mkdir()
+    for name in ("train", "eval", "test"):
+        rows = b"".join(b"%d.0\t1\t2\tfirst %d\tsecond\n" % (i % 2, i) for i in range(6))
+        (source / f"new_aan_pairs.{name}.tsv").write_bytes(rows + b"1.0\t1\t2\t\tempty\n")
+    run(tmp_path, "retrieval", "--source", str(source))
+    split = open_split(tmp_path / "out" / "retrieval", "val")
+    assert isinstance(split, Sequences) and split.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert bytes((split.documents(5)[0] - 1).astype(np.uint8)) == b"first 5"
+    assert split.manifest.splits["val"].skipped == ("new_aan_pairs.eval.tsv, line 7",)
+    assert "val: 1 empty and left out: new_aan_pairs.eval.tsv, line 7" in capsys.readouterr().out
+
+
+def test_image(tmp_path):
+    source = tmp_path / "cifar"
+    source.mkdir()
+    import lzma
+
+    for split, n in (("train", 50), ("test", 10)):
+        images = np.arange(n, dtype=np.uint8)[:, None, None] * np.ones((32, 32), np.uint8)
+        with lzma.open(source / f"cifar10-gray-{split}.npz.xz", "wb") as file:
+            np.savez(file, images=images, labels=np.arange(n) % 10)
+    run(tmp_path, "image", "--source", str(source), "--examples", "45,5,10")
+    split = open_split(tmp_path / "out" / "image", "val")
+    assert isinstance(split, Images) and split.images[:, 0, 0].tolist() == [45, 46, 47, 48, 49]
+
+
+def test_generated_pathfinder_goes_on_with_the_same_bytes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data.lra.pathfinder, "CHUNK", 16)
+    command = ["pathfinder32", "--contour-length", "3", "--distractors-of", "14"]
+    command += ["--examples", "50,8,8", "--seed", "5"]
+    run(tmp_path, *command)
+    folder = tmp_path / "out" / "pathfinder32-length3-distractors14"
+    split = open_split(folder, "train")
+    parameters = Pathfinder(32, 3, distractors_of=14)
+    assert isinstance(split, DisplayLists)
+    assert Pathfinder(**split.manifest.source["parameters"]) == parameters
+    assert (split.display_lists == generate(parameters, 5, range(50))).all()
+    val = open_split(folder, "val")
+    assert isinstance(val, DisplayLists)
+    assert (val.display_lists == generate(parameters, 5, range(160_000, 160_008))).all()
+    whole = files_of(folder)
+    shutil.rmtree(folder)
+    capsys.readouterr()
+
+    calls = []
+
+    def interrupted(*args, **options):
+        calls.append(args[2])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return generate(*args, **options)
+
+    monkeypatch.setattr(data.pathfinder.generator, "generate", interrupted)
+    assert main([*command, "--out", str(tmp_path / "out")]) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="finish its preparation"):
+        open_split(folder, "train")
+    with pytest.raises(SystemExit, match="source.seed: 5 there, 6 now"):
+        main([*command[:-1], "6", "--out", str(tmp_path / "out")])
+    run(tmp_path, *command)
+    assert calls[3:] == [range(32, 48), range(48, 50), range(160_000, 160_008), *calls[6:]]
+    assert files_of(folder) == whole
+
+
+def test_released_pathfinder(tmp_path, capsys):
+    folder = tmp_path / "pathfinder32" / "curv_contour_length_14"
+    (folder / "metadata").mkdir(parents=True)
+    (folder / "imgs" / "0").mkdir(parents=True)
+    lines = []
+    for i in range(20):
+        path = folder / "imgs" / "0" / f"sample_{i}.png"
+        Image.fromarray(np.full((32, 32), i, np.uint8)).save(path)
+        lines.append(f"imgs/0 sample_{i}.png {i} {i % 2} 1.0 14 4 2 0.5 1 1\n")
+    (folder / "metadata" / "0.npy").write_text("".join(lines))
+    (folder / "imgs" / "0" / "sample_17.png").write_bytes(b"")
+    run(tmp_path, "pathfinder32", "--source", str(tmp_path))
+    out = tmp_path / "out" / "pathfinder32"
+    train, val, test = (open_split(out, split) for split in ("train", "val", "test"))
+    assert isinstance(val, Images) and val.images[:, 0, 0].tolist() == [16]
+    assert len(train) == 16 and len(test) == 2
+    assert "val: 1 empty and left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["retrieval"], "OpenNLPLab/lra"),
+        (["listops", "--contour-length", "6"], "listops has no contours"),
+        (["text", "--distractors-of", "6"], "text has no contours"),
+        (["pathx", "--contour-length", "15"], "contour_length=15 must be"),
+        (["pathx", "--examples", "1,2"], "must be three numbers"),
+        (["pathx", "--examples", "1,0,2"], "at least 1"),
+        (["pathx", "--seed", "-1"], "seed=-1"),
+        (["pathx", "--workers", "0"], "n_threads=0"),
+        (["pathx", "--source", "x", "--distractors-of", "6"], "was not released"),
+        (["pathx", "--examples", "1,1,1", "--tsv"], "--tsv has no meaning for pathx"),
+    ],
+)
+def test_errors_are_sentences(tmp_path, command, message):
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main([*command, "--out", str(tmp_path)])
+    assert not any(tmp_path.glob("*/manifest.json"))
+
+
+def test_names_of_folders():
+    assert Request(task="pathx").name == "pathx"
+    assert Request(task="pathx", contour_length=6).name == "pathx-easy"
+    assert Request(task="pathx", contour_length=9).name == "pathx-intermediate"
+    assert Request(task="pathx", contour_length=3).name == "pathx-length3"
+    assert Request(task="pathx", distractors_of=14).name == "pathx"
+    assert Request(task="pathx", distractors_of=6).name == "pathx-distractors6"
+    with pytest.raises(ValueError, match="task='path-x' must be one of listops"):
+        Request(task="path-x")
