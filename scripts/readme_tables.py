@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/evaluation.md from the measurements in docs/results.
+"""Write the tables of README.md and of the pages in docs from the measurements in docs/results.
 
 python -m scripts.readme_tables
 
@@ -13,9 +13,11 @@ from typing import Any
 
 from configs.command_line import help_if_asked
 from scripts.markdown import markdown_table, with_interval
+from scripts.pathx_report import read_yardsticks
+from scripts.pathx_tables import accuracy_table, runs_table, yardsticks_table
 from scripts.table4_comparisons import PAIRS, QUESTION_OF
 
-PAGES = (Path("README.md"), Path("docs/evaluation.md"))
+PAGES = (Path("README.md"), Path("docs/evaluation.md"), Path("docs/lra.md"))
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "gpt2_small_1k", "4,096": "gpt2_small_4k"}
 
@@ -228,6 +230,21 @@ def _both(row: dict[str, Any], what: str, how: str) -> str:
     return " / ".join(format(row[f"{part}_{what}"], how) for part in ("forward", "backward"))
 
 
+def pathx() -> str:
+    """Accuracy on Path-X beside the paper's, from `scripts.reproduce_pathx`."""
+    return accuracy_table(_load("pathx"))
+
+
+def pathx_runs() -> str:
+    """What those runs took."""
+    return runs_table(_load("pathx"))
+
+
+def pathx_yardsticks() -> str:
+    """What the markers' surroundings alone tell, from `scripts.pathfinder_yardsticks`."""
+    return yardsticks_table(read_yardsticks(RESULTS))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "train_speed": train_speed,
     "same_losses": same_losses,
@@ -237,6 +254,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper_speedup": paper_speedup,
     "table4": table4,
     "table4_answers": table4_answers,
+    "pathx": pathx,
+    "pathx_runs": pathx_runs,
+    "pathx_yardsticks": pathx_yardsticks,
 }
 
 

@@ -12,7 +12,7 @@ from kernels.patterns import butterfly
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "docs" / "kernels.md"
-DOCUMENTS = [KERNELS, ROOT / "docs" / "evaluation.md", ROOT / "README.md"]
+DOCUMENTS = [KERNELS, ROOT / "docs" / "evaluation.md", ROOT / "docs" / "lra.md", ROOT / "README.md"]
 
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 
