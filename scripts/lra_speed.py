@@ -15,10 +15,10 @@ NAME.unfinished.json; --resume goes on.
 
 import argparse
 import gc
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,16 +28,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from configs import ClassifyConfig, read_config
 from configs.command_line import errors_as_sentences
-from data.lra.batches import Batch
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
 from model.classifier import Classifier
 from scripts.lra_plan import ATTENTIONS, BENCHMARK, TASKS, arguments_of, split_by_what_is_there
 from scripts.results import Row, collect_rows
+from training.classifier_step import ClassifierStep
 from training.determinism import deterministic_algorithms
 from training.graphs import GraphedStep
 from training.optim import learning_rate, make_optimizer, set_learning_rate
@@ -73,6 +72,13 @@ class Contender:
         self._fast: nn.Module = self.model
         if config.run.compile:
             self._fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
+        self._learn = ClassifierStep(
+            self._fast,
+            self._optimizer,
+            self._autocast,
+            device,
+            grad_clip=config.optim.grad_clip,
+        )
         self._lesson = curriculum.lesson(curriculum.number(config.optim.max_steps - 1))
         self._next = self._lesson.first_step
         self._take: GraphedStep | None = None
@@ -101,22 +107,16 @@ class Contender:
         numbers, changes = self._curriculum.draw(self._lesson.first_step)
         batch = self._lesson.batch(numbers.to(self._device), changes.to(self._device))
         self.model.eval()
-        found = self._forward(self.model, batch)
+        with self._autocast():
+            found = self.model(batch.tokens, batch.lengths, batch.places).float()
         self.model.train()
         return found
 
     def _step(self, numbers: Tensor, changes: Tensor) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        batch = self._lesson.batch(numbers, changes)
-        F.cross_entropy(self._forward(self._fast, batch), batch.labels).backward()
-        most = self._config.optim.grad_clip or math.inf
-        nn.utils.clip_grad_norm_(self.model.parameters(), most)
-        self._optimizer.step()
+        self._learn(self._lesson.batch(numbers, changes))
 
-    def _forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        with autocast(self._config.run.dtype, self._device):
-            logits = model(batch.tokens, batch.lengths, batch.places)
-        return logits.float()
+    def _autocast(self) -> AbstractContextManager:
+        return autocast(self._config.run.dtype, self._device)
 
 
 def what_is_timed(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> list[Timed]:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from configs import RUN_CONFIG, ClassifyConfig, read_config, to_yaml
@@ -35,6 +34,7 @@ from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.classification import Score, best_so_far, read_best, save_best, score
+from training.classifier_step import ClassifierStep
 from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
 from training.environment import note_start
@@ -130,24 +130,13 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
     def activations() -> AbstractContextManager:
         return autocast(config.run.dtype, device)
 
-    # what a step adds to, read when it is logged
-    loss_sum, correct, grad_norm = (torch.zeros((), device=device) for _ in range(3))
+    learn = ClassifierStep(parallel, optimizer, activations, device, grad_clip=optim.grad_clip)
 
     def make_step(number: int) -> GraphedStep:
         lesson = curriculum.lesson(number)
 
         def step(numbers: Tensor, changes: Tensor) -> None:
-            optimizer.zero_grad(set_to_none=True)
-            batch = lesson.batch(numbers, changes)
-            with activations():
-                logits = parallel(batch.tokens, batch.lengths, batch.places)
-            loss = F.cross_entropy(logits.float(), batch.labels)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip or math.inf)
-            grad_norm.copy_(norm)
-            optimizer.step()
-            loss_sum.add_(loss.detach())
-            correct.add_((logits.argmax(-1) == batch.labels).float().mean())
+            learn(lesson.batch(numbers, changes))
 
         return GraphedStep(step, optimizer, device, capture=captured)
 
@@ -231,12 +220,12 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
 
             if step % config.run.log_every == 0 or step == optim.max_steps:
                 curriculum.check()
-                means = processes.sum(torch.stack((loss_sum, correct)))
-                loss, accuracy = (means / (loss_steps * processes.world_size)).tolist()
-                if not (math.isfinite(loss) and math.isfinite(grad_norm.item())):
+                means = processes.sum(learn.means(loss_steps)) / processes.world_size
+                (loss, accuracy), grad_norm = means.tolist(), learn.grad_norm.item()
+                if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                     raise FloatingPointError(
                         f"the training loss is {loss} and the norm of its gradient "
-                        f"{grad_norm.item()} at step {step}: lower optim.lr or raise "
+                        f"{grad_norm} at step {step}: lower optim.lr or raise "
                         f"optim.warmup_steps; checkpoints in {run_dir} are from before"
                     )
                 with watch.paused():
@@ -249,14 +238,13 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
                         loss=loss,
                         accuracy=accuracy,
                         lr=lr,
-                        grad_norm=grad_norm.item(),
+                        grad_norm=grad_norm,
                         examples_per_s=examples_per_s,
                         lesson=lesson_number,
                         gpu_hours=watch.gpu_hours,
                         memory_gib=memory_gib(device),
                     )
-                loss_sum.zero_()
-                correct.zero_()
+                learn.forget()
                 loss_steps = 0
 
 

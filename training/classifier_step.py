@@ -1,0 +1,68 @@
+"""One step of a classifier's training, from a batch to new weights."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from training.classification import LabelledBatch
+
+
+class ClassifierStep:
+    """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
+
+    Attributes:
+        loss_sum, accuracy_sum: () of the batches since `forget`, each a batch's mean.
+        grad_norm: (), of the last step, before clipping.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        autocast: Callable[[], AbstractContextManager],
+        device: torch.device,
+        *,
+        grad_clip: float,
+    ) -> None:
+        """Nothing is run yet.
+
+        Args:
+            model: called as model(tokens, lengths, places), gives logits.
+            optimizer: of its parameters.
+            autocast: makes the context for the forward pass.
+            device: where it computes.
+            grad_clip: largest norm of the gradient; 0 turns clipping off.
+        """
+        self._model, self._optimizer, self._autocast = model, optimizer, autocast
+        self._parameters = list(model.parameters())
+        self._grad_clip = grad_clip or math.inf
+        # What a CUDA graph writes to must be there before, and stay.
+        self.loss_sum, self.accuracy_sum, self.grad_norm = (
+            torch.zeros((), device=device) for _ in range(3)
+        )
+
+    def __call__(self, batch: LabelledBatch) -> None:
+        """Take the step."""
+        tokens, lengths, places, labels = batch
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._autocast():
+            logits = self._model(tokens, lengths, places)
+        loss = F.cross_entropy(logits.float(), labels)
+        loss.backward()
+        self.grad_norm.copy_(nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
+        self._optimizer.step()
+        self.loss_sum += loss.detach()
+        self.accuracy_sum += (logits.argmax(-1) == labels).float().mean()
+
+    def means(self, n_steps: int) -> Tensor:
+        """(2,) mean loss and accuracy of the last `n_steps` steps, all those since `forget`."""
+        return torch.stack((self.loss_sum, self.accuracy_sum)) / n_steps
+
+    def forget(self) -> None:
+        """Begin to add up anew."""
+        self.loss_sum.zero_()
+        self.accuracy_sum.zero_()
