@@ -245,6 +245,29 @@ def pathx_yardsticks() -> str:
     return yardsticks_table(read_yardsticks(RESULTS))
 
 
+def tracing() -> str:
+    """Whether runs follow contours, from `scripts.pathfinder_tracing`."""
+    result = _load("pathfinder_tracing")
+    control = result["matching"]["control"]
+    header = ["run", "accuracy, %", "pairs", "pairs in order, %", "by geometry alone, %"]
+    return markdown_table(
+        header,
+        [
+            [
+                Path(row["run"]).name,
+                f"{100 * row['accuracy']['run']['accuracy']:.1f}",
+                f"{row['pairs']:,}",
+                *(
+                    f"{100 * found['ordered']:.1f} ({low:.1f} to {high:.1f})"
+                    for found in (row["on_pairs"]["run"], row["on_pairs"][control])
+                    for low, high in [[100 * share for share in found["ordered_interval"]]]
+                ),
+            ]
+            for row in result["rows"]
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "train_speed": train_speed,
     "same_losses": same_losses,
@@ -257,6 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathx": pathx,
     "pathx_runs": pathx_runs,
     "pathx_yardsticks": pathx_yardsticks,
+    "tracing": tracing,
 }
 
 
