@@ -156,7 +156,8 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
         config=asdict(config),
     ) as log:
         log.say(describe(config, processes, model, curriculum))
-        best = best_so_far(run_dir)
+        # what a start without any checkpoint left may be of other settings
+        best = None if checkpoint is None else best_so_far(run_dir)
         step, lesson_number, loss_steps = progress.step, -1, 0
         take_step: GraphedStep | None = None
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)

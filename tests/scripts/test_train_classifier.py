@@ -16,7 +16,7 @@ from data.lra.store import Manifest
 from data.lra.writer import preparing
 from scripts.train_classifier import TEST_LOGITS, main
 from training.checkpoint import latest_checkpoint
-from training.classification import read_best
+from training.classification import read_best, save_best
 from training.metrics import RunLog, read_metrics
 
 SIZE = 16
@@ -139,6 +139,15 @@ def test_starts_with_the_best_weights_of_another_run(config: Path, tmp_path: Pat
     with pytest.raises(ValueError, match=r"run of another model: .*fc_in.weight.* differ"):
         main([str(config), *options, f"run.init_from={second}", f"run.out_dir={tmp_path / 'no'}",
               "model.n_inner=8"])  # fmt: skip
+
+
+def test_weights_of_a_start_without_a_checkpoint_do_not_count(config: Path, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    stale = torch.nn.Linear(1, 1)
+    save_best(tmp_path / "run", stale, 8, 1.0)  # better than any can be
+    found = main([str(config), *CPU, "optim.max_steps=8"])
+    assert len(found.logits) == 25
+    assert "tok_emb.weight" in read_best(tmp_path / "run")
 
 
 def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
