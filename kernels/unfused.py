@@ -19,8 +19,8 @@ def unfused_attention(
 ) -> Tensor:
     """Algorithm 0 of arXiv 2205.14135 in the dtype of q: the peer that speed-ups are measured over.
 
-    `kernels.reference.standard_attention` is the exact one; this one rounds scores and
-    probabilities to 16 bits where the inputs have 16, and its dropout is PyTorch's.
+    `kernels.reference.standard_attention` is the exact one; this one leaves rounding to PyTorch
+    (under autocast on a GPU, the softmax is computed and kept in float32), and so dropout.
 
     Args:
         q: (B, T_q, H, D), any floating dtype.

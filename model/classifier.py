@@ -15,7 +15,7 @@ from model.classifier_config import ClassifierConfig
 from model.positions import axial_rotary_tables, rotary_tables, row_and_column_waves, sinusoids
 
 N_WAVES = 8
-"""Of each coordinate under embedding="row_column": the fastest turns once in 2 pixels of 256."""
+"""Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
 _FEW = 1024
 
 
@@ -140,9 +140,9 @@ class Classifier(nn.Module):
                 one another.
             lengths: (B,) int32, at least 1: tokens that are not padding, which comes after them.
                 None: all.
-            places: (B, T) integers below `config.n_positions`, where each token stands in the
-                whole sequence or image; None: in order. Packed images, whose zero pixels are left
-                out, need them.
+            places: (B, T), or (T,) for all rows, integers below `config.n_positions`: where each
+                token stands in the whole sequence or image; None: in order. Packed images, whose
+                zero pixels are left out, need them.
 
         Returns:
             (B / documents, n_classes).

@@ -30,13 +30,13 @@ def markdown(result: Result, yardsticks: Yardsticks) -> str:
         accuracy_table(result),
         "## What each run took\n",
         "Minutes are a GPU's: of training steps alone, and of the whole process with loading, "
-        "compiling, validating and testing.\n",
+        "compiling, validating and testing, where it was not interrupted.\n",
         runs_table(result),
     ]
     if yardsticks:
         parts += [
             "## What can be had without following a contour\n",
-            "Boosted trees on what is seen at the two markers alone.\n",
+            "Boosted trees, and a small network, on what is seen at the two markers alone.\n",
             yardsticks_table(yardsticks),
         ]
     return "\n".join(parts)
@@ -73,7 +73,7 @@ def accuracy_table(result: Result) -> str:
 def runs_table(result: Result) -> str:
     """Steps, images and minutes of each stage."""
     header = ["stage", "seed", "attention", "positions", "parameters", "steps"]
-    header += ["images seen", "distinct", "minutes of training", "in all", "GPU"]
+    header += ["images seen", "of", "minutes of training", "in all", "GPU"]
     return markdown_table(
         header,
         [
@@ -85,9 +85,9 @@ def runs_table(result: Result) -> str:
                 f"{run['parameters']:,}",
                 f"{run['steps']:,}",
                 f"{run['examples']:,}",
-                f"{run['distinct_examples']:,}",
+                f"{run['examples_in_sets']:,}",
                 f"{run['minutes']:.1f}",
-                f"{run['wall_minutes']:.1f}",
+                digits(run["wall_minutes"], ".1f"),
                 run["starts"][-1]["device"] if run["starts"] else "-",
             ]
             for run in result["runs"]

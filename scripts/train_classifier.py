@@ -2,7 +2,7 @@
 
     python -m scripts.train_classifier configs/lra/listops.yaml
     torchrun --standalone --nproc_per_node=8 -m scripts.train_classifier \\
-        configs/pathx.yaml run.seed=7
+        configs/pathx/path64.yaml run.seed=7
 
 The first argument is a configuration, the others replace single values of it. The run goes into
 run.out_dir: config.yaml, metrics.jsonl, checkpoints, and best.safetensors, the weights that did
@@ -30,10 +30,11 @@ from configs.command_line import errors_as_sentences, help_if_asked
 from data.files import write_atomically
 from data.lra.batches import Batch, Examples, load_examples
 from data.lra.curriculum import Curriculum
+from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.classification import Score, best_so_far, read_best, save_best, score
+from training.classification import BEST, Score, best_so_far, read_best, save_best, score
 from training.classifier_step import ClassifierStep
 from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
@@ -70,6 +71,7 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
     run_dir, device, optim = Path(config.run.out_dir), processes.device, config.optim
 
     # data, all of it on the device
+    check_data(config)
     curriculum = Curriculum(
         config.data,
         config.model.context_length,
@@ -108,6 +110,9 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
     elif config.run.init_from is not None:
         load_first_weights(Path(config.run.init_from), model)
     if processes.is_main:
+        if checkpoint is None:
+            # of a start that left no checkpoint, and may have had other settings
+            (run_dir / BEST).unlink(missing_ok=True)
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         if progress.step < optim.max_steps:
             note_start(run_dir, progress.step)
@@ -144,7 +149,18 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
         batch_size = optim.eval_batch_size or optim.batch_size // processes.world_size
         labels = examples.labels[:limit]
         batches = as_they_are(examples)
-        return score(fast_model, batches, labels, batch_size, processes, activations)
+        found = score(fast_model, batches, labels, batch_size, processes, activations)
+        if bool(examples.overflow):
+            raise ValueError(
+                f"an image of {config.data.path} that is scored has more pixels above zero than "
+                f"model.context_length={config.model.context_length} has room for: raise it"
+            )
+        if not math.isfinite(found.loss):
+            raise FloatingPointError(
+                f"the loss is {found.loss} where the model is scored: lower optim.lr or raise "
+                f"optim.warmup_steps; checkpoints in {run_dir} may be from before"
+            )
+        return found
 
     with RunLog(
         run_dir,
@@ -156,8 +172,9 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
         config=asdict(config),
     ) as log:
         log.say(describe(config, processes, model, curriculum))
-        # what a start without any checkpoint left may be of other settings
-        best = None if checkpoint is None else best_so_far(run_dir)
+        best = best_so_far(run_dir)
+        if best is not None and best[0] > progress.step:
+            best = None  # of steps that come again
         step, lesson_number, loss_steps = progress.step, -1, 0
         take_step: GraphedStep | None = None
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
@@ -203,14 +220,16 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
                     "test_loss": on_test.loss,
                     "test_accuracy": on_test.accuracy,
                     "test_examples": len(on_test.logits),
-                    "wall_s": time.perf_counter() - started,  # of this process, with everything
                 }
+                if progress.step == 0:  # else a part of it is not known
+                    tested["wall_s"] = time.perf_counter() - started
                 record_evaluation(log, step, examples, watch.gpu_hours, found, best, tested)
                 return on_test
 
             # one step
             if lesson_number != curriculum.number(step) or take_step is None:
                 lesson_number = curriculum.number(step)
+                watch.expect_compilation()
                 take_step = make_step(lesson_number)
             lr = learning_rate(step, optim)
             set_learning_rate(optimizer, lr)
@@ -247,6 +266,26 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
                     )
                 learn.forget()
                 loss_steps = 0
+
+
+def check_data(config: ClassifyConfig) -> None:
+    """Raise ValueError where a set of examples is none for the model."""
+    model = config.model
+    for path in (config.data.path, *(path for phase in config.data.phases for path in phase.paths)):
+        there = Manifest.load(Path(path))
+        needed = {
+            "n_classes": there.n_classes,
+            "documents": there.documents_per_example,
+            "vocab_size": max(there.vocab_size, model.vocab_size),
+        }
+        if model.grid_width is not None and there.kind != "sequences":
+            needed["grid_width"] = math.isqrt(there.max_length)
+        for name, value in needed.items():
+            if getattr(model, name) != value:
+                raise ValueError(
+                    f"model.{name}={getattr(model, name)} and {path} needs {value}: set it, or "
+                    "train on other data"
+                )
 
 
 def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:

@@ -302,10 +302,11 @@ def _write(
 
 
 def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
-    }
+    state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
+    for group in state["param_groups"]:
+        # a tensor where steps are captured in a CUDA graph: others must be able to go on from it
+        group["lr"] = float(group["lr"])
+    return {"model": get_model_state_dict(model), "optimizer": state}
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

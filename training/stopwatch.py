@@ -49,6 +49,12 @@ class Stopwatch:
         else:
             self._tokens_here += tokens
 
+    def expect_compilation(self) -> None:
+        """The next step compiles anew: it is timed as the first one is."""
+        self._stop()
+        self._start()
+        self._at_first_step = True
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not count what happens in this context."""

@@ -60,7 +60,7 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys):
         assert run["test_accuracy"] == pytest.approx(100 * last["test_accuracy"])
         low, high = run["test_interval"]
         assert low < run["test_accuracy"] < high
-        assert (run["examples"], run["distinct_examples"], run["test_examples"]) == (24, 24, 10)
+        assert (run["examples"], run["examples_in_sets"], run["test_examples"]) == (24, 24, 10)
     text = (tiny / "results" / "pathx.md").read_text()
     assert "| Path-X, packed | 1111 | 256 | left out |" in text
     assert "| distance | 53.0 |" in text

@@ -28,7 +28,7 @@ each_device = pytest.mark.parametrize(
 )
 
 
-def make_dots(folder: Path, *, seed: int = 0) -> Path:
+def make_dots(folder: Path, *, seed: int = 0, most: int = 20) -> Path:
     """Images of dots; the label is whether there are many."""
     generator = np.random.default_rng(seed)
     manifest = Manifest(
@@ -40,7 +40,7 @@ def make_dots(folder: Path, *, seed: int = 0) -> Path:
             labels = generator.integers(0, 2, n)
             images = np.zeros((n, SIZE * SIZE), np.uint8)
             for image, label in zip(images, labels, strict=True):
-                places = generator.choice(SIZE * SIZE, 8 + 12 * label, replace=False)
+                places = generator.choice(SIZE * SIZE, most if label else 8, replace=False)
                 image[places] = generator.integers(1, 256, len(places))
             writer.write_images(split, [(images.reshape(n, SIZE, SIZE), labels)])
         writer.finish()
@@ -193,6 +193,10 @@ def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path):
         ("data.zeros=tokens", r"context_length is room for pixels above zero"),
         ("optim.batch_size=0", r"optim.batch_size must be at least 1, got 0"),
         ("data.path=nowhere", r"nowhere.manifest.json does not exist; prepare the task"),
+        ("model.grid_width=64", r"model.grid_width=64 and .*dots needs 16"),
+        ("model.n_classes=5", r"model.n_classes=5 and .*dots needs 2"),
+        ("model.vocab_size=10", r"model.vocab_size=10 and .*dots needs 256"),
+        ("model.documents=2", r"model.documents=2 and .*dots needs 1"),
         ("data.val_examples=0", r"data.val_examples must be at least 1"),
     ],
 )
@@ -204,6 +208,16 @@ def test_what_cannot_work_is_refused(config: Path, override: str, message: str):
 def test_all_pixels_need_their_number(config: Path):
     with pytest.raises(ValueError, match=r"16 x 16 pixels, and model.context_length=24: set it"):
         main([str(config), *CPU, "data.phases=[]", "data.zeros=tokens"])
+
+
+def test_lost_pixels_of_scored_images_are_told(config: Path, tmp_path: Path):
+    """Those of training images were told before; here all of them fit."""
+    narrow = make_dots(tmp_path / "narrow", seed=2, most=20)
+    wide = make_dots(tmp_path / "wide", seed=3, most=23)
+    phases = f"data.phases=[{{paths: ['{narrow}'], steps: 7}}]"
+    with pytest.raises(ValueError, match=r"wide that is scored has more pixels"):
+        main([str(config), *CPU, f"data.path={wide}", phases, "model.context_length=21",
+              "optim.max_steps=8", "run.eval_every=4"])  # fmt: skip
 
 
 def test_metrics_are_json_of_numbers(config: Path, tmp_path: Path):

@@ -57,11 +57,12 @@ def _listops(folder: Path) -> None:
 
 
 def _images(folder: Path) -> None:
-    """Dark and bright images of two classes."""
+    """Dark and bright images, of the first two classes of their task."""
     generator = np.random.default_rng(1)
     manifest = Manifest(
-        task=folder.name, kind="images", vocab_size=256, n_classes=2, max_length=CONTEXT, source={}
-    )
+        task=folder.name, kind="images", vocab_size=256,
+        n_classes=10 if folder.name == "image" else 2, max_length=CONTEXT, source={},
+    )  # fmt: skip
     with preparing(folder, manifest) as writer:
         for split, n in SPLITS.items():
             labels = generator.integers(2, size=n)

@@ -58,6 +58,31 @@ def test_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("saved_as_tensor", [False, True])
+def test_the_learning_rate_may_be_a_tensor_on_one_side(tmp_path, saved_as_tensor):
+    """As it is where steps are captured in a CUDA graph: others must be able to go on from it."""
+
+    def make_one(seed, as_tensor):
+        model, optimizer = make(seed)
+        if as_tensor:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        return model, optimizer
+
+    model, optimizer = make_one(0, saved_as_tensor)
+    take_steps(model, optimizer, 3)
+    folder = save(tmp_path, 3, model, optimizer)
+    rate = optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor) == saved_as_tensor  # saving leaves it as it is
+    take_steps(model, optimizer, 3)
+    again, again_optimizer = make_one(1, not saved_as_tensor)
+    rate = again_optimizer.param_groups[0]["lr"]
+    load_checkpoint(folder, again, again_optimizer, {"model.n_layer": 2}, ALONE)
+    assert again_optimizer.param_groups[0]["lr"] is rate  # a captured step reads this tensor
+    take_steps(again, again_optimizer, 3)
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)

@@ -41,6 +41,16 @@ def test_first_step_counts_like_those_that_follow(clock):
         assert seconds(watch) == pytest.approx(9.0 + 5.0)
 
 
+def test_steps_that_compile_again_count_like_those_that_follow(clock):
+    watch = Stopwatch(CPU)
+    steps(watch, clock, COMPILING, 2.0, 4.0)
+    watch.expect_compilation()
+    steps(watch, clock, COMPILING, 7.0)
+    with watch.paused():
+        assert watch.tokens_per_s() == 180 / 13
+        assert seconds(watch) == pytest.approx(3 * 3.0 + 2 * 7.0)
+
+
 def test_first_step_alone_waits_for_the_next(clock):
     watch = Stopwatch(CPU)
     steps(watch, clock, COMPILING)
