@@ -23,7 +23,7 @@ def machine() -> dict[str, str | None]:
 
     cuda = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor(),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
