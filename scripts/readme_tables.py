@@ -268,6 +268,17 @@ def tracing() -> str:
     )
 
 
+def pathfinder_speed() -> str:
+    """Milliseconds in which one core makes an image, from `scripts.benchmark_pathfinder`."""
+    rows = _load("pathfinder_speed")["rows"]
+    times = {(row["size"], row["difficulty"]): row["ms_one_core"] for row in rows}
+    sizes, difficulties = (list(dict.fromkeys(names)) for names in zip(*times, strict=True))
+    return markdown_table(
+        ["pixels", *difficulties],
+        [[f"{n} x {n}", *(f"{times[n, name]:.2f} ms" for name in difficulties)] for n in sizes],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "train_speed": train_speed,
     "same_losses": same_losses,
@@ -281,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathx_runs": pathx_runs,
     "pathx_yardsticks": pathx_yardsticks,
     "tracing": tracing,
+    "pathfinder_speed": pathfinder_speed,
 }
 
 
