@@ -7,13 +7,11 @@ block-sparse FlashAttention in the same small Transformer.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
+from configs import ClassifyConfig, read_config
 from data.lra.store import MANIFEST
-from scripts.runs import HOW, check_settings
-from training.metrics import read_metrics
+from scripts.classifier_runs import ClassifierRun
 
 CONFIGS = Path("configs/lra")
 
@@ -73,31 +71,12 @@ _RUN_NAME = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run: a task with an attention and a seed."""
+class Job(ClassifierRun):
+    """A task with an attention and a seed."""
 
     task: str
     attention: str
     seed: int
-    folder: Path
-    arguments: tuple[str, ...]
-    """Of scripts.train_classifier."""
-
-    @cached_property
-    def config(self) -> ClassifyConfig:
-        """What the arguments mean."""
-        return read_config(ClassifyConfig, self.arguments)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its best weights were scored on the test split."""
-        return is_finished(self.folder)
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the run in `folder` has come to its end, the score on the test split."""
-    records = read_metrics(folder)
-    return bool(records) and "test_accuracy" in records[-1]
 
 
 def config_path(task: str, recipe: str) -> Path:
@@ -217,17 +196,9 @@ def make_jobs(
                     )
                 )
     for job in jobs:
-        check_folder(job)
+        job.check_folder()
     order = list(dict.fromkeys(seeds))
     return sorted(jobs, key=lambda job: (order.index(job.seed), -cost(job.config)))
-
-
-def check_folder(job: Job) -> None:
-    """Raise ValueError where the folder of a job holds a run with other settings."""
-    begun = job.folder / RUN_CONFIG
-    if begun.exists():
-        there = read_config(ClassifyConfig, [str(begun)])
-        check_settings(job.folder, there, job.config, may_differ=HOW)
 
 
 def cost(config: ClassifyConfig) -> float:

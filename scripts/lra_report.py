@@ -11,12 +11,13 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
+from configs import RUN_CONFIG, ClassifyConfig
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
 from model.classifier import Classifier
+from scripts.classifier_runs import is_finished, read_run_config
 from scripts.evaluation_plots import save
 from scripts.evaluation_statistics import Estimate, paired_half_width, widen
 from scripts.lra_plan import (
@@ -25,7 +26,6 @@ from scripts.lra_plan import (
     TASKS,
     RunName,
     config_path,
-    is_finished,
     parse_name,
 )
 from scripts.lra_plots import draw
@@ -131,7 +131,7 @@ def finished_runs(out: Path, recipe: str) -> list[dict[str, Any]]:
     first: dict[tuple[str, str], ClassifyConfig] = {}
     runs = []
     for name, folder in found:
-        config = read_config(ClassifyConfig, [str(folder / RUN_CONFIG)])
+        config = read_run_config(folder)
         of_first = first.setdefault((name.task, name.attention), config)
         check_settings(folder, config, of_first, may_differ=(*HOW, "run.seed"))
         runs.append(describe(name, folder, config))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
+from configs import ClassifyConfig
 from data.lra.batches import PixelExamples
 from data.lra.store import DisplayLists, open_split
 from data.pathfinder import Pathfinder
@@ -21,6 +21,7 @@ from kernels.reference import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.positions import apply_rotary
+from scripts.classifier_runs import read_run_config
 from training.classification import read_best
 
 _ROWS = 512
@@ -107,7 +108,7 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     Raises:
         ValueError, FileNotFoundError: there is no such image or run, or one of another kind.
     """
-    config = read_config(ClassifyConfig, [str(run / RUN_CONFIG)])
+    config = read_run_config(run)
     folder = folder or Path(config.data.path)
     split = open_split(folder, "test")
     if not isinstance(split, DisplayLists):

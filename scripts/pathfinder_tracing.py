@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
 from configs.command_line import errors_as_sentences
+from scripts.classifier_runs import read_run_config
 from scripts.lra_report import wilson
 from scripts.markdown import markdown_table
 from scripts.pathfinder_geometry import read_endpoints, read_predictions
@@ -48,7 +48,7 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
         FileNotFoundError: the run is not finished, or geometry was not classified before.
         ValueError: run, data and predictions do not belong together, or nothing matches.
     """
-    config = read_config(ClassifyConfig, [str(run / RUN_CONFIG)])
+    config = read_run_config(run)
     task = data / Path(config.data.path).name
     endpoints = read_endpoints(task, "test")
     geometry = read_predictions(predictions, task)

@@ -8,13 +8,10 @@ Table 6 of the FlashAttention paper (arXiv 2205.14135); its appendix E.3 begins 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
 from data.lra.request import Request
-from scripts.lra_plan import is_finished
-from scripts.runs import HOW, check_settings
+from scripts.classifier_runs import ClassifierRun, is_finished
 
 CONFIGS = Path("configs/pathx")
 
@@ -49,24 +46,11 @@ SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--o
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageRun:
+class StageRun(ClassifierRun):
     """A stage with a seed."""
 
     stage: str
     seed: int
-    folder: Path
-    arguments: tuple[str, ...]
-    """Of scripts.train_classifier."""
-
-    @cached_property
-    def config(self) -> ClassifyConfig:
-        """What the arguments mean."""
-        return read_config(ClassifyConfig, self.arguments)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its best weights were scored on the test split."""
-        return is_finished(self.folder)
 
 
 def run_folder(out: Path, stage: str, seed: int) -> Path:
@@ -109,9 +93,7 @@ def make_runs(
                 arguments.append(f"run.init_from={source}")
             runs.append(StageRun(stage=stage, seed=seed, folder=folder, arguments=tuple(arguments)))
     for run in runs:
-        if (run.folder / RUN_CONFIG).exists():
-            there = read_config(ClassifyConfig, [str(run.folder / RUN_CONFIG)])
-            check_settings(run.folder, there, run.config, may_differ=HOW)
+        run.check_folder()
     return runs
 
 

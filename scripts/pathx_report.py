@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
+from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.store import open_split
 from model.classifier import Classifier
+from scripts.classifier_runs import is_finished, read_run_config
 from scripts.evaluation_plots import save
-from scripts.lra_plan import is_finished
 from scripts.lra_report import padding_of, positions_of, wilson
 from scripts.pathx_plan import BEFORE, run_folder
 from scripts.pathx_plots import draw
@@ -101,7 +101,7 @@ def finished_runs(out: Path) -> list[dict[str, Any]]:
 
 def describe(stage: str, seed: int, folder: Path) -> dict[str, Any]:
     """What was trained, what it took and what came of it, as JSON can hold it."""
-    config = read_config(ClassifyConfig, [str(folder / RUN_CONFIG)])
+    config = read_run_config(folder)
     model, data = config.model, config.data
     records = read_metrics(folder)
     last = records[-1]

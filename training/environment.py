@@ -21,9 +21,9 @@ def machine() -> dict[str, str | None]:
     """Device, versions, commit and date, as far as they are known."""
     import triton
 
-    cuda = torch.cuda.is_available()
+    processor = platform.processor() or platform.machine()
     return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,

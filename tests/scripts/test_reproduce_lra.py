@@ -10,7 +10,8 @@ from configs import ClassifyConfig, read_config
 from data.lra.curriculum import Curriculum
 from model.classifier import Classifier
 from scripts import reproduce_lra, train_classifier
-from scripts.lra_plan import ATTENTIONS, arguments_of, is_finished
+from scripts.classifier_runs import is_finished
+from scripts.lra_plan import ATTENTIONS, arguments_of
 from scripts.lra_speed import WARM_UP, Contender
 from tests.scripts.tiny_lra import SPLITS, TINY, make_tasks
 from training.checkpoint import latest_checkpoint, load_model
