@@ -53,9 +53,10 @@ class RunConfig:
     resume: Literal["auto", "never"] = "auto"
     """auto goes on from the newest checkpoint in out_dir; never refuses a folder that has one."""
     init_from: str | None = None
-    """Folder of a run whose newest weights this run starts with; optimizer, steps and data order
-    are new. Read at the first start only: later starts go on from out_dir, and must name a folder
-    that is called the same, so that config.yaml always tells where the weights came from."""
+    """Folder of a run whose newest weights (a classifier's: its best) this run starts with;
+    optimizer, steps and data order are new. Read at the first start only: later starts go on from
+    out_dir, and must name a folder that is called the same, so that config.yaml always tells where
+    the weights came from."""
     wandb: WandbMode = "disabled"
     """Weights & Biases: offline keeps its files in out_dir."""
     wandb_project: str = "papilio"

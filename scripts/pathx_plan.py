@@ -106,8 +106,7 @@ def images_needed(runs: Sequence[StageRun]) -> list[tuple[Path, Request]]:
     requests = {request.name: request for request in REQUESTS}
     folders: dict[Path, Request] = {}
     for run in runs:
-        data = run.config.data
-        for path in (data.path, *(path for phase in data.phases for path in phase.paths)):
+        for path in run.config.data.training_paths:
             folder = Path(path)
             if folder.name not in requests:
                 raise ValueError(

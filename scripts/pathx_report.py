@@ -108,7 +108,6 @@ def describe(stage: str, seed: int, folder: Path) -> dict[str, Any]:
     accuracy, n = last["test_accuracy"], last["test_examples"]
     evaluations = [r for r in records if "val_accuracy" in r]
     before = BEFORE[stage]
-    paths = {data.path, *(path for phase in data.phases for path in phase.paths)}
     assert model.grid_width is not None
     return {
         "stage": stage,
@@ -125,7 +124,7 @@ def describe(stage: str, seed: int, folder: Path) -> dict[str, Any]:
         "lr": config.optim.lr,
         "steps": last["step"],
         "examples": last["examples"],
-        "examples_in_sets": sum(len(open_split(path, "train")) for path in sorted(paths)),
+        "examples_in_sets": sum(len(open_split(path, "train")) for path in data.training_paths),
         "minutes": 60 * last["gpu_hours"],
         "wall_minutes": last["wall_s"] / 60 if "wall_s" in last else None,
         "test_accuracy": 100 * accuracy,

@@ -271,7 +271,7 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
 def check_data(config: ClassifyConfig) -> None:
     """Raise ValueError where a set of examples is none for the model."""
     model = config.model
-    for path in (config.data.path, *(path for phase in config.data.phases for path in phase.paths)):
+    for path in config.data.training_paths:
         there = Manifest.load(Path(path))
         needed = {
             "n_classes": there.n_classes,
@@ -326,8 +326,20 @@ def what_must_match(config: ClassifyConfig) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
     free = {"attention", "dropout", "attention_dropout"}
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
-    data = {f"data.{k}": v for k, v in asdict(config.data).items() if k != "val_examples"}
-    return shape | data | {"optim.batch_size": config.optim.batch_size, "run.seed": config.run.seed}
+    data = {f"data.{k}": v for k, v in asdict(config.data).items()}
+    for path in config.data.training_paths:
+        arrays = Manifest.load(Path(path)).splits["train"].arrays
+        data[f"sha256 of {path}"] = {name: array.sha256 for name, array in arrays.items()}
+    return (
+        shape
+        | data
+        | {
+            "optim.batch_size": config.optim.batch_size,
+            "run.seed": config.run.seed,
+            # by its name alone, as folders may be moved
+            "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
+        }
+    )
 
 
 def describe(

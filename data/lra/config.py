@@ -60,3 +60,9 @@ class ExamplesConfig:
                 "data.phases: context_length is room for pixels above zero, and with data.zeros="
                 "tokens every pixel is a token: leave it out, or set data.zeros=padding"
             )
+
+    @property
+    def training_paths(self) -> list[str]:
+        """All folders that are trained on, each once."""
+        phases = (path for phase in self.phases for path in phase.paths)
+        return list(dict.fromkeys((self.path, *phases)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,18 @@ def test_starts_with_the_best_weights_of_another_run(config: Path, tmp_path: Pat
     with pytest.raises(ValueError, match=r"run of another model: .*fc_in.weight.* differ"):
         main([str(config), *options, f"run.init_from={second}", f"run.out_dir={tmp_path / 'no'}",
               "model.n_inner=8"])  # fmt: skip
+
+
+def test_only_the_same_run_goes_on(config: Path, tmp_path: Path):
+    arguments = [str(config), *CPU, "optim.max_steps=8"]
+    main(arguments)
+    for change in ("run.init_from=elsewhere", "data.val_examples=3", "run.seed=5"):
+        with pytest.raises(ValueError, match=rf"{change.partition('=')[0]} is .* there and"):
+            main([*arguments, change])
+    shutil.rmtree(tmp_path / "others")
+    make_dots(tmp_path / "others", seed=9)  # other images under the same name
+    with pytest.raises(ValueError, match=r"sha256 of .*others is"):
+        main(arguments)
 
 
 def test_weights_of_a_start_without_a_checkpoint_do_not_count(config: Path, tmp_path: Path):
