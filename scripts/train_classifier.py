@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,8 @@ from configs.command_line import errors_as_sentences, help_if_asked
 from data.files import write_atomically
 from data.lra.batches import Batch, Examples, load_examples
 from data.lra.curriculum import Curriculum
-from data.lra.store import Manifest
 from model.classifier import Classifier
-from model.positions import duplicate_gridwise
+from scripts.classifier_start import check_data, load_first_weights, what_must_match
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.classification import BEST, Score, best_so_far, read_best, save_best, score
 from training.classifier_step import ClassifierStep
@@ -268,26 +266,6 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
                 loss_steps = 0
 
 
-def check_data(config: ClassifyConfig) -> None:
-    """Raise ValueError where a set of examples is none for the model."""
-    model = config.model
-    for path in config.data.training_paths:
-        there = Manifest.load(Path(path))
-        needed = {
-            "n_classes": there.n_classes,
-            "documents": there.documents_per_example,
-            "vocab_size": max(there.vocab_size, model.vocab_size),
-        }
-        if model.grid_width is not None and there.kind != "sequences":
-            needed["grid_width"] = math.isqrt(there.max_length)
-        for name, value in needed.items():
-            if getattr(model, name) != value:
-                raise ValueError(
-                    f"model.{name}={getattr(model, name)} and {path} needs {value}: set it, or "
-                    "train on other data"
-                )
-
-
 def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:
     """Batches of examples by their numbers, no image turned or mirrored."""
 
@@ -295,51 +273,6 @@ def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:
         return examples.batch(numbers, torch.zeros_like(numbers))
 
     return batch
-
-
-def load_first_weights(folder: Path, model: Classifier) -> None:
-    """Give `model` the best weights of another run, its learned positions duplicated gridwise.
-
-    Raises:
-        ValueError, FileNotFoundError: `folder` is no such run, or one of another model.
-    """
-    weights = read_best(folder)
-    grid_width = model.config.grid_width
-    learned = weights.get("pos_emb")
-    if learned is not None and grid_width is not None and len(learned) != grid_width**2:
-        weights["pos_emb"] = duplicate_gridwise(learned, grid_width)
-    here = model.state_dict()
-    differing = sorted(
-        name
-        for name in weights.keys() | here.keys()
-        if name not in weights or name not in here or weights[name].shape != here[name].shape
-    )
-    if differing:
-        raise ValueError(
-            f"run.init_from={folder} is a run of another model: {', '.join(differing)} differ. "
-            "Use its values of model.*, or start with other weights"
-        )
-    model.load_state_dict(weights)
-
-
-def what_must_match(config: ClassifyConfig) -> dict[str, Any]:
-    """What a run must share with the checkpoint that it goes on from."""
-    free = {"attention", "dropout", "attention_dropout"}
-    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
-    data = {f"data.{k}": v for k, v in asdict(config.data).items()}
-    for path in config.data.training_paths:
-        arrays = Manifest.load(Path(path)).splits["train"].arrays
-        data[f"sha256 of {path}"] = {name: array.sha256 for name, array in arrays.items()}
-    return (
-        shape
-        | data
-        | {
-            "optim.batch_size": config.optim.batch_size,
-            "run.seed": config.run.seed,
-            # by its name alone, as folders may be moved
-            "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
-        }
-    )
 
 
 def describe(

@@ -15,6 +15,7 @@ import scripts.train_classifier
 from configs import ClassifyConfig, read_config
 from data.lra.store import Manifest
 from data.lra.writer import preparing
+from scripts.classifier_start import load_first_weights
 from scripts.train_classifier import TEST_LOGITS, main
 from training.checkpoint import latest_checkpoint
 from training.classification import read_best, save_best
@@ -170,7 +171,7 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
     model = scripts.train_classifier.Classifier(
         read_config(ClassifyConfig, [str(config), *options, "model.grid_width=32"]).model
     )
-    scripts.train_classifier.load_first_weights(tmp_path / "run", model)
+    load_first_weights(tmp_path / "run", model)
     grown = model.pos_emb.view(16, 2, 16, 2, -1)
     for row in range(2):
         for column in range(2):

@@ -1,0 +1,80 @@
+"""What a classifier's run may start with: its data, first weights, and the checkpoints that are its.
+
+Apart from the loop of scripts/train_classifier.py, which asks once, before the first step.
+"""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from configs import ClassifyConfig
+from data.lra.store import Manifest
+from model.classifier import Classifier
+from model.positions import duplicate_gridwise
+from training.classification import read_best
+
+
+def check_data(config: ClassifyConfig) -> None:
+    """Raise ValueError where a set of examples is none for the model."""
+    model = config.model
+    for path in config.data.training_paths:
+        there = Manifest.load(Path(path))
+        needed = {
+            "n_classes": there.n_classes,
+            "documents": there.documents_per_example,
+            "vocab_size": max(there.vocab_size, model.vocab_size),
+        }
+        if model.grid_width is not None and there.kind != "sequences":
+            needed["grid_width"] = math.isqrt(there.max_length)
+        for name, value in needed.items():
+            if getattr(model, name) != value:
+                raise ValueError(
+                    f"model.{name}={getattr(model, name)} and {path} needs {value}: set it, or "
+                    "train on other data"
+                )
+
+
+def load_first_weights(folder: Path, model: Classifier) -> None:
+    """Give `model` the best weights of another run, its learned positions duplicated gridwise.
+
+    Raises:
+        ValueError, FileNotFoundError: `folder` is no such run, or one of another model.
+    """
+    weights = read_best(folder)
+    grid_width = model.config.grid_width
+    learned = weights.get("pos_emb")
+    if learned is not None and grid_width is not None and len(learned) != grid_width**2:
+        weights["pos_emb"] = duplicate_gridwise(learned, grid_width)
+    here = model.state_dict()
+    differing = sorted(
+        name
+        for name in weights.keys() | here.keys()
+        if name not in weights or name not in here or weights[name].shape != here[name].shape
+    )
+    if differing:
+        raise ValueError(
+            f"run.init_from={folder} is a run of another model: {', '.join(differing)} differ. "
+            "Use its values of model.*, or start with other weights"
+        )
+    model.load_state_dict(weights)
+
+
+def what_must_match(config: ClassifyConfig) -> dict[str, Any]:
+    """What a run must share with the checkpoint that it goes on from."""
+    free = {"attention", "dropout", "attention_dropout"}
+    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
+    data = {f"data.{k}": v for k, v in asdict(config.data).items()}
+    for path in config.data.training_paths:
+        arrays = Manifest.load(Path(path)).splits["train"].arrays
+        data[f"sha256 of {path}"] = {name: array.sha256 for name, array in arrays.items()}
+    return (
+        shape
+        | data
+        | {
+            "optim.batch_size": config.optim.batch_size,
+            "run.seed": config.run.seed,
+            # by its name alone, as folders may be moved
+            "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
+        }
+    )
