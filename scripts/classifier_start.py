@@ -1,4 +1,4 @@
-"""What a classifier's run may start with: its data, first weights, and the checkpoints that are its.
+"""What a run of a classifier may start with: data, first weights, and checkpoints that are its own.
 
 Apart from the loop of scripts/train_classifier.py, which asks once, before the first step.
 """
