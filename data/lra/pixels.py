@@ -44,8 +44,11 @@ def _transpose(images: Tensor) -> Tensor:
 def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
     """Places of all pixels (row by row: place = row * S + column), patch after patch.
 
-    A block of attention then holds a patch of the image, not some rows of it. Attention itself does
-    not depend on the order where positions come with the tokens.
+    A block of attention then holds a patch of the image, not some rows of it. Rows and columns of
+    patches come in the order of a Gray code: where both are powers of two, the numbers of patches
+    side by side differ in a single bit, and a butterfly, which joins blocks whose numbers do, lets
+    each patch see all four around it. Attention itself does not depend on the order where positions
+    come with the tokens.
 
     Args:
         size: S, a multiple of both sides of TILE.
@@ -64,7 +67,16 @@ def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
             f"its side must be a multiple of {width}; read it row by row."
         )
     places = torch.arange(size * size, device=device)
-    return places.view(size // height, height, size // width, width).transpose(1, 2).flatten()
+    patches = places.view(size // height, height, size // width, width).transpose(1, 2)
+    for dim in (0, 1):
+        patches = patches.index_select(dim, _gray_order(patches.shape[dim], device))
+    return patches.flatten()
+
+
+def _gray_order(n: int, device: torch.device | str) -> Tensor:
+    """(n,) numbers from 0, in an order in which number i stands at place i XOR i // 2."""
+    numbers = torch.arange(n, device=device)
+    return (numbers ^ numbers >> 1).argsort()
 
 
 def pack_ink(pixels: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

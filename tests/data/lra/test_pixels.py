@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from data.lra.pixels import TILE, dihedral, pack_ink, tile_order
+from kernels.patterns import butterfly
 
 
 def test_the_eight_changes_are_those_of_a_square() -> None:
@@ -36,6 +37,15 @@ def test_tiles_cover_the_image_block_by_block(size: int) -> None:
         rows, columns = block // size, block % size
         assert rows.max() - rows.min() == height - 1
         assert columns.max() - columns.min() == width - 1
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_a_butterfly_lets_each_tile_see_those_around_it(size: int) -> None:
+    height, width = TILE
+    first = tile_order(size).view(-1, height * width)[:, 0]  # of each block, its upper left pixel
+    rows, columns = first // size // height, first % size // width
+    side_by_side = (rows[:, None] - rows).abs() + (columns[:, None] - columns).abs() <= 1
+    assert butterfly(len(first))[side_by_side].all()
 
 
 def test_tiles_must_fit() -> None:
