@@ -1,7 +1,7 @@
 """The stages of Path-X and Path-256: what each begins with, and the images that it needs.
 
     path64 -> pathx -> pathx_dense
-                    -> pathx_butterfly -> path256_butterfly
+    path64_butterfly -> pathx_butterfly -> path256_butterfly
 
 Table 6 of the FlashAttention paper (arXiv 2205.14135); its appendix E.3 begins with Path-64, too.
 """
@@ -19,7 +19,8 @@ BEFORE: dict[str, str | None] = {
     "path64": None,
     "pathx": "path64",
     "pathx_dense": "pathx",
-    "pathx_butterfly": "pathx",
+    "path64_butterfly": None,
+    "pathx_butterfly": "path64_butterfly",
     "path256_butterfly": "pathx_butterfly",
 }
 """The stages, each with the one whose best weights it begins with."""
@@ -36,7 +37,10 @@ REQUESTS = (
         for task, length, distractors in (
             *(("pathfinder64", length, 0) for length in (2, 4, 7)),
             *(("pathfinder64", length, 14) for length in (3, 5, 7, 10)),
-            ("pathx", 7, 14),
+            *(("pathx", length, 0) for length in (2, 4)),
+            *(("pathx", length, 14) for length in (4, 7)),
+            *(("pathfinder256", length, 0) for length in (2, 4)),
+            *(("pathfinder256", length, 14) for length in (4, 7)),
         )
     ),
 )

@@ -12,6 +12,7 @@ TITLES = {
     "path64": "Path-64, packed",
     "pathx": "Path-X, packed",
     "pathx_dense": "Path-X, dense",
+    "path64_butterfly": "Path-64, butterfly",
     "pathx_butterfly": "Path-X, butterfly",
     "path256_butterfly": "Path-256, butterfly",
 }
