@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from configs.schema import RunConfig
 from data.lra.config import ExamplesConfig
 from model.classifier_config import ClassifierConfig
+from training.objectives import Objective
 from training.optim import ExampleOptimConfig
+
+HIDDEN_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +19,11 @@ class ClassifyConfig:
     data: ExamplesConfig
     optim: ExampleOptimConfig
     run: RunConfig
+    objective: Objective = "labels"
+    """labels: those of the examples. Of their tokens, so that another run may start with what was
+    learned, masked: those hidden at random; causal: each from those before it."""
+    hidden_share: float = HIDDEN_SHARE
+    """Masked only: the share of tokens that is hidden, on average."""
 
     def __post_init__(self) -> None:
         phase_steps = sum(phase.steps for phase in self.data.phases)
@@ -28,4 +36,22 @@ class ClassifyConfig:
             raise ValueError(
                 "data.zeros=padding leaves pixels out, and where the others stand must be told: "
                 "set model.grid_width to the pixels in a row"
+            )
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        if not 0 < self.hidden_share < 1:
+            raise ValueError(
+                f"hidden_share={self.hidden_share} must lie between 0 and 1: some tokens are "
+                "predicted from the others"
+            )
+        if self.objective != "masked" and self.hidden_share != HIDDEN_SHARE:
+            raise ValueError(
+                f"hidden_share={self.hidden_share} has no effect with objective={self.objective}: "
+                "leave it out, or set objective=masked"
+            )
+        if self.objective == "causal" and self.data.zeros == "padding":
+            raise ValueError(
+                "objective=causal predicts the next token, and with data.zeros=padding its place "
+                "is not known: use objective=masked, or data.zeros=tokens"
             )

@@ -60,7 +60,14 @@ class Classifier(nn.Module):
     rotary_sin: Tensor
     place_features: Tensor
 
-    def __init__(self, config: ClassifierConfig) -> None:
+    def __init__(self, config: ClassifierConfig, *, causal: bool = False) -> None:
+        """Draw the weights.
+
+        Args:
+            config: the model.
+            causal: whether what comes after a token is hidden from it, as where the next one is to
+                be predicted (`model.token_predictor`).
+        """
         super().__init__()
         self.config = config
         C = config.n_embd
@@ -71,7 +78,7 @@ class Classifier(nn.Module):
             self.cls = nn.Parameter(torch.empty(C))
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(config, layer, causal=False) for layer in range(config.n_layer)
+            Block(config, layer, causal=causal) for layer in range(config.n_layer)
         )
         self.ln_f = nn.LayerNorm(C)
         pooled = C * (2 if config.pooling == "mean_max" else 1)
@@ -150,35 +157,50 @@ class Classifier(nn.Module):
         Raises:
             ValueError: `tokens` are not (B, T), or B no multiple of `config.documents`.
         """
-        config = self.config
-        any_length = places is not None and self.mask is None
-        if tokens.dim() != 2 or not (any_length or tokens.shape[1] == config.context_length):
-            raise ValueError(
-                f"tokens have shape {tuple(tokens.shape)} and must be (batch, "
-                f"model.context_length={config.context_length})."
-            )
-        if tokens.shape[0] % config.documents:
+        documents = self.config.documents
+        if tokens.shape[0] % documents:
             raise ValueError(
                 f"{tokens.shape[0]} sequences cannot be examples of model.documents="
-                f"{config.documents} each."
+                f"{documents} each."
             )
         pooled = self._pool(self.hidden(tokens, lengths, places), lengths)
-        if config.documents == 2:
+        if documents == 2:
             one, other = pooled[0::2], pooled[1::2]
             pooled = torch.cat((one, other, one * other, one - other), dim=-1)
         return self.head_out(F.relu(self.head_in(pooled)))
 
     def hidden(self, tokens: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
         """The states that are pooled, (B, T, C), one more with a cls; arguments as in `forward`."""
-        x, rotary = self._embed(tokens, places)
+        return self.encode(self.tok_emb(tokens), lengths, places)
+
+    def encode(self, x: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
+        """`hidden` of tokens that `tok_emb` embedded already.
+
+        Args:
+            x: (B, T, C).
+            lengths, places: as in `forward`.
+
+        Returns:
+            (B, T, C), or (B, 1 + T, C) with a cls, which comes first.
+
+        Raises:
+            ValueError: T is not as `forward` says.
+        """
+        any_length = places is not None and self.mask is None
+        if x.dim() != 3 or not (any_length or x.shape[1] == self.config.context_length):
+            raise ValueError(
+                f"tokens have shape {tuple(x.shape[:-1])} and must be (batch, "
+                f"model.context_length={self.config.context_length})."
+            )
+        x, rotary = self._with_positions(x, places)
         if self.config.pooling == "cls":
             x, rotary, lengths = self._with_cls(x, rotary, lengths)
         for block in self.blocks:
             x = block(x, rotary, mask=self.mask, kv_lengths=lengths)
         return self.ln_f(x)
 
-    def _embed(
-        self, tokens: Tensor, places: Tensor | None
+    def _with_positions(
+        self, x: Tensor, places: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The first block's input, and the tables of rotary positions if there are such."""
         config = self.config
@@ -186,7 +208,6 @@ class Classifier(nn.Module):
         def at(table: Tensor) -> Tensor:
             return table if places is None else table[places]
 
-        x = self.tok_emb(tokens)
         if config.embedding == "learned":
             x = x + at(self.pos_emb)
         elif config.embedding == "sinusoidal":

@@ -1,4 +1,4 @@
-"""What a run of a classifier may start with: data, first weights, and checkpoints that are its own.
+"""What a classifier's run may start with: data, a model, first weights, and its own checkpoints.
 
 Apart from the loop of scripts/train_classifier.py, which asks once, before the first step.
 """
@@ -12,7 +12,12 @@ from configs import ClassifyConfig
 from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
+from model.token_predictor import TokenPredictor
 from training.classification import read_best
+
+AnyModel = Classifier | TokenPredictor
+_ENCODER = "classifier."  # what names begin with in a TokenPredictor
+_HEAD = ("head_in.", "head_out.")
 
 
 def check_data(config: ClassifyConfig) -> None:
@@ -35,18 +40,36 @@ def check_data(config: ClassifyConfig) -> None:
                 )
 
 
-def load_first_weights(folder: Path, model: Classifier) -> None:
+def make_model(config: ClassifyConfig) -> AnyModel:
+    """The model of a run: one that predicts tokens where they are its objective."""
+    if config.objective == "labels":
+        return Classifier(config.model)
+    return TokenPredictor(config.model, causal=config.objective == "causal")
+
+
+def load_first_weights(folder: Path, model: AnyModel) -> None:
     """Give `model` the best weights of another run, its learned positions duplicated gridwise.
+
+    Of a run that learned tokens, a Classifier takes all but what it cannot use: the vector of
+    hidden tokens and the layer that predicts tokens are left out, and its own head stays as drawn.
 
     Raises:
         ValueError, FileNotFoundError: `folder` is no such run, or one of another model.
     """
     weights = read_best(folder)
-    grid_width = model.config.grid_width
-    learned = weights.get("pos_emb")
-    if learned is not None and grid_width is not None and len(learned) != grid_width**2:
-        weights["pos_emb"] = duplicate_gridwise(learned, grid_width)
     here = model.state_dict()
+    if isinstance(model, Classifier) and any(name.startswith(_ENCODER) for name in weights):
+        encoder = {
+            name.removeprefix(_ENCODER): weight
+            for name, weight in weights.items()
+            if name.startswith(_ENCODER)
+        }
+        weights = encoder | {n: weight for n, weight in here.items() if n.startswith(_HEAD)}
+    classifier = model if isinstance(model, Classifier) else model.classifier
+    grid_width = classifier.config.grid_width
+    for name, learned in weights.items():
+        if name.endswith("pos_emb") and grid_width is not None and len(learned) != grid_width**2:
+            weights[name] = duplicate_gridwise(learned, grid_width)
     differing = sorted(
         name
         for name in weights.keys() | here.keys()
@@ -55,7 +78,8 @@ def load_first_weights(folder: Path, model: Classifier) -> None:
     if differing:
         raise ValueError(
             f"run.init_from={folder} is a run of another model: {', '.join(differing)} differ. "
-            "Use its values of model.*, or start with other weights"
+            "Use its values of model.*, and its objective unless this run's is labels, or start "
+            "with other weights"
         )
     model.load_state_dict(weights)
 
@@ -72,6 +96,8 @@ def what_must_match(config: ClassifyConfig) -> dict[str, Any]:
         shape
         | data
         | {
+            "objective": config.objective,
+            "hidden_share": config.hidden_share,
             "optim.batch_size": config.optim.batch_size,
             "run.seed": config.run.seed,
             # by its name alone, as folders may be moved

@@ -179,15 +179,24 @@ def _differing(
     a: TrainConfig | ClassifyConfig, b: TrainConfig | ClassifyConfig, may_differ: Collection[str]
 ) -> list[tuple[str, Any, Any]]:
     """Settings, as "optim.lr", with both values."""
-    these, those = asdict(a), asdict(b)
-    for settings in (these, those):
-        settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
+    these, those = _settings(a), _settings(b)
     return [
-        (f"{group}.{name}", value, those[group][name])
-        for group, values in these.items()
-        for name, value in values.items()
-        if value != those[group][name] and f"{group}.{name}" not in may_differ
+        (name, value, those[name])
+        for name, value in these.items()
+        if value != those[name] and name not in may_differ
     ]
+
+
+def _settings(config: TrainConfig | ClassifyConfig) -> dict[str, Any]:
+    """By names as "optim.lr", and as "objective" where a setting is in no group."""
+    settings: dict[str, Any] = {}
+    for group, values in asdict(config).items():
+        if isinstance(values, dict):
+            settings |= {f"{group}.{name}": value for name, value in values.items()}
+        else:
+            settings[group] = values
+    settings["data.path"] = str(Path(settings["data.path"]).resolve())
+    return settings
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

@@ -8,6 +8,13 @@ The first argument is a configuration, the others replace single values of it. T
 run.out_dir: config.yaml, metrics.jsonl, checkpoints, and best.safetensors, the weights that did
 best on the validation split, which are scored on the test split in the end. Started again, it goes
 on from its newest checkpoint. run.init_from names a classifier's run to take the best weights from.
+
+Before its labels, a model may learn the tokens of the same examples (objective=masked or causal).
+Losses and accuracies of such a run, on the test split too, are those of predicted tokens:
+
+    python -m scripts.train_classifier configs/lra/image.yaml objective=masked \\
+        run.out_dir=out/lra/image_masked
+    python -m scripts.train_classifier configs/lra/image.yaml run.init_from=out/lra/image_masked
 """
 
 import io
@@ -29,8 +36,13 @@ from configs.command_line import errors_as_sentences, help_if_asked
 from data.files import write_atomically
 from data.lra.batches import Batch, Examples, load_examples
 from data.lra.curriculum import Curriculum
-from model.classifier import Classifier
-from scripts.classifier_start import check_data, load_first_weights, what_must_match
+from scripts.classifier_start import (
+    AnyModel,
+    check_data,
+    load_first_weights,
+    make_model,
+    what_must_match,
+)
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.classification import BEST, Score, best_so_far, read_best, save_best, score
 from training.classifier_step import ClassifierStep
@@ -39,6 +51,7 @@ from training.distributed import Processes, start_processes
 from training.environment import note_start
 from training.graphs import GraphedStep
 from training.metrics import RunLog
+from training.objectives import make_ask
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 from training.precision import autocast
 from training.run_lock import only_run
@@ -89,7 +102,8 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
     # model and optimizer; the same weights on every process, then dropout of its own
     torch.manual_seed(config.run.seed)
     torch.set_float32_matmul_precision("high")
-    model = Classifier(config.model).to(device)
+    model = make_model(config).to(device)
+    ask = make_ask(config.objective, config.hidden_share)
     captured = device.type == "cuda" and processes.world_size == 1
     optimizer = make_optimizer(model, optim, capturable=captured)
     torch.manual_seed(config.run.seed + 1 + processes.rank)
@@ -117,6 +131,11 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
 
     fast_model: nn.Module = model
     if config.run.compile:
+        # each phase, the task itself and scoring may have a shape of their own, and torch takes
+        # more than a few for a mistake
+        shapes = len(config.data.phases) + 2
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, shapes)
         fast_model = torch.compile(  # pyright: ignore
             model,
             fullgraph=True,  # a graph break would be slow, and nobody would see it
@@ -133,7 +152,9 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
     def activations() -> AbstractContextManager:
         return autocast(config.run.dtype, device)
 
-    learn = ClassifierStep(parallel, optimizer, activations, device, grad_clip=optim.grad_clip)
+    learn = ClassifierStep(
+        parallel, optimizer, activations, device, grad_clip=optim.grad_clip, ask=ask
+    )
 
     def make_step(number: int) -> GraphedStep:
         lesson = curriculum.lesson(number)
@@ -145,9 +166,9 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
 
     def evaluate(examples: Examples, limit: int | None = None) -> Score:
         batch_size = optim.eval_batch_size or optim.batch_size // processes.world_size
-        labels = examples.labels[:limit]
+        n = len(examples.labels[:limit])
         batches = as_they_are(examples)
-        found = score(fast_model, batches, labels, batch_size, processes, activations)
+        found = score(fast_model, batches, n, batch_size, processes, activations, ask)
         if bool(examples.overflow):
             raise ValueError(
                 f"an image of {config.data.path} that is scored has more pixels above zero than "
@@ -212,12 +233,12 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
                 processes.barrier()  # until the best weights are written
                 model.load_state_dict(read_best(run_dir))
                 on_test = evaluate(test)
-                if processes.is_main:
-                    write_logits(run_dir / TEST_LOGITS, on_test)
+                if processes.is_main and on_test.logits is not None:
+                    write_logits(run_dir / TEST_LOGITS, on_test.logits)
                 tested = {
                     "test_loss": on_test.loss,
                     "test_accuracy": on_test.accuracy,
-                    "test_examples": len(on_test.logits),
+                    "test_examples": on_test.n_examples,
                 }
                 if progress.step == 0:  # else a part of it is not known
                     tested["wall_s"] = time.perf_counter() - started
@@ -276,7 +297,7 @@ def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:
 
 
 def describe(
-    config: ClassifyConfig, processes: Processes, model: Classifier, curriculum: Curriculum
+    config: ClassifyConfig, processes: Processes, model: AnyModel, curriculum: Curriculum
 ) -> str:
     """What is about to run."""
     if processes.device.type == "cuda":
@@ -285,7 +306,8 @@ def describe(
         device = f"CPU, {torch.get_num_threads()} threads"
     examples = curriculum.examples_before(config.optim.max_steps)
     return (
-        f"{model.n_params() / 1e6:.2f}M parameters, {config.model.context_length:,} tokens, "
+        f"{model.n_params() / 1e6:.2f}M parameters, objective {config.objective}, "
+        f"{config.model.context_length:,} tokens, "
         f"attention {config.model.attention} ({config.model.mask.pattern}) on "
         f"{processes.world_size} x {device}\n"
         f"{config.optim.max_steps:,} steps, {examples:,} examples, in the end "
@@ -314,7 +336,7 @@ def record_evaluation(
         examples=examples,
         val_loss=found.loss,
         val_accuracy=found.accuracy,
-        val_examples=len(found.logits),
+        val_examples=found.n_examples,
         best_step=best[0],
         best_val_accuracy=best[1],
         gpu_hours=gpu_hours,
@@ -322,10 +344,10 @@ def record_evaluation(
     )
 
 
-def write_logits(path: Path, found: Score) -> None:
+def write_logits(path: Path, logits: Tensor) -> None:
     """Keep the logits of a split, (n, n_classes) float32, for whoever asks which were right."""
     file = io.BytesIO()
-    np.save(file, found.logits.numpy())
+    np.save(file, logits.numpy())
     write_atomically(path, file.getvalue())
 
 

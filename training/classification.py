@@ -1,4 +1,4 @@
-"""How well a classifier does on a whole split, and the best weights so far."""
+"""How well a model answers on a whole split, and the best weights so far."""
 
 import json
 from collections.abc import Callable
@@ -10,17 +10,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from data.files import write_atomically
 from training.distributed import Processes
+from training.objectives import Ask, LabelledBatch, ask_labels
 
 BEST = "best.safetensors"
-
-
-LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
-"""Tokens, lengths and places as a classifier takes them, and the answers; `data.lra.batches.Batch`
-is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,53 +23,67 @@ class Score:
     """What one pass over a split gave."""
 
     loss: float
-    """Mean cross-entropy of an example, nats."""
+    """Mean cross-entropy of an answer, nats."""
     accuracy: float
-    """Share of examples whose largest logit is the label's."""
-    logits: Tensor
-    """(n, n_classes) float32 on the CPU, in the order of the examples."""
+    """Share of answers that have the largest logit: of labels, or of predicted tokens."""
+    n_examples: int
+    """Examples that were asked about."""
+    logits: Tensor | None
+    """(n_examples, n_classes) float32 on the CPU, in their order; None where tokens are predicted,
+    of which there are too many."""
 
 
 @torch.no_grad()
 def score(
     model: nn.Module,
     batch: Callable[[Tensor], LabelledBatch],
-    labels: Tensor,
+    n_examples: int,
     batch_size: int,
     processes: Processes,
     autocast: Callable[[], AbstractContextManager],
+    ask: Ask = ask_labels,
 ) -> Score:
     """Cross-entropy and accuracy on a whole split.
 
     Args:
-        model: called as model(tokens, lengths, places), gives logits.
+        model: called with what `ask` gives it, gives logits.
         batch: examples by their numbers, (batch_size,) int64 on the device.
-        labels: (n,) int64 of all examples, on the device.
+        n_examples: of the split, at least 1.
         batch_size: examples that one process takes at a time; the last are filled up, so that all
             batches have one shape, and what fills them is not counted.
         processes: share the work.
         autocast: makes the context for the forward pass.
+        ask: makes a question of each batch, the same each time.
     """
     training = model.training
     model.eval()
-    n, device = len(labels), processes.device
+    device = processes.device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
     logits: Tensor | None = None
     step = batch_size * processes.world_size
-    for start in range(processes.rank * batch_size, -(-n // step) * step, step):
-        numbers = torch.arange(start, start + batch_size, device=device)
-        tokens, lengths, places, _ = batch(numbers.clamp(max=n - 1))
+    for start in range(processes.rank * batch_size, -(-n_examples // step) * step, step):
+        numbers = torch.arange(start, start + batch_size, device=device).clamp(max=n_examples - 1)
+        question = ask(batch(numbers), numbers)
         with autocast():
-            found = model(tokens, lengths, places).float()
-        if logits is None:
-            logits = torch.zeros(n, found.shape[-1], device=device)
-        here = max(0, min(batch_size, n - start))
-        logits[start : start + here] = found[:here]
+            found = model(*question.inputs).float()
+        here = max(0, min(batch_size, n_examples - start))
+        marks = question.marks(found)
+        sums += marks[:, : here * (marks.shape[1] // batch_size)].double().sum(1)
+        if found.dim() == 2:
+            if logits is None:
+                logits = torch.zeros(n_examples, found.shape[-1], device=device)
+            logits[start : start + here] = found[:here]
     model.train(training)
-    assert logits is not None, "a split has at least one example"
-    logits = processes.sum(logits)  # each process has zeros where others have logits
-    loss = F.cross_entropy(logits.double(), labels).item()
-    accuracy = (logits.argmax(-1) == labels).double().mean().item()
-    return Score(loss=loss, accuracy=accuracy, logits=logits.cpu())
+    loss_sum, n_right, n_answers = processes.sum(sums).tolist()
+    if logits is not None:
+        logits = processes.sum(logits).cpu()  # each process has zeros where others have logits
+    # of rows of one token each, none may be asked for
+    return Score(
+        loss=loss_sum / max(n_answers, 1),
+        accuracy=n_right / max(n_answers, 1),
+        n_examples=n_examples,
+        logits=logits,
+    )
 
 
 def save_best(run: Path, model: nn.Module, step: int, accuracy: float) -> None:

@@ -6,16 +6,15 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from training.classification import LabelledBatch
+from training.objectives import Ask, LabelledBatch, ask_labels
 
 
 class ClassifierStep:
     """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
 
     Attributes:
-        loss_sum, accuracy_sum: () of the batches since `forget`, each a batch's mean.
+        loss_sum, accuracy_sum: () of the batches since `forget`, each a mean of a batch's answers.
         grad_norm: (), of the last step, before clipping.
     """
 
@@ -27,17 +26,20 @@ class ClassifierStep:
         device: torch.device,
         *,
         grad_clip: float,
+        ask: Ask = ask_labels,
     ) -> None:
         """Nothing is run yet.
 
         Args:
-            model: called as model(tokens, lengths, places), gives logits.
+            model: called with what `ask` gives it, gives logits.
             optimizer: of its parameters.
             autocast: makes the context for the forward pass.
             device: where it computes.
             grad_clip: largest norm of the gradient; 0 turns clipping off.
+            ask: makes a question of each batch, which draws from torch's generator.
         """
         self._model, self._optimizer, self._autocast = model, optimizer, autocast
+        self._ask = ask
         self._parameters = list(model.parameters())
         self._grad_clip = grad_clip or math.inf
         # What a CUDA graph writes to must be there before, and stay.
@@ -46,17 +48,19 @@ class ClassifierStep:
         )
 
     def __call__(self, batch: LabelledBatch) -> None:
-        """Take the step."""
-        tokens, lengths, places, labels = batch
+        """Take the step; of several processes each takes the mean of its own answers."""
+        question = self._ask(batch, None)
         self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            logits = self._model(tokens, lengths, places)
-        loss = F.cross_entropy(logits.float(), labels)
+            logits = self._model(*question.inputs)
+        loss_sum, n_right, n_answers = question.marks(logits).sum(1)
+        n_answers = n_answers.clamp(min=1)  # of rows of one token each, none may be asked for
+        loss = loss_sum / n_answers
         loss.backward()
         self.grad_norm.copy_(nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
         self._optimizer.step()
         self.loss_sum += loss.detach()
-        self.accuracy_sum += (logits.argmax(-1) == labels).float().mean()
+        self.accuracy_sum += n_right.detach() / n_answers.detach()
 
     def means(self, n_steps: int) -> Tensor:
         """(2,) mean loss and accuracy of the last `n_steps` steps, all those since `forget`."""

@@ -1,10 +1,12 @@
 """Whole runs of the classifier's trainer on tiny tasks."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ import scripts.train_classifier
 from configs import ClassifyConfig, read_config
 from data.lra.store import Manifest
 from data.lra.writer import preparing
+from model.classifier import Classifier
 from scripts.classifier_start import load_first_weights
 from scripts.train_classifier import TEST_LOGITS, main
 from training.checkpoint import latest_checkpoint
-from training.classification import read_best, save_best
+from training.classification import Score, read_best, save_best
 from training.metrics import RunLog, read_metrics
 
 SIZE = 16
@@ -30,8 +33,8 @@ each_device = pytest.mark.parametrize(
 )
 
 
-def make_dots(folder: Path, *, seed: int = 0, most: int = 20) -> Path:
-    """Images of dots; the label is whether there are many."""
+def make_dots(folder: Path, *, seed: int = 0, most: int = 20, grey: int | None = None) -> Path:
+    """Images of dots, of one grey level or all; the label is whether there are many."""
     generator = np.random.default_rng(seed)
     manifest = Manifest(
         task=folder.name, kind="images", vocab_size=256, n_classes=2, max_length=SIZE * SIZE,
@@ -43,7 +46,7 @@ def make_dots(folder: Path, *, seed: int = 0, most: int = 20) -> Path:
             images = np.zeros((n, SIZE * SIZE), np.uint8)
             for image, label in zip(images, labels, strict=True):
                 places = generator.choice(SIZE * SIZE, most if label else 8, replace=False)
-                image[places] = generator.integers(1, 256, len(places))
+                image[places] = grey or generator.integers(1, 256, len(places))
             writer.write_images(split, [(images.reshape(n, SIZE, SIZE), labels)])
         writer.finish()
     return folder
@@ -68,6 +71,45 @@ run: {{out_dir: {tmp_path / "run"}, eval_every: 8, save_every: 4, log_every: 1}}
     return path
 
 
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """A configuration for pairs of documents, each of which is one of 16 bytes again and again."""
+    generator = np.random.default_rng(0)
+    manifest = Manifest(
+        task="pairs", kind="sequences", vocab_size=257, n_classes=2, max_length=24,
+        documents_per_example=2, source={},
+    )  # fmt: skip
+
+    def pair() -> tuple[int, list[np.ndarray]]:
+        one, other = generator.choice(16, 2, replace=False) + 97
+        label = int(generator.integers(2))
+        bytes_ = (one, one if label else other)
+        return label, [np.full(generator.integers(1, 25), byte, np.uint16) for byte in bytes_]
+
+    with preparing(tmp_path / "pairs", manifest) as writer:
+        for split, n in SPLITS:
+            writer.write_sequences(split, [pair() for _ in range(n)])
+        writer.finish()
+    path = tmp_path / "pairs.yaml"
+    path.write_text(
+        f"""
+model: {{vocab_size: 257, n_classes: 2, context_length: 20, documents: 2, n_layer: 1, n_head: 1,
+        n_embd: 32, n_inner: 32}}
+data: {{path: {tmp_path / "pairs"}}}
+optim: {{max_steps: 60, batch_size: 16, lr: 1.0e-2, warmup_steps: 2}}
+run: {{out_dir: {tmp_path / "run"}, eval_every: 20, save_every: 20, log_every: 1}}
+"""
+    )
+    return path
+
+
+def same(one: Score, other: Score) -> bool:
+    """Bit for bit."""
+    if one.logits is None or other.logits is None:
+        return one == other
+    return one.loss == other.loss and torch.equal(one.logits, other.logits)
+
+
 def losses(folder: Path) -> dict[int, float]:
     return {r["step"]: r["loss"] for r in read_metrics(folder) if "loss" in r}
 
@@ -76,7 +118,7 @@ def losses(folder: Path) -> dict[int, float]:
 def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options: list[str]):
     found = main([str(config), *options, "optim.max_steps=64"])
     run = tmp_path / "run"
-    assert found.accuracy > 0.8
+    assert found.accuracy > 0.8 and found.logits is not None
     np.testing.assert_array_equal(np.load(run / TEST_LOGITS), found.logits.numpy())
     records = [r for r in read_metrics(run) if "val_accuracy" in r]
     assert [r["step"] for r in records] == list(range(8, 65, 8))
@@ -90,7 +132,11 @@ def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options
 
 
 @each_device
-def test_stopping_and_going_on_changes_no_loss(config: Path, tmp_path: Path, options: list[str]):
+@pytest.mark.parametrize("objective", ["labels", "masked"])
+def test_stopping_and_going_on_changes_no_loss(
+    config: Path, tmp_path: Path, options: list[str], objective: str
+):
+    options = [*options, f"objective={objective}"]
     whole = main([str(config), *options, f"run.out_dir={tmp_path / 'whole'}"])
 
     class Stop(RunLog):
@@ -106,11 +152,51 @@ def test_stopping_and_going_on_changes_no_loss(config: Path, tmp_path: Path, opt
     checkpoint = latest_checkpoint(tmp_path / "run")
     assert checkpoint is not None and checkpoint.name == "step_00000008"
     parts = main([str(config), *options])
-    assert torch.equal(parts.logits, whole.logits)
+    assert same(parts, whole)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     # once more: nothing to train, the same answer
-    assert torch.equal(main([str(config), *options]).logits, whole.logits)
+    assert same(main([str(config), *options]), whole)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@each_device
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_learns_tokens_and_then_labels(
+    pairs: Path, tmp_path: Path, options: list[str], objective: str
+):
+    """All bytes of a document can be told from one of them."""
+    options = [str(pairs), *options, "run.compile=false"]
+    first, second = tmp_path / "run", tmp_path / "second"
+    found = main([*options, f"objective={objective}"])
+    assert losses(first)[1] > 0.9 * math.log(257)
+    records = [r for r in read_metrics(first) if "val_accuracy" in r]
+    assert [r["step"] for r in records] == [20, 40, 60]
+    assert max(r["val_accuracy"] for r in records) > 0.9
+    assert found.loss < 1 and found.accuracy > 0.9 and found.n_examples == 25
+    assert records[-1]["test_accuracy"] == found.accuracy
+    assert records[-1]["test_examples"] == 25
+    assert not (first / TEST_LOGITS).exists()
+    # its weights are where labels begin
+    labels = [*options, f"run.init_from={first}", f"run.out_dir={second}"]
+    main([*labels, "optim.lr=1e-12", "optim.max_steps=3", "optim.weight_decay=0"])
+    learned, start = read_best(first), read_best(second)
+    for name, weight in start.items():
+        if not name.startswith("head_"):
+            torch.testing.assert_close(weight, learned[f"classifier.{name}"], atol=1e-8, rtol=0)
+    shutil.rmtree(second)
+    tuned = main([*labels, "optim.max_steps=150"])
+    assert tuned.logits is not None and tuned.logits.shape == (25, 2)
+    assert tuned.accuracy > 0.8
+
+
+def test_pixels_are_predicted_at_their_places(config: Path, tmp_path: Path):
+    """Without the zeros, in a curriculum of joined sets: nothing but grey levels is to be told."""
+    for seed in range(2):
+        folder = make_dots(tmp_path / f"one_grey_{seed}", seed=seed, grey=77)
+    phases = f"data.phases=[{{paths: ['{folder}', '{folder.parent / 'one_grey_0'}'], steps: 5}}]"
+    found = main([str(config), *CPU, "objective=masked", f"data.path={folder}", phases,
+                  "optim.lr=3e-2", "optim.max_steps=40"])  # fmt: skip
+    assert found.loss < 1 and found.accuracy == 1
 
 
 @pytest.mark.gpu
@@ -146,7 +232,9 @@ def test_starts_with_the_best_weights_of_another_run(config: Path, tmp_path: Pat
 def test_only_the_same_run_goes_on(config: Path, tmp_path: Path):
     arguments = [str(config), *CPU, "optim.max_steps=8"]
     main(arguments)
-    for change in ("run.init_from=elsewhere", "data.val_examples=3", "run.seed=5"):
+    for change in (
+        "run.init_from=elsewhere", "data.val_examples=3", "run.seed=5", "objective=masked"
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=rf"{change.partition('=')[0]} is .* there and"):
             main([*arguments, change])
     shutil.rmtree(tmp_path / "others")
@@ -160,7 +248,7 @@ def test_weights_of_a_start_without_a_checkpoint_do_not_count(config: Path, tmp_
     stale = torch.nn.Linear(1, 1)
     save_best(tmp_path / "run", stale, 8, 1.0)  # better than any can be
     found = main([str(config), *CPU, "optim.max_steps=8"])
-    assert len(found.logits) == 25
+    assert found.n_examples == 25
     assert "tok_emb.weight" in read_best(tmp_path / "run")
 
 
@@ -168,7 +256,7 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
     options = [*CPU, "data.phases=[]", "model.embedding=learned", "optim.max_steps=3"]
     main([str(config), *options])
     small = read_best(tmp_path / "run")["pos_emb"]
-    model = scripts.train_classifier.Classifier(
+    model = Classifier(
         read_config(ClassifyConfig, [str(config), *options, "model.grid_width=32"]).model
     )
     load_first_weights(tmp_path / "run", model)
@@ -178,24 +266,96 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
             assert torch.equal(grown[:, row, :, column].flatten(0, 1), small)
 
 
+def two_processes(*arguments: str) -> None:
+    """Run Python with these arguments in two processes of a group."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def same_losses(one: Path, other: Path) -> None:
+    these, those = losses(one), losses(other)
+    assert these.keys() == those.keys()
+    np.testing.assert_allclose(list(these.values()), list(those.values()), rtol=1e-5)
+
+
+CAUSAL = ["objective=causal", "data.zeros=tokens", "data.phases=[]", "model.context_length=256"]
+
+
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path):
-    options = [*CPU, "model.attention_dropout=0", "optim.max_steps=8"]
+@pytest.mark.parametrize("options", [[], CAUSAL], ids=["labels", "causal"])
+def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, options: list[str]):
+    options = [*CPU, "model.attention_dropout=0", "optim.max_steps=8", *options]
     alone = main([str(config), *options])
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        "-m", "scripts.train_classifier", str(config), *options, f"run.out_dir={tmp_path / 'two'}",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    two = tmp_path / "two"
+    two_processes("-m", "scripts.train_classifier", str(config), *options, f"run.out_dir={two}")
+    same_losses(tmp_path / "run", two)
+    if alone.logits is not None:
+        logits = np.load(two / TEST_LOGITS)
+        np.testing.assert_allclose(logits, alone.logits.numpy(), atol=1e-4)
+
+
+NOTING = """
+import os, sys, torch, scripts.train_classifier as script
+
+class Noting(script.ClassifierStep):
+    seen = []
+    def __call__(self, batch):
+        self.seen.append([x.clone() for x in batch])
+        super().__call__(batch)
+
+script.ClassifierStep = Noting
+script.main(sys.argv[2:])
+torch.save(Noting.seen, sys.argv[1] + os.environ.get("RANK", "0"))
+"""
+"""Trains, and keeps the batches that this process was given."""
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: Path):
+    (tmp_path / "noting.py").write_text(NOTING)
+    options = [str(config), *CPU, "model.attention_dropout=0", "optim.max_steps=7"]
+    program, two = str(tmp_path / "noting.py"), f"run.out_dir={tmp_path / 'two'}"
+    alone = [sys.executable, program, str(tmp_path / "alone"), *options]
+    subprocess.run(alone, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    two_processes(program, str(tmp_path / "rank"), *options, two)
+
+    def examples(*names: str) -> list[list[tuple]]:
+        """Of each step, in some order: places, grey levels there, and the label."""
+        seen = [torch.load(tmp_path / name) for name in names]
+        steps = []
+        for batches in zip(*seen, strict=True):
+            rows = []
+            for tokens, lengths, places, labels in batches:
+                for row, n in enumerate(lengths.tolist()):
+                    ink = places[row, :n].tolist(), tokens[row, :n].tolist()
+                    rows.append((*ink, int(labels[row])))
+            steps.append(sorted(rows))
+        return steps
+
+    whole = examples("alone0")
+    assert [len(rows) for rows in whole] == [8] * 5 + [16] * 2
+    assert whole == examples("rank0", "rank1")
+    same_losses(tmp_path / "run", tmp_path / "two")
+
+
+def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeypatch, request):
+    """More than torch compiles of one function, where it is not told."""
+    torch._dynamo.reset()
+    request.addfinalizer(torch._dynamo.reset)  # what is compiled here counts for other tests too
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    phases = ", ".join(
+        f"{{paths: ['{tmp_path / 'dots'}'], steps: 1, batch_size: {n}}}" for n in (2, 4, 6, 8)
     )
-    assert done.returncode == 0, done.stderr
-    one, two = losses(tmp_path / "run"), losses(tmp_path / "two")
-    assert one.keys() == two.keys()
-    np.testing.assert_allclose(list(one.values()), list(two.values()), rtol=1e-5)
-    logits = np.load(tmp_path / "two" / TEST_LOGITS)
-    np.testing.assert_allclose(logits, alone.logits.numpy(), atol=1e-4)
+    main([str(config), *CPU, "run.compile=true", f"data.phases=[{phases}]", "optim.max_steps=5",
+          "optim.eval_batch_size=10", "model.attention_dropout=0"])  # fmt: skip
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from model.classifier_config import ClassifierConfig
+from model.token_predictor import TokenPredictor
 from training.classification import BEST, best_so_far, read_best, save_best, score
 from training.distributed import Processes
+from training.objectives import AskHidden, ask_following
 
 ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 
@@ -36,12 +39,43 @@ def test_every_example_counts_once(batch_size: int) -> None:
         return logits[numbers], None, None, labels[numbers]
 
     model = Lookup().train()
-    found = score(model, batch, labels, batch_size, ALONE, nullcontext)
+    found = score(model, batch, len(labels), batch_size, ALONE, nullcontext)
     assert model.training
     assert sizes == {batch_size}  # one shape: compiled once
+    assert found.logits is not None and found.n_examples == 7
     torch.testing.assert_close(found.logits, logits)
     assert found.accuracy == pytest.approx((logits.argmax(1) == labels).float().mean().item())
     assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
+
+
+@pytest.mark.parametrize("documents", [1, 2])
+@pytest.mark.parametrize("ask", [ask_following, AskHidden(0.5)])
+def test_every_token_that_is_asked_for_counts_once(ask, documents: int) -> None:
+    """The same in whatever batches; by the logits of all rows at once."""
+    n, length = 7, 12
+    rows = torch.randint(0, 5, (n, documents, length))
+    lengths = torch.randint(1, length + 1, (n, documents), dtype=torch.int32)
+    config = ClassifierConfig(
+        vocab_size=5, n_classes=2, context_length=length, n_embd=8, n_inner=8, documents=documents
+    )
+    model = TokenPredictor(config, causal=ask is ask_following)
+    nn.init.normal_(model.tokens_out.weight)  # else all are nearly as likely
+
+    def batch(numbers):
+        return rows[numbers].flatten(0, 1), lengths[numbers].flatten(), None, numbers
+
+    numbers = torch.arange(n)
+    inputs, answers, counted = ask(batch(numbers), numbers)
+    with torch.no_grad():
+        logits = model(*inputs)[counted]
+    loss = nn.functional.cross_entropy(logits, answers[counted]).item()
+    accuracy = (logits.argmax(1) == answers[counted]).float().mean().item()
+    for batch_size in (1, 3, 7, 10):
+        torch.manual_seed(batch_size)  # nothing is drawn
+        found = score(model, batch, n, batch_size, ALONE, nullcontext, ask)
+        assert (found.n_examples, found.logits) == (n, None)
+        assert found.loss == pytest.approx(loss, rel=1e-5)
+        assert found.accuracy == pytest.approx(accuracy)
 
 
 def test_best_weights_come_back(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from training.classifier_step import ClassifierStep
+from training.objectives import AskHidden, ask_following
 
 
 class Linear(nn.Module):
@@ -49,3 +50,51 @@ def test_steps_are_those_written_out(grad_clip: float) -> None:
     torch.testing.assert_close(step.means(3), expected)
     step.forget()
     assert step.means(1).tolist() == [0, 0]
+
+
+class Bigrams(nn.Module):
+    """Logits of a token from the one at its place, from another table where it is hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(2, 5, 5))
+
+    def forward(self, tokens, lengths, places, hidden=None):
+        rows = tokens if hidden is None else torch.where(hidden, 0, tokens)
+        return self.table[0 if hidden is None else hidden.long(), rows]
+
+
+@pytest.mark.parametrize("ask", [ask_following, AskHidden(0.4)])
+def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
+    """Of all tokens of the batch that are, whatever the lengths of their rows."""
+    model, other = Bigrams(), Bigrams()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = ClassifierStep(
+        model, optimizer, nullcontext, torch.device("cpu"), grad_clip=0.0, ask=ask
+    )
+    tokens = torch.randint(0, 5, (3, 8))
+    lengths = torch.tensor([1, 4, 8], dtype=torch.int32)
+    batch = tokens, lengths, None, torch.zeros(3, dtype=torch.int64)
+    torch.manual_seed(5)
+    step(batch)
+    torch.manual_seed(5)
+    inputs, answers, counted = ask(batch, None)
+    assert 0 < counted.sum() < lengths.sum()
+    logits = other(*inputs)
+    loss = F.cross_entropy(logits[counted], answers[counted])
+    loss.backward()
+    right = (logits.argmax(-1) == answers)[counted].float().mean()
+    torch.testing.assert_close(step.means(1), torch.stack((loss.detach(), right)))
+    torch.testing.assert_close(model.table, other.table - 0.5 * other.table.grad)
+
+
+def test_a_batch_in_which_nothing_is_asked_for_changes_nothing() -> None:
+    model, before = Bigrams(), Bigrams().table
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = ClassifierStep(
+        model, optimizer, nullcontext, torch.device("cpu"), grad_clip=0.0, ask=ask_following
+    )
+    step((torch.zeros(3, 8).long(), torch.ones(3, dtype=torch.int32), None, torch.zeros(3)))
+    assert step.means(1).tolist() == [0, 0]
+    assert torch.equal(model.table, before)

@@ -1,0 +1,42 @@
+"""Objectives that a classifier's run may and may not have."""
+
+import pytest
+
+from configs import ClassifyConfig, ConfigError, read_config, to_yaml
+
+
+def configured(*overrides: str) -> ClassifyConfig:
+    return read_config(ClassifyConfig, ["configs/lra/image.yaml", *overrides])
+
+
+def test_labels_are_what_is_learned_by_default(tmp_path):
+    config = configured()
+    assert (config.objective, config.hidden_share) == ("labels", 0.5)
+    masked = configured("objective=masked", "hidden_share=0.15")
+    assert (masked.objective, masked.hidden_share) == ("masked", 0.15)
+    (tmp_path / "config.yaml").write_text(to_yaml(masked))
+    assert read_config(ClassifyConfig, [str(tmp_path / "config.yaml")]) == masked
+
+
+def test_padding_and_hiding_go_together():
+    assert configured("objective=masked", "data.zeros=padding").objective == "masked"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective=tokens"], r"objective.*tokens"),
+        (["objective=masked", "hidden_share=0"], r"hidden_share=0.0 must lie between 0 and 1"),
+        (["objective=masked", "hidden_share=1"], r"hidden_share=1.0 must lie between 0 and 1"),
+        (["objective=masked", "hidden_share=nan"], r"hidden_share=nan must lie between 0 and 1"),
+        (["hidden_share=0.4"], r"hidden_share=0.4 has no effect with objective=labels"),
+        (
+            ["objective=causal", "hidden_share=0.4"],
+            r"hidden_share=0.4 has no effect with objective=causal",
+        ),
+        (["objective=causal", "data.zeros=padding"], r"objective=causal .* data.zeros=padding"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        configured(*overrides)

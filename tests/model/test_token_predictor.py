@@ -1,0 +1,138 @@
+"""Predicted tokens: what a model may see of them, and what it shares with the classifier."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from model.classifier import Classifier
+from model.classifier_config import ClassifierConfig
+from model.mask import MaskConfig
+from model.token_predictor import TokenPredictor
+
+B, W, V = 4, 8, 50
+T = W * W
+IMAGE = {"grid_width": W, "embedding": "row_column", "rotary": "axial", "tokens": "intensities"}
+SEQUENCE = {"embedding": "none", "rotary": "sequence"}
+BUTTERFLY = {"mask": MaskConfig(pattern="butterfly", block_size=32, window_blocks=2)}
+MODELS = [
+    {"pooling": "mean"},
+    {"pooling": "cls"},
+    {"pooling": "cls", **SEQUENCE},
+    {"pooling": "mean_max", **IMAGE},
+    {"pooling": "cls", **BUTTERFLY},
+]
+
+
+def config(**changes: Any) -> ClassifierConfig:
+    kept = {"vocab_size": V, "n_classes": 3, "context_length": T, "n_inner": 48}
+    return ClassifierConfig(**(kept | changes))
+
+
+def make(*, causal: bool = False, **changes: Any) -> TokenPredictor:
+    torch.manual_seed(0)
+    return TokenPredictor(config(**changes), causal=causal).double().eval()
+
+
+def tokens(n: int = B) -> torch.Tensor:
+    return torch.randint(1, V, (n, T), generator=torch.Generator().manual_seed(1))
+
+
+def some_hidden() -> torch.Tensor:
+    return torch.rand(B, T, generator=torch.Generator().manual_seed(2)) < 0.5
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", MODELS)
+def test_hidden_tokens_do_not_leak(changes: dict[str, Any]) -> None:
+    model, ids, hidden = make(**changes), tokens(), some_hidden()
+    logits = model(ids, None, None, hidden)
+    assert logits.shape == (B, T, V)
+    others = torch.where(hidden, (ids + 7) % V, ids)
+    assert torch.equal(model(others, None, None, hidden), logits)
+    seen = ids.clone()
+    row, column = (~hidden).nonzero()[0]
+    seen[row, column] = (ids[row, column] + 7) % V
+    changed = (model(seen, None, None, hidden) - logits).abs().amax(-1) > 1e-9
+    assert changed[row].any() and not changed[torch.arange(B) != row].any()
+    assert (model(ids) - logits).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("changes", MODELS)
+def test_later_tokens_do_not_leak_where_attention_is_causal(changes: dict[str, Any]) -> None:
+    model, ids = make(causal=True, **changes), tokens()
+    logits = model(ids)
+    assert logits.shape == (B, T, V)
+    for place in (0, 1, 33, T - 1):
+        other = ids.clone()
+        other[:, place] = (ids[:, place] + 7) % V
+        changed = (model(other) - logits).abs().amax((0, 2)) > 1e-9
+        assert not changed[:place].any()
+        assert changed[place]
+    bidirectional = make(causal=False, **changes)
+    bidirectional.load_state_dict(model.state_dict(), strict=False)
+    assert (bidirectional(ids)[:, 0] - logits[:, 0]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("changes", MODELS)
+def test_padding_changes_nothing(changes: dict[str, Any], causal: bool) -> None:
+    model, ids = make(causal=causal, **changes), tokens()
+    lengths = torch.tensor([1, 7, T - 1, T], dtype=torch.int32)
+    inside = torch.arange(T) < lengths[:, None]
+    others = torch.where(inside, ids, 3)
+    equal(model(others, lengths)[inside], model(ids, lengths)[inside])
+
+
+def test_logits_are_of_the_tokens_own_states() -> None:
+    """Not of the cls, which comes first."""
+    model, ids = make(pooling="cls"), tokens()
+    states = model.classifier.hidden(ids, None, None)
+    equal(model(ids), model.tokens_out(states[:, 1:]))
+
+
+def test_a_hidden_token_is_told_by_its_place_alone() -> None:
+    model, ids, hidden = make(**IMAGE), tokens(), some_hidden()
+    order = torch.randperm(T, generator=torch.Generator().manual_seed(3))
+    expected = model(ids, None, None, hidden)[:, order]
+    equal(model(ids[:, order], None, order, hidden[:, order]), expected)
+
+
+def test_starts_with_the_weights_of_the_classifier_alone() -> None:
+    torch.manual_seed(0)
+    alone = Classifier(config(pooling="cls")).double().state_dict()
+    for causal in (False, True):
+        within = make(causal=causal, pooling="cls").classifier.state_dict()
+        assert within.keys() == alone.keys()
+        assert all(torch.equal(within[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_all_but_the_head_has_a_gradient(causal: bool) -> None:
+    """Else DistributedDataParallel would wait, or the optimizer would let the head decay."""
+    model = make(causal=causal, pooling="cls", embedding="learned")
+    model(tokens(), None, None, None if causal else some_hidden()).square().sum().backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    heads = {f"classifier.head_{end}.{x}" for end in ("in", "out") for x in ("weight", "bias")}
+    assert without == heads
+    assert not any(p.requires_grad for name, p in model.named_parameters() if name in heads)
+    trained = sum(p.numel() for p in model.parameters() if p.grad is not None)
+    assert model.n_params() == trained
+
+
+def test_refuses_what_it_cannot_predict() -> None:
+    with pytest.raises(ValueError, match=r"hidden must be None .* causal=True"):
+        make(causal=True)(tokens(), None, None, some_hidden())
+    for ids in (tokens()[:, :-1], tokens()[0]):
+        with pytest.raises(ValueError, match=r"tokens have shape .*context_length=64"):
+            make()(ids)
+
+
+def test_compiles_whole() -> None:
+    model = make(**IMAGE).float()
+    inputs = tokens(), torch.full((B,), 9, dtype=torch.int32), torch.arange(T), some_hidden()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs))

@@ -1,0 +1,127 @@
+"""What a model is asked about a batch of examples: their labels, or their own tokens.
+
+Tokens are those of "Never Train From Scratch" (Amos, Berant and Gupta, ICLR 2024, arXiv 2310.02980,
+section 2): hidden ones, chosen at random, or each from those before it.
+Shapes: B examples, R rows (B times the documents of an example), T tokens.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Objective = Literal["labels", "masked", "causal"]
+
+LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
+"""Tokens, lengths and places as a classifier takes them, and its answers; `data.lra.batches.Batch`
+is one."""
+
+
+class Question(NamedTuple):
+    """What a model is given, and what it should answer."""
+
+    inputs: tuple[Tensor | None, ...]
+    """The model is called with these."""
+    answers: Tensor
+    """(B,) or (R, T) integers: the shape of the model's logits but for their last dimension."""
+    counted: Tensor | None = None
+    """(R, T) bool, the answers that are asked for; None: all."""
+
+    def marks(self, logits: Tensor) -> Tensor:
+        """How good the answers are.
+
+        Args:
+            logits: (B, n_classes) or (R, T, vocab_size), what the model gave.
+
+        Returns:
+            (3, B) or (3, R) float32, sums over the answers of an example or row: cross-entropy in
+            nats, which has a gradient; how many have the largest logit; how many there are.
+        """
+        answers = self.answers.long()
+        flat = logits.flatten(0, -2).float(), answers.flatten()
+        losses = F.cross_entropy(*flat, reduction="none").view_as(answers)
+        right = logits.argmax(-1) == answers
+        counted = torch.ones_like(losses) if self.counted is None else self.counted.float()
+        marks = torch.stack((losses * counted, right * counted, counted))
+        return marks.flatten(2).sum(2) if marks.dim() > 2 else marks
+
+
+Ask = Callable[[LabelledBatch, Tensor | None], Question]
+"""Makes a question of a batch.
+
+The second argument, (B,) int64, the numbers of its examples, fixes what is left to chance; None
+draws it from torch's generator of the device. Nothing waits for the device, and shapes do not vary:
+it may be captured in a graph.
+"""
+
+
+def make_ask(objective: Objective, hidden_share: float) -> Ask:
+    """The questions of an objective; `hidden_share` is that of `masked`."""
+    if objective == "masked":
+        return AskHidden(hidden_share)
+    return ask_following if objective == "causal" else ask_labels
+
+
+def ask_labels(batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
+    """Of a `Classifier`: the label of each example."""
+    *inputs, labels = batch
+    return Question(tuple(inputs), labels)
+
+
+def ask_following(batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
+    """Of a causal `TokenPredictor`: what comes after each token but a row's last."""
+    tokens, lengths, places, _ = batch
+    return Question(
+        (tokens, lengths, places), tokens.roll(-1, dims=1), _within(tokens, lengths, less=1)
+    )
+
+
+class AskHidden:
+    """Of a `TokenPredictor`: the tokens that are hidden from it, each with the same probability.
+
+    Attributes:
+        share: that probability.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
+        """Hide some; padding is neither hidden nor asked for."""
+        tokens, lengths, places, _ = batch
+        if numbers is None:
+            chance = torch.rand(tokens.shape, device=tokens.device)
+        else:
+            chance = _fixed_chance(numbers, *tokens.shape)
+        hidden = (chance < self.share) & _within(tokens, lengths)
+        return Question((tokens, lengths, places, hidden), tokens, hidden)
+
+
+def _within(tokens: Tensor, lengths: Tensor | None, *, less: int = 0) -> Tensor:
+    """(R, T) bool: which tokens are no padding, and not the last `less` of their row."""
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    end = tokens.shape[1] if lengths is None else lengths[:, None]
+    return (columns < end - less).expand(tokens.shape)
+
+
+def _fixed_chance(numbers: Tensor, n_rows: int, n_tokens: int) -> Tensor:
+    """(R, T) float32, uniform in [0, 1): a pure function of an example's number and the place."""
+    documents = torch.arange(n_rows // len(numbers), device=numbers.device)
+    rows = (numbers[:, None] * len(documents) + documents).flatten()
+    columns = torch.arange(n_tokens, device=numbers.device)
+    mixed = _mix(_mix(rows + 1)[:, None] + columns)
+    return (mixed >> 40 & 0xFFFFFF).float() / 2**24  # as many bits as float32 has room for
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finalizer of splitmix64 (Stafford's variant 13) on int64, whose products wrap around."""
+    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left: torch's own shift repeats the sign."""
+    return x >> bits & (1 << 64 - bits) - 1
