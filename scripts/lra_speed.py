@@ -156,7 +156,8 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     """The rows of a task: each attention, as CUDA graphs and without.
 
     Raises:
-        ValueError: our exact attention gives other logits than standard attention.
+        ValueError: our exact attention gives other logits than standard attention, or standard
+            attention would not be timed.
     """
     # recompilations are counted by code, which all models share; contenders are in cycles, so that
     # those of the last task would keep the memory of their graphs
@@ -164,6 +165,11 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     gc.collect()
     torch.cuda.empty_cache()
     config = timed.configs[BASE]
+    if config.run.compile and config.run.dtype == "float32":
+        raise ValueError(
+            "run.dtype=float32: torch.compile then recognizes standard attention and runs "
+            "PyTorch's fused one in its place; take --set run.dtype=bfloat16"
+        )
     curriculum = Curriculum(
         config.data,
         config.model.context_length,

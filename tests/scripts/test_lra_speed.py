@@ -35,6 +35,13 @@ def test_steps_of_each_attention_are_timed(tmp_path):
     assert (row["documents"], row["tokens_share"]) == (2, 0.5)
 
 
+def test_fused_attention_is_not_timed_as_standard(tmp_path):
+    make_tasks(tmp_path, "listops")
+    (timed,) = what_is_timed(["listops"], tmp_path, [*TINY, "run.compile=true"])
+    with pytest.raises(ValueError, match=r"run\.dtype=float32: .* take --set run\.dtype=bfloat16"):
+        next(measure(timed, CPU, steps=1, repeats=1))
+
+
 @pytest.mark.gpu
 def test_steps_are_timed_as_graphs_too(tmp_path):
     make_tasks(tmp_path, "listops")
