@@ -114,6 +114,15 @@ def test_the_stages_fit_together():
         assert {name for name in here if here[name] != there[name]} <= grows
 
 
+def test_eight_gpus_share_every_batch():
+    """As docs/lra.md says of --gpus-per-run 8."""
+    for run in make_runs(list(BEFORE), [1], Path("out/none")):
+        config = run.config
+        phases = [(phase.batch_size, len(phase.paths)) for phase in config.data.phases]
+        for batch_size, n_sets in [*phases, (None, 1)]:
+            assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.stage
+
+
 def test_an_unknown_set_is_named(tiny: Path):
     (run,) = make_runs(["path64"], [1], tiny / "out", ["data.path=elsewhere/dots"])
     with pytest.raises(ValueError, match=r"dots is none of the sets"):

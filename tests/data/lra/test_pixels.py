@@ -27,12 +27,12 @@ def test_each_image_has_its_own_change() -> None:
         assert torch.equal(together[i], dihedral(images[i : i + 1], codes[i : i + 1])[0])
 
 
-@pytest.mark.parametrize("size", [16, 32, 128])
+@pytest.mark.parametrize("size", [16, 32, 48, 96, 128])
 def test_tiles_cover_the_image_block_by_block(size: int) -> None:
     order = tile_order(size)
     assert torch.equal(order.sort().values, torch.arange(size * size))
     height, width = TILE
-    for start in (0, size * size - height * width):
+    for start in range(0, size * size, height * width):
         block = order[start : start + height * width]
         rows, columns = block // size, block % size
         assert rows.max() - rows.min() == height - 1
