@@ -119,7 +119,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         # a run outlives its data: who samples from it needs the tokenizer
         write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
         if progress.step < optim.max_steps:
-            note_start(run_dir, progress.step, origin=source)
+            note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
 
     # what runs the model: fused by torch.compile, its gradients averaged over the processes
     fast_model: nn.Module = model

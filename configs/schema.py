@@ -135,6 +135,13 @@ def read_config(schema: type[C], argv: Sequence[str]) -> C:
     for override in overrides:
         if "=" not in override or override.startswith("-"):
             raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
+        try:
+            OmegaConf.from_dotlist([override])
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{override!r} must hold YAML after its first '=', and cannot be read as such: "
+                f"{' '.join(str(error).split())}"
+            ) from error
     return _config_of(schema, from_file, overrides, str(path))
 
 

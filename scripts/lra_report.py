@@ -162,6 +162,7 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
         "parameters": Classifier(model).n_params(),
         "positions": positions_of(config),
         "padding": padding_of(config),
+        "changes": changes_of(config),
         "block_size": None if model.mask.pattern == "dense" else model.mask.block_size,
         "density": model.mask.density(model.context_length, causal=False),
         "batch_size": optim.batch_size,
@@ -200,6 +201,17 @@ def padding_of(config: ClassifyConfig) -> str:
     return "none, black pixels are tokens"
 
 
+def changes_of(config: ClassifyConfig) -> str:
+    """What is done to training examples, and what comes before them."""
+    data = config.data
+    parts = {"none": [], "mirror": ["mirrored"], "dihedral": ["turned and mirrored"]}[data.augment]
+    if data.shift:
+        parts = [*parts, f"moved by up to {data.shift}"]
+    if data.phases:
+        parts = [*parts, f"after {sum(phase.steps for phase in data.phases):,} steps on other sets"]
+    return ", ".join(parts) or "as they are"
+
+
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each task and attention the mean over seeds, and how sure it is.
 
@@ -228,7 +240,8 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         over_seeds = paired_half_width(accuracies)
         both = widen(Estimate(mean=mean, low=low, high=high), over_seeds)
         same = ("steps", "examples", "test_examples", "config", "context_length", "documents")
-        same += ("parameters", "positions", "padding", "block_size", "density", "batch_size", "lr")
+        same += ("parameters", "positions", "padding", "changes", "block_size", "density")
+        same += ("batch_size", "lr")
         rows.append(
             {
                 "task": task,
@@ -236,11 +249,11 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "seeds": [run["seed"] for run in seeds],
                 "test_accuracy": mean,
                 "each": accuracies,
-                "interval": [both.low, both.high],
+                "interval": _within_percent(both.low, both.high),
                 "test_interval": [low, high],
                 "seed_interval": None
                 if over_seeds is None
-                else [mean - over_seeds, mean + over_seeds],
+                else _within_percent(mean - over_seeds, mean + over_seeds),
                 "best_val_accuracy": [run["best_val_accuracy"] for run in seeds],
                 "best_step": [run["best_step"] for run in seeds],
                 "minutes": fmean(run["minutes"] for run in seeds),
@@ -294,6 +307,11 @@ def read_speed(path: Path) -> dict[str, Any] | None:
         "geometric_means": speed["geometric_means"],
         "rows": speed["rows"],
     }
+
+
+def _within_percent(low: float, high: float) -> list[float]:
+    """An interval of accuracies; of two seeds far apart, Student's would go beyond."""
+    return [max(low, 0.0), min(high, 100.0)]
 
 
 def _sharing(folder: Path) -> int | None:

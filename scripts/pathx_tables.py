@@ -30,7 +30,7 @@ def markdown(result: Result, yardsticks: Yardsticks) -> str:
         "project's generator.\n",
         accuracy_table(result),
         "## What each run took\n",
-        "Minutes are a GPU's: of training steps alone, and of the whole process with loading, "
+        "GPU-minutes are of training steps alone; minutes are those of the whole run with loading, "
         "compiling, validating and testing, where it was not interrupted.\n",
         runs_table(result),
     ]
@@ -74,7 +74,7 @@ def accuracy_table(result: Result) -> str:
 def runs_table(result: Result) -> str:
     """Steps, images and minutes of each stage."""
     header = ["stage", "seed", "attention", "positions", "parameters", "steps"]
-    header += ["images seen", "of", "minutes of training", "in all", "GPU"]
+    header += ["images seen", "of", "GPU-minutes of training", "minutes in all", "last on"]
     return markdown_table(
         header,
         [
@@ -89,7 +89,7 @@ def runs_table(result: Result) -> str:
                 f"{run['examples_in_sets']:,}",
                 f"{run['minutes']:.1f}",
                 digits(run["wall_minutes"], ".1f"),
-                run["starts"][-1]["device"] if run["starts"] else "-",
+                _last_on(run["starts"]),
             ]
             for run in result["runs"]
         ],
@@ -104,3 +104,11 @@ def yardsticks_table(yardsticks: Yardsticks) -> str:
         ["the best guess from", *(YARDSTICK_SIZES[size] for size in sizes)],
         [[name, *(digits(yardsticks[size].get(name), ".1f") for size in sizes)] for name in names],
     )
+
+
+def _last_on(starts: list[dict[str, Any]]) -> str:
+    """The GPUs of the newest start; how many was not noted in the first runs."""
+    if not starts:
+        return "-"
+    n, device = starts[-1].get("world_size", 1), starts[-1]["device"]
+    return device if n == 1 else f"{n} x {device}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command_line import help_if_asked
+from scripts import lra_tables
 from scripts.markdown import markdown_table, with_interval
 from scripts.pathx_report import read_yardsticks
 from scripts.pathx_tables import accuracy_table, runs_table, yardsticks_table
@@ -268,6 +269,16 @@ def tracing() -> str:
     )
 
 
+def lra() -> str:
+    """Accuracy on Long Range Arena beside the paper's, from `scripts.reproduce_lra`."""
+    return lra_tables.accuracy_table(_load("lra"))
+
+
+def lra_speed() -> str:
+    """Training steps with three attentions, from `scripts.lra_speed`."""
+    return lra_tables.speed_table(_load("lra"))
+
+
 def pathfinder_speed() -> str:
     """Milliseconds in which one core makes an image, from `scripts.benchmark_pathfinder`."""
     rows = _load("pathfinder_speed")["rows"]
@@ -292,6 +303,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathx_runs": pathx_runs,
     "pathx_yardsticks": pathx_yardsticks,
     "tracing": tracing,
+    "lra": lra,
+    "lra_speed": lra_speed,
     "pathfinder_speed": pathfinder_speed,
 }
 

@@ -127,7 +127,7 @@ def train(config: ClassifyConfig, processes: Processes) -> Score:
             (run_dir / BEST).unlink(missing_ok=True)
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         if progress.step < optim.max_steps:
-            note_start(run_dir, progress.step)
+            note_start(run_dir, progress.step, world_size=processes.world_size)
 
     fast_model: nn.Module = model
     if config.run.compile:

@@ -33,8 +33,8 @@ def machine() -> dict[str, str | None]:
     }
 
 
-def note_start(run: Path, step: int, *, origin: Path | None = None) -> None:
-    """Add this machine to those that trained a run, from `step` on.
+def note_start(run: Path, step: int, *, world_size: int = 1, origin: Path | None = None) -> None:
+    """Add this machine, and how many processes train on it, to those of a run from `step` on.
 
     Starts that made no step which is left, as they were stopped before the next checkpoint, go.
     Where the run starts with the weights of the run `origin`, the last evaluation of that one is
@@ -42,7 +42,7 @@ def note_start(run: Path, step: int, *, origin: Path | None = None) -> None:
     belongs to this run, wherever their folders go.
     """
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
-    start: dict[str, Any] = {"from_step": step, **machine()}
+    start: dict[str, Any] = {"from_step": step, **machine(), "world_size": world_size}
     if origin is not None:
         start["before"] = what_runs_took(origin)
     starts = [*earlier, start]

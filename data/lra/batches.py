@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data.lra.config import ExamplesConfig
-from data.lra.pixels import dihedral, pack_ink, tile_order
+from data.lra.pixels import DIHEDRAL, dihedral, pack_ink, shifted, tile_order
 from data.lra.store import DisplayLists, Images, Sequences, open_split
 from data.pathfinder.parameters import Pathfinder
 from data.pathfinder.render import Renderer, pack
@@ -51,8 +51,8 @@ class Examples(ABC):
 
         Args:
             numbers: (B,) int64 in [0, n), on the device.
-            changes: (B,) int64 codes of `dihedral`, by which images are turned and mirrored; texts
-                are left as they are.
+            changes: (B,) int64, how images are turned and mirrored, a code of `dihedral`, and
+                moved, DIHEDRAL times one of `shifted`; texts are left as they are.
         """
 
 
@@ -88,6 +88,7 @@ class PixelExamples(Examples):
         device: torch.device,
     ) -> None:
         super().__init__(np.asarray(split.labels), device)
+        self._shift = config.shift
         self._capacity = context_length if config.zeros == "padding" else None
         if isinstance(split, DisplayLists):
             parameters = Pathfinder(**split.manifest.source["parameters"])
@@ -98,6 +99,11 @@ class PixelExamples(Examples):
             self._stored = torch.from_numpy(np.array(split.images)).to(device)
             self._drawn = None
         self._order = tile_order(self.size, device) if config.order == "tiles" else None
+        if self._shift >= self.size:
+            raise ValueError(
+                f"data.shift={self._shift} pixels moves images of {self.size} x {self.size} out of "
+                "themselves: choose a few"
+            )
 
     def images(self, numbers: Tensor) -> Tensor:
         """(B, S, S) uint8 images by their numbers."""
@@ -107,7 +113,9 @@ class PixelExamples(Examples):
         return renderer(display_lists[numbers])
 
     def batch(self, numbers: Tensor, changes: Tensor) -> Batch:
-        images = dihedral(self.images(numbers), changes)
+        images = dihedral(self.images(numbers), changes % DIHEDRAL)
+        if self._shift:
+            images = shifted(images, changes // DIHEDRAL, self._shift)
         pixels, labels = images.flatten(1), self.labels[numbers]
         if self._capacity is not None:
             tokens, lengths, places, overflow = pack_ink(pixels, self._capacity)
@@ -135,8 +143,8 @@ def load_examples(
     """
     stored = open_split(folder, split)
     if isinstance(stored, Sequences):
-        for name, value in (("zeros", "tokens"), ("order", "raster"), ("augment", "none")):
-            if getattr(config, name) != value:
+        for name in ("zeros", "order", "augment", "shift"):
+            if getattr(config, name) != getattr(ExamplesConfig, name):
                 raise ValueError(
                     f"data.{name}={getattr(config, name)} is for images, and {folder} holds texts: "
                     "leave it out"

@@ -45,12 +45,17 @@ class ExamplesConfig:
     """Of pixels that are tokens: row by row, or in patches of 8 x 16 (for block-sparse masks)."""
     augment: Augment = "none"
     """Training images mirrored left to right, or turned and mirrored in all 8 ways, at random."""
+    shift: int = 0
+    """Pixels by which training images are moved at most, up or down and left or right, at random;
+    what comes in repeats the edge."""
     val_examples: int | None = None
     """How many of the validation examples, the first ones, choose the best weights; None: all."""
 
     def __post_init__(self) -> None:
         if self.val_examples is not None and self.val_examples < 1:
             raise ValueError(f"data.val_examples must be at least 1, got {self.val_examples}")
+        if self.shift < 0:
+            raise ValueError(f"data.shift must be at least 0 pixels, got {self.shift}")
         if self.zeros == "padding" and self.order != "raster":
             raise ValueError(
                 f"data.order={self.order} has no effect with data.zeros=padding: leave it out"

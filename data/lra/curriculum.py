@@ -10,6 +10,7 @@ from torch import Tensor
 from data.lra.batches import Batch, Examples, load_examples
 from data.lra.config import ExamplesConfig, Phase
 from data.lra.order import ExampleSampler
+from data.lra.pixels import DIHEDRAL
 
 _MIRROR = 2  # the code of `dihedral` that swaps left and right
 
@@ -108,7 +109,8 @@ class Curriculum:
         """The examples of this process in a step, and how their images are changed.
 
         Returns:
-            (sets, B / sets / world_size) int64 numbers, and codes of `dihedral`, on the CPU.
+            (sets, B / sets / world_size) int64 numbers, and changes as `Examples.batch` takes
+            them, on the CPU.
         """
         lesson = self._lessons[self.number(step)]
         share = lesson.batch_size // len(lesson.sets)
@@ -121,6 +123,9 @@ class Curriculum:
             changes = np.stack([sampler.changes(samples) for sampler in lesson.samplers])
         if self._config.augment == "mirror":
             changes &= _MIRROR
+        if most := self._config.shift:
+            shifts = np.stack([sampler.shifts(samples, most) for sampler in lesson.samplers])
+            changes = changes + DIHEDRAL * shifts
         return torch.from_numpy(numbers), torch.from_numpy(changes)
 
     def check(self) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from data.lra.pixels import DIHEDRAL
 from data.sampler import Permutation
 
-_CHANGES = 8
 _GROUP = 4096  # samples whose changes are drawn at once
 
 
@@ -41,11 +41,21 @@ class ExampleSampler:
         return examples
 
     def changes(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(B,) random numbers in [0, 8), by which each sample's image is turned and mirrored."""
+        """(B,) random codes of `data.lra.pixels.dihedral`, one for each sample."""
+        return self._draw(samples, DIHEDRAL)
+
+    def shifts(self, samples: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+        """(B,) random codes of `data.lra.pixels.shifted`, one for each sample."""
+        return self._draw(samples, (2 * most + 1) ** 2, 1)
+
+    def _draw(
+        self, samples: npt.NDArray[np.int64], below: int, *stream: int
+    ) -> npt.NDArray[np.int64]:
+        """(B,) random numbers in [0, below), the same for the same sample."""
         groups, places = np.divmod(samples, _GROUP)
-        changes = np.empty_like(samples)
+        found = np.empty_like(samples)
         for group in np.unique(groups).tolist():
             here = groups == group
-            drawn = np.random.default_rng([*self._key, group]).integers(_CHANGES, size=_GROUP)
-            changes[here] = drawn[places[here]]
-        return changes
+            drawn = np.random.default_rng([*self._key, group, *stream]).integers(below, size=_GROUP)
+            found[here] = drawn[places[here]]
+        return found

@@ -7,6 +7,9 @@ Shapes: B images, S pixels in a row, N = S * S, T tokens.
 import torch
 from torch import Tensor
 
+DIHEDRAL = 8
+"""Ways to turn and mirror a square."""
+
 TILE = (8, 16)
 """Rows and columns of the patches that `tile_order` reads one after the other: 128 pixels, as many
 as a block of block-sparse attention."""
@@ -17,8 +20,8 @@ def dihedral(images: Tensor, codes: Tensor) -> Tensor:
 
     Args:
         images: (B, S, S).
-        codes: (B,) integers in [0, 8): bit 0 swaps top and bottom, bit 1 left and right, bit 2
-            rows and columns. 0 leaves an image as it is.
+        codes: (B,) integers in [0, DIHEDRAL): bit 0 swaps top and bottom, bit 1 left and right,
+            bit 2 rows and columns. 0 leaves an image as it is.
 
     Returns:
         (B, S, S).
@@ -39,6 +42,31 @@ def _flip_columns(images: Tensor) -> Tensor:
 
 def _transpose(images: Tensor) -> Tensor:
     return images.mT
+
+
+def shifted(images: Tensor, codes: Tensor, most: int) -> Tensor:
+    """Each image moved by up to `most` pixels in both directions; what comes in repeats the edge.
+
+    Args:
+        images: (B, S, S).
+        codes: (B,) integers in [0, (2 most + 1)^2), a row of them for each vertical move. 0 leaves
+            an image as it is.
+        most: pixels, below S.
+
+    Returns:
+        (B, S, S).
+    """
+    size, moves = images.shape[-1], 2 * most + 1
+    pixels = torch.arange(size, device=images.device)
+
+    def sources(codes: Tensor) -> Tensor:
+        """(B, S) which row, or column, each one shows."""
+        move = (codes + most) % moves - most  # 0, 1, ..., most, -most, ..., -1
+        return (pixels + move[:, None]).clamp(0, size - 1)
+
+    rows, columns = sources(codes // moves), sources(codes % moves)
+    images = images.gather(1, rows[:, :, None].expand_as(images))
+    return images.gather(2, columns[:, None, :].expand_as(images))
 
 
 def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:

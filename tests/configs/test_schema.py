@@ -54,6 +54,7 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "model.n_layers=4"], "n_layers.*"),
         ([QUICKSTART, "--optim.lr=1"], "must read key=value"),
         ([QUICKSTART, "optim.lr"], "'optim.lr' must read key=value"),
+        ([QUICKSTART, "optim.betas=[0.9,{a:[0.1]}]"], "'optim.betas=.*' must hold YAML after"),
         ([QUICKSTART, "model.n_layer=four"], "model.n_layer: .*four"),
         ([QUICKSTART, "optim.batch_tokens=1e6"], "optim.batch_tokens: .*"),
         ([QUICKSTART, "run.dtype=float16"], "run.dtype: .*float16"),

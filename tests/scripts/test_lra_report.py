@@ -11,6 +11,7 @@ from scripts.lra_plan import ATTENTIONS, make_jobs
 from scripts.lra_plots import draw
 from scripts.lra_report import (
     PAPER,
+    changes_of,
     finished_runs,
     note_sharing,
     padding_of,
@@ -246,3 +247,41 @@ def test_the_picture_has_a_panel_a_task(tmp_path):
 def test_positions_and_padding_in_words(tmp_path, task, overrides, positions, padding):
     (job,) = make_jobs([task], ["dense"], [1], data=tmp_path, out=tmp_path, overrides=overrides)
     assert (positions_of(job.config), padding_of(job.config)) == (positions, padding)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        ([], "as they are"),
+        (["data.augment=mirror", "data.shift=4"], "mirrored, moved by up to 4"),
+        (["data.augment=dihedral",
+          "data.phases=[{paths: [a], steps: 1200}, {paths: [b], steps: 300}]"],
+         "turned and mirrored, after 1,500 steps on other sets"),
+    ],
+)  # fmt: skip
+def test_changes_in_words(tmp_path, overrides, changes):
+    overrides = ["data.augment=none", "data.phases=[]", *overrides]
+    (job,) = make_jobs(["image"], ["dense"], [1], data=tmp_path, out=tmp_path, overrides=overrides)
+    assert changes_of(job.config) == changes
+
+
+def test_intervals_stay_within_percent(tmp_path):
+    for seed, accuracy in ((1, 0.2), (2, 0.4)):
+        make_up(tmp_path, "listops", "dense", seed, accuracy)
+    (row,) = summarize(finished_runs(tmp_path, "paper"))
+    assert row["seed_interval"] == [0, 100]
+    assert row["interval"] == [0, 100]
+
+
+def test_averages_are_of_several_tasks_and_may_lack_standard_attention(tmp_path):
+    def average() -> list[list[str]]:
+        result = {"rows": summarize(finished_runs(tmp_path, "paper")), "paper": [], "speed": None}
+        return [line.split(" | ")[-2:] for line in accuracy_table(result).splitlines()]
+
+    make_up(tmp_path, "listops", "standard", 1, 0.2)
+    make_up(tmp_path, "listops", "dense", 1, 0.4)
+    assert average()[0][0] == "Pathfinder"
+    make_up(tmp_path, "image", "dense", 1, 0.5)
+    header, _, standard, dense = average()
+    assert header[0] == "average of ListOps, Image"
+    assert (standard[0], dense[0]) == ("-", "45.0")

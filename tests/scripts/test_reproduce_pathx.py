@@ -10,6 +10,7 @@ from data.lra.request import Request
 from scripts import pathx_plan, pathx_report, reproduce_pathx
 from scripts.pathx_plan import BEFORE, REQUESTS, images_needed, make_runs
 from scripts.pathx_plots import images_before
+from scripts.pathx_tables import runs_table
 from training.classification import read_best
 from training.metrics import read_metrics
 
@@ -76,6 +77,17 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys):
     assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
     pathx_report.main([str(tiny / "results" / "pathx.json")])
     assert (tiny / "results" / "pathx.md").read_text() == text
+
+
+def test_how_many_gpus_trained_is_told():
+    result = json.loads(Path("docs/results/pathx.json").read_text())
+    device = {"from_step": 0, "device": "Hopper"}
+    result["runs"] = [
+        {**result["runs"][0], "starts": starts}
+        for starts in ([device], [{**device, "world_size": 1}, {**device, "world_size": 8}], [])
+    ]
+    rows = runs_table(result).splitlines()[2:]
+    assert [row.split(" | ")[-1] for row in rows] == ["Hopper |", "8 x Hopper |", "- |"]
 
 
 def test_a_stage_needs_the_one_before(tiny: Path):

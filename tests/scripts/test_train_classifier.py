@@ -294,9 +294,9 @@ def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, options
     two = tmp_path / "two"
     two_processes("-m", "scripts.train_classifier", str(config), *options, f"run.out_dir={two}")
     same_losses(tmp_path / "run", two)
+    assert '"world_size": 2' in (two / "environments.json").read_text()
     if alone.logits is not None:
-        logits = np.load(two / TEST_LOGITS)
-        np.testing.assert_allclose(logits, alone.logits.numpy(), atol=1e-4)
+        np.testing.assert_allclose(np.load(two / TEST_LOGITS), alone.logits.numpy(), atol=1e-4)
 
 
 NOTING = """

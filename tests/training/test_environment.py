@@ -21,6 +21,8 @@ def test_a_run_keeps_where_it_was_started(tmp_path, monkeypatch):
     assert on("c", 50) == [("b", 0), ("c", 50)]
     assert on("d", 50) == [("b", 0), ("d", 50)]
     assert on("e", 70) == [("b", 0), ("d", 50), ("e", 70)]
+    note_start(tmp_path, 80, world_size=2)
+    assert [start["world_size"] for start in read_starts(tmp_path)] == [1, 1, 1, 2]
 
 
 def test_what_the_first_weights_took_is_noted(tmp_path):
@@ -99,3 +101,4 @@ def test_training_notes_where_it_was_started(run):
         run(f"optim.max_steps={steps}", "optim.warmup_steps=0")
         assert [start["from_step"] for start in read_starts(run.out_dir)] == starts
         assert read_starts(run.out_dir)[-1]["torch"] == torch.__version__
+        assert read_starts(run.out_dir)[-1]["world_size"] == 1

@@ -122,10 +122,25 @@ def test_changes_turn_and_mirror(contours: Path) -> None:
     assert torch.equal(changed[1], image.T)
 
 
+def test_changes_move_what_was_turned(contours: Path) -> None:
+    examples = load_examples(contours, "train", 1024, ExamplesConfig(path="", shift=1), CPU)
+    image = as_they_are(examples, 2).tokens.view(32, 32)
+    changed = examples.batch(torch.tensor([2]), torch.tensor([2 + 8 * 1])).tokens.view(32, 32)
+    assert torch.equal(changed[:, :-1], image.flip(1)[:, 1:])
+
+
+def test_images_are_not_moved_out_of_themselves(contours: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.shift=32 pixels moves images of 32 x 32 out"):
+        load_examples(contours, "train", 1024, ExamplesConfig(path="", shift=32), CPU)
+    with pytest.raises(ValueError, match=r"data.shift must be at least 0 pixels, got -1"):
+        ExamplesConfig(path="", shift=-1)
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"), [("zeros", "padding"), ("order", "tiles"), ("augment", "dihedral")]
+    ("setting", "value"),
+    [("zeros", "padding"), ("order", "tiles"), ("augment", "dihedral"), ("shift", 2)],
 )
-def test_texts_have_no_pixels(texts: Path, setting: str, value: str) -> None:
+def test_texts_have_no_pixels(texts: Path, setting: str, value: str | int) -> None:
     config = ExamplesConfig(path="", **{setting: value})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=rf"data.{setting}={value} is for images"):
         load_examples(texts, "train", 9, config, CPU)

@@ -93,6 +93,17 @@ def test_changes_are_drawn_where_they_are_asked_for(folders) -> None:
     assert changes("dihedral") == set(range(8))
 
 
+def test_moves_are_drawn_beside_the_changes(folders) -> None:
+    def changes(shift: int) -> list[int]:
+        curriculum = make(folders, phases=[], augment="mirror", shift=shift)
+        return [int(x) for step in range(60) for x in curriculum.draw(step)[1].flatten()]
+
+    still, moved = changes(0), changes(1)
+    assert [x % 8 for x in moved] == still
+    assert {x // 8 for x in moved} == set(range(9))
+    assert changes(1) == moved
+
+
 @pytest.mark.parametrize(("batch_size", "world_size"), [(3, 1), (4, 4)])
 def test_batches_must_be_shared_equally(folders, batch_size: int, world_size: int) -> None:
     phases = [Phase(paths=[folders["small"], folders["large"]], steps=1, batch_size=batch_size)]

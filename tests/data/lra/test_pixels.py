@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from data.lra.pixels import TILE, dihedral, pack_ink, tile_order
+from data.lra.pixels import TILE, dihedral, pack_ink, shifted, tile_order
 from kernels.patterns import butterfly
 
 
@@ -25,6 +25,22 @@ def test_each_image_has_its_own_change() -> None:
     together = dihedral(images, codes)
     for i in range(8):
         assert torch.equal(together[i], dihedral(images[i : i + 1], codes[i : i + 1])[0])
+
+
+def test_images_are_moved_and_their_edges_repeated() -> None:
+    most, size = 2, 5
+    moves = 2 * most + 1
+    image = torch.rand(size, size)
+    codes = torch.arange(moves**2)
+    found = shifted(image.expand(len(codes), size, size), codes, most)
+    assert torch.equal(found[0], image)
+    padded = torch.nn.functional.pad(image[None, None], [most] * 4, mode="replicate")[0, 0]
+    windows = padded.unfold(0, size, 1).unfold(1, size, 1).flatten(0, 1)  # all 25 moves
+    assert {str(x.tolist()) for x in found} == {str(x.tolist()) for x in windows}
+    # each image by its own code, rows of codes for rows
+    down, right = found[moves], found[1]
+    assert torch.equal(down[:-1], image[1:]) and torch.equal(down[-1], image[-1])
+    assert torch.equal(right[:, :-1], image[:, 1:]) and torch.equal(right[:, -1], image[:, -1])
 
 
 @pytest.mark.parametrize("size", [16, 32, 48, 96, 128])
