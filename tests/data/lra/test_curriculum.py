@@ -102,6 +102,13 @@ def test_moves_are_drawn_beside_the_changes(folders) -> None:
     assert [x % 8 for x in moved] == still
     assert {x // 8 for x in moved} == set(range(9))
     assert changes(1) == moved
+    # of two processes, each draws the moves of its own examples
+    curricula = [
+        make(folders, phases=[], augment="mirror", shift=1, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    both = [int(x) for step in range(60) for c in curricula for x in c.draw(step)[1].flatten()]
+    assert both == moved
 
 
 @pytest.mark.parametrize(("batch_size", "world_size"), [(3, 1), (4, 4)])
