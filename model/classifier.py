@@ -142,9 +142,9 @@ class Classifier(nn.Module):
         """Logits of each example.
 
         Args:
-            tokens: (B, T) integers below `config.vocab_size`. T is `config.context_length`, or any
-                where `places` are given and the mask is dense. The documents of an example follow
-                one another.
+            tokens: (B, T) integers below `config.vocab_size`. T is `config.context_length`; where
+                the mask is dense, a sequence may be shorter, and T any where `places` are given.
+                The documents of an example follow one another.
             lengths: (B,) int32, at least 1: tokens that are not padding, which comes after them.
                 None: all.
             places: (B, T), or (T,) for all rows, integers below `config.n_positions`: where each
@@ -186,8 +186,7 @@ class Classifier(nn.Module):
         Raises:
             ValueError: T is not as `forward` says.
         """
-        any_length = places is not None and self.mask is None
-        if x.dim() != 3 or not (any_length or x.shape[1] == self.config.context_length):
+        if x.dim() != 3 or not self._takes(x.shape[1], placed=places is not None):
             raise ValueError(
                 f"tokens have shape {tuple(x.shape[:-1])} and must be (batch, "
                 f"model.context_length={self.config.context_length})."
@@ -199,6 +198,13 @@ class Classifier(nn.Module):
             x = block(x, rotary, mask=self.mask, kv_lengths=lengths)
         return self.ln_f(x)
 
+    def _takes(self, n_tokens: int, *, placed: bool) -> bool:
+        """Whether rows may have so many tokens, with places of their own or in order."""
+        most = self.config.context_length
+        if n_tokens == most or self.mask is not None:
+            return n_tokens == most
+        return placed or (self.config.grid_width is None and 0 < n_tokens < most)
+
     def _with_positions(
         self, x: Tensor, places: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
@@ -206,10 +212,10 @@ class Classifier(nn.Module):
         config = self.config
 
         def at(table: Tensor) -> Tensor:
-            return table if places is None else table[places]
+            return table[: x.shape[1]] if places is None else table[places]
 
         if config.embedding == "learned":
-            x = x + at(self.pos_emb)
+            x = x + (at(self.pos_emb) if places is None else _rows(self.pos_emb, places))
         elif config.embedding == "sinusoidal":
             x = x + at(self.place_features)
         elif config.embedding == "row_column":
@@ -256,3 +262,16 @@ class Classifier(nn.Module):
     def n_params(self) -> int:
         """Parameters of the model."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _rows(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a learned table (N, C) by their places, (B, T) or (T,).
+
+    The gradient of `table[places]` would add up all B rows' in the same N places, one by one. Here
+    each of B has a table of its own first, and their sum is a reduction.
+    """
+    if places.dim() == 1:
+        return table[places]
+    B, T = places.shape
+    N, C = table.shape
+    return table.expand(B, N, C).gather(1, places[..., None].expand(B, T, C))

@@ -57,6 +57,20 @@ def test_gradients_of_padding_are_zero(pooling: str) -> None:
     assert model.pos_emb.grad[5:].abs().max() == 0
 
 
+def test_gradients_of_learned_positions_add_up_over_rows() -> None:
+    """Each row's tokens in an order of its own, or all rows' in one: the same images."""
+    model, ids, weights = make(embedding="learned"), tokens(), torch.randn(B, 3).double()
+    generator = torch.Generator().manual_seed(2)
+    of_rows = torch.stack([torch.randperm(T, generator=generator) for _ in range(B)])
+    gradients = []
+    for order in (None, of_rows[0], of_rows):
+        there = ids if order is None else ids.gather(1, order.expand(B, T))
+        loss = (model(there, None, order) * weights).sum()
+        gradients.append(torch.autograd.grad(loss, model.pos_emb)[0])
+    equal(gradients[1], gradients[0])
+    equal(gradients[2], gradients[0])
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_order_is_told_by_places_alone(pooling: str, positions: dict[str, Any]) -> None:
@@ -141,10 +155,30 @@ def test_intensities_start_in_order() -> None:
     assert distance[250] < distance[200] < distance[100] < distance[0]
 
 
-@pytest.mark.parametrize("ids", [tokens()[:, :-1], tokens()[0]])
-def test_refuses_other_shapes(ids: torch.Tensor) -> None:
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("positions", POSITIONS[:3])
+def test_padding_of_all_may_be_left_out(pooling: str, positions: dict[str, Any]) -> None:
+    model = make(pooling=pooling, **positions)
+    lengths = torch.tensor([1, 7, 12, 13], dtype=torch.int32)
+    equal(model(tokens()[:, :13], lengths), model(tokens(), lengths))
+
+
+BUTTERFLY = {"mask": MaskConfig(pattern="butterfly", block_size=16)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes"),
+    [
+        (tokens()[0], {}),
+        (tokens()[:, :0], {}),
+        (torch.cat([tokens(), tokens()], 1), {}),
+        (tokens()[:, :-1], IMAGE),
+        (tokens()[:, :-16], BUTTERFLY),
+    ],
+)
+def test_refuses_other_shapes(ids: torch.Tensor, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"tokens have shape .*context_length=64"):
-        make()(ids)
+        make(**changes)(ids)
 
 
 def test_refuses_half_a_pair() -> None:
