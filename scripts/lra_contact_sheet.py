@@ -128,7 +128,7 @@ def _texts(opened: Sequences):
 
 
 def _readable(task: str, tokens: np.ndarray) -> str:
-    if task == "listops":
+    if task.startswith("listops"):
         return " ".join(listops.SYMBOLS[token - 1] for token in tokens.tolist())
     text = (tokens - 1).astype(np.uint8).tobytes().decode("ascii", errors="replace")
     return text.replace("\ufffd", "?")

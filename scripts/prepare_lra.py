@@ -8,6 +8,7 @@
     python -m scripts.prepare_lra pathx                    # Pathfinder 128 x 128, generated
     python -m scripts.prepare_lra pathfinder32 --source lra_release/lra_release
     python -m scripts.prepare_lra pathfinder64 --contour-length 3 --distractors-of 14
+    python -m scripts.prepare_lra listops --shortest 4 --longest 32 --examples 40000,500,500
 
 Writes OUT/TASK/ with manifest.json, NumPy files a split, and samples.png, which shows some of them.
 A run that was stopped, in whatever way, goes on when the same command is given again.
@@ -32,7 +33,7 @@ from rich.progress import (
 from rich.table import Table
 
 from configs.command_line import errors_as_sentences
-from data.lra.listops import FORMULA_FILE, write_tsv
+from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.request import TASKS, Request
 from data.lra.store import SPLITS, Manifest, Sequences, open_split
@@ -113,6 +114,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="distractors as among contours of N strokes (default: of the contour length)",
     )
+    for option, value in (("--shortest", SHORTEST), ("--longest", LONGEST)):
+        parser.add_argument(
+            option, type=int, default=value, metavar="N",
+            help="tokens of generated formulas of listops (default: %(default)s)",
+        )  # fmt: skip
     parser.add_argument(
         "--tsv", action="store_true", help="of listops: also write the benchmark's own files"
     )
@@ -132,6 +138,8 @@ def _request(args: argparse.Namespace) -> Request:
         seed=args.seed,
         contour_length=length,
         distractors_of=args.distractors_of,
+        shortest=args.shortest,
+        longest=args.longest,
         n_threads=args.workers,
     )
 
@@ -181,7 +189,7 @@ def _report(done: Prepared, console: Console) -> None:
         if info.skipped:
             named = ", ".join(info.skipped[:_MOST_NAMED])
             console.print(f"{split}: {len(info.skipped):,} empty and left out: {named}")
-    if manifest.task == "listops":
+    if manifest.task.startswith("listops"):
         train, test = (open_split(done.folder, split) for split in ("train", "test"))
         assert isinstance(train, Sequences) and isinstance(test, Sequences)
         scores = yardsticks(train, test)

@@ -19,7 +19,8 @@ class Phase:
     batch_size: int | None = None
     """Examples of one step, over all GPUs; None: optim.batch_size."""
     context_length: int | None = None
-    """Tokens that an image may have where data.zeros=padding; None: model.context_length."""
+    """Tokens of an example: of an image where data.zeros=padding, which may have no more, or the
+    first ones of a text. None: model.context_length."""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -59,11 +60,6 @@ class ExamplesConfig:
         if self.zeros == "padding" and self.order != "raster":
             raise ValueError(
                 f"data.order={self.order} has no effect with data.zeros=padding: leave it out"
-            )
-        if self.zeros == "tokens" and any(p.context_length is not None for p in self.phases):
-            raise ValueError(
-                "data.phases: context_length is room for pixels above zero, and with data.zeros="
-                "tokens every pixel is a token: leave it out, or set data.zeros=padding"
             )
 
     @property

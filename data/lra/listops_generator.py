@@ -15,16 +15,14 @@ from numba import njit
 from data.lra.listops import (
     CLOSE_ID,
     FIRST_OPERATOR_ID,
-    LONGEST,
     MAX_ARGUMENTS,
     MAX_DEPTH,
     OPERATOR_PROBABILITY,
     OPERATORS,
-    SHORTEST,
 )
 
 CHUNK = 4096
-"""Candidates of a piece of work; one in twelve has the right length."""
+"""Candidates of a piece of work; one in twelve has the benchmark's length."""
 
 _N_OPERATORS = len(OPERATORS)
 _MIN, _MAX, _MED = range(3)
@@ -34,11 +32,14 @@ Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Kept candidates: token ids uint8 end to end, offsets int64 (n + 1), values uint8 (n)."""
 
 
-def candidates(seed: int, n_threads: int | None = None) -> Iterator[Chunk]:
+def candidates(
+    seed: int, shortest: int, longest: int, n_threads: int | None = None
+) -> Iterator[Chunk]:
     """Yield chunk after chunk of candidates of the right length, in order of their numbers.
 
     Args:
         seed: Non-negative.
+        shortest, longest: Tokens of a candidate that is kept.
         n_threads: All cores by default.
     """
     if seed < 0:
@@ -49,24 +50,24 @@ def candidates(seed: int, n_threads: int | None = None) -> Iterator[Chunk]:
         ahead = deque()
         try:
             for number in count():
-                ahead.append(pool.submit(chunk, key, number * CHUNK, CHUNK))
+                ahead.append(pool.submit(chunk, key, number * CHUNK, CHUNK, shortest, longest))
                 if len(ahead) > n_threads:
                     yield ahead.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def chunk(key: np.uint64, first: int, n: int) -> Chunk:
+def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> Chunk:
     """Candidates `first` to `first + n - 1` under a key, those of the right length."""
-    tokens = np.empty(n * LONGEST, np.uint8)
+    tokens = np.empty(n * longest, np.uint8)
     offsets = np.zeros(n + 1, np.int64)
     values = np.empty(n, np.uint8)
-    n_kept = _fill(key, np.uint64(first), n, tokens, offsets, values)
+    n_kept = _fill(key, np.uint64(first), n, shortest, longest, tokens, offsets, values)
     return tokens[: offsets[n_kept]].copy(), offsets[: n_kept + 1], values[:n_kept]
 
 
 @njit(nogil=True, cache=True)
-def _fill(key, first, n, tokens, offsets, values):
+def _fill(key, first, n, shortest, longest, tokens, offsets, values):
     """Write the kept candidates into the three arrays; returns how many there are."""
     state = np.zeros(1, np.uint64)
     levels = np.empty((MAX_DEPTH, 2 + MAX_ARGUMENTS), np.int64)
@@ -74,8 +75,8 @@ def _fill(key, first, n, tokens, offsets, values):
     for i in range(n):
         state[0] = _mix(key ^ _mix(first + np.uint64(i)))
         start = offsets[n_kept]
-        length, value = _formula(state, levels, tokens[start : start + LONGEST])
-        if length >= SHORTEST:
+        length, value = _formula(state, levels, tokens[start : start + longest])
+        if length >= shortest:
             offsets[n_kept + 1] = start + length
             values[n_kept] = value
             n_kept += 1

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data.lra.listops import LONGEST, SHORTEST
 from data.lra.store import SPLITS
 from data.lra.writer import TaskWriter
 from data.pathfinder.parameters import DIFFICULTIES
@@ -18,6 +19,9 @@ OnProgress = Callable[[str, int, int], None]
 
 Write = Callable[[TaskWriter, OnProgress], None]
 """Writes all splits of a task."""
+
+FEW_TOKENS = 8
+"""Among shorter formulas, there may be fewer different ones than are asked for."""
 
 _TELL_EVERY = 1000
 _T = TypeVar("_T")
@@ -38,6 +42,9 @@ class Request:
     contour_length: int = DIFFICULTIES["hard"]
     """Of Pathfinder, see data/pathfinder/parameters.py; so too the next."""
     distractors_of: int | None = None
+    shortest: int = SHORTEST
+    """Tokens of a generated formula of ListOps; so too the next."""
+    longest: int = LONGEST
     n_threads: int | None = None
     """Threads that generate or read images, all cores by default."""
 
@@ -58,15 +65,32 @@ class Request:
         contours = self.contour_length != DIFFICULTIES["hard"] or self.distractors_of is not None
         if contours and self.task not in PATHFINDER_SIZES:
             raise ValueError(f"{self.task} has no contours: leave contour length and so on out.")
+        self._check_formulas()
         if self.source and self.distractors_of is not None:
             raise ValueError(
                 f"distractors_of={self.distractors_of} was not released: leave it out, or the "
                 "source."
             )
 
+    def _check_formulas(self) -> None:
+        if (self.shortest, self.longest) == (SHORTEST, LONGEST):
+            return
+        if self.task != "listops" or self.source:
+            raise ValueError(
+                f"shortest={self.shortest} and longest={self.longest} are of formulas of ListOps "
+                "that are generated: leave them out."
+            )
+        if not 4 <= self.shortest <= self.longest <= LONGEST or self.longest < FEW_TOKENS:
+            raise ValueError(
+                f"shortest={self.shortest} must be at least 4, an operation on two digits, and at "
+                f"most longest={self.longest}, which must lie in {FEW_TOKENS}..{LONGEST}."
+            )
+
     @property
     def name(self) -> str:
-        """Of the task's folder: with a suffix where Pathfinder is not the hard one."""
+        """Of the task's folder: with a suffix where it is not the benchmark's."""
+        if (self.shortest, self.longest) != (SHORTEST, LONGEST):
+            return f"{self.task}-tokens{self.shortest}to{self.longest}"
         names = {length: name for name, length in DIFFICULTIES.items()}
         length, of = self.contour_length, self.distractors_of
         suffix = "" if names.get(length) == "hard" else f"-{names.get(length, f'length{length}')}"

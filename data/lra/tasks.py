@@ -60,6 +60,8 @@ def _listops(request: Request) -> tuple[Manifest, Write]:
     sizes = request.examples or listops.SPLIT_SIZES
     if request.source is None:
         origin = {"generator": "data.lra.listops", "examples": dict(sizes), "seed": request.seed}
+        if request.name != "listops":
+            origin |= {"shortest": request.shortest, "longest": request.longest}
     else:
         origin = origin_of(request, "ListOps")
     manifest = Manifest(
@@ -75,7 +77,13 @@ def _listops(request: Request) -> tuple[Manifest, Write]:
         if request.source is None:
             numbers = example_numbers(listops.SPLIT_SIZES, sizes)
             n_formulas = max(r.stop for ranges in numbers.values() for r in ranges)
-            series = islice(listops.generate(request.seed, request.n_threads), n_formulas)
+            endless = listops.generate(
+                request.seed,
+                request.n_threads,
+                shortest=request.shortest,
+                longest=request.longest,
+            )
+            series = islice(endless, n_formulas)
             made = list(counted(series, "formulas", n_formulas, on_progress))
             formulas = {s: (made[i] for r in rs for i in r) for s, rs in numbers.items()}
         else:

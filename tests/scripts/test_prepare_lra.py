@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,6 +73,35 @@ def test_more_training_formulas_leave_the_test_as_it_is(tmp_path, few_formulas):
     test = open_split(tmp_path / "out/listops", "test")
     all_train = {train.documents(i)[0].tobytes() for i in range(250)}
     assert all_train.isdisjoint(test.documents(i)[0].tobytes() for i in range(20))
+
+
+def test_shorter_formulas_are_a_set_of_their_own(tmp_path, capsys):
+    run(tmp_path, "listops", "--shortest", "4", "--longest", "32", "--examples", "50,10,10")
+    folder = tmp_path / "out" / "listops-tokens4to32"
+    train = open_split(folder, "train")
+    assert isinstance(train, Sequences) and len(train.labels) == 50
+    lengths = np.diff(train.offsets)
+    assert lengths.min() >= 4 and lengths.max() <= 32
+    source = json.loads((folder / "manifest.json").read_text())["source"]
+    assert (source["shortest"], source["longest"]) == (4, 32)
+    assert "knowing the root operator" in capsys.readouterr().out
+    assert (folder / "samples.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "text", "longest": 99}, r"longest=99 are of formulas of ListOps"),
+        ({"source": Path("x"), "shortest": 9}, r"shortest=9 .* that are generated"),
+        ({"shortest": 3}, r"shortest=3 must be at least 4"),
+        ({"shortest": 40, "longest": 32}, r"shortest=40 must be .* at most longest=32"),
+        ({"shortest": 4, "longest": 7}, r"longest=7, which must lie in 8..1999"),
+        ({"longest": 2000}, r"longest=2000, which must lie in 8..1999"),
+    ],
+)
+def test_impossible_lengths_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Request(**({"task": "listops"} | changes))
 
 
 def test_numbers_of_splits():

@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 
 from data.lra import listops
-from data.lra.listops import SYMBOLS, evaluate, generate, parse, read_tsv, to_source, write_tsv
+from data.lra.listops import (
+    LONGEST,
+    SHORTEST,
+    SYMBOLS,
+    evaluate,
+    generate,
+    parse,
+    read_tsv,
+    to_source,
+    write_tsv,
+)
 from data.lra.listops_generator import CHUNK, candidates
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import Manifest, Sequences
@@ -112,6 +122,14 @@ def test_missing_files_are_named(tmp_path):
         listops.find_tsv(tmp_path)
 
 
+def test_shorter_formulas(tmp_path):
+    short = list(islice(generate(0, 2, shortest=4, longest=16), 3000))
+    assert {len(tokens) for tokens, _ in short} == set(range(4, 17))
+    assert len({tokens.tobytes() for tokens, _ in short}) == 3000
+    for tokens, value in short:
+        assert evaluate(tokens.tolist()) == value
+
+
 def test_generated_formulas_are_formulas_of_the_right_length(formulas):
     for tokens, value in formulas[:2000]:
         assert evaluate(tokens.tolist()) == value
@@ -174,7 +192,7 @@ def test_statistics(formulas):
 
 
 def test_acceptance():
-    kept = [len(values) for _, _, values in islice(candidates(3, 2), 24)]
+    kept = [len(values) for _, _, values in islice(candidates(3, SHORTEST, LONGEST, 2), 24)]
     n = 24 * CHUNK
     assert sum(kept) / n == pytest.approx(0.0832, abs=4 * (0.0832 * 0.9168 / n) ** 0.5)
 
