@@ -37,7 +37,32 @@ class ClassifyConfig:
                 "data.zeros=padding leaves pixels out, and where the others stand must be told: "
                 "set model.grid_width to the pixels in a row"
             )
+        self._check_phases()
         self._check_objective()
+
+    def _check_phases(self) -> None:
+        """What the phases of a curriculum may have as context_length."""
+        model = self.model
+        for phase in self.data.phases:
+            room = phase.context_length
+            if room is None:
+                continue
+            if model.grid_width is not None and self.data.zeros == "tokens":
+                raise ValueError(
+                    "data.phases: context_length is room for pixels above zero, and with data."
+                    "zeros=tokens every pixel is a token: leave it out, or set data.zeros=padding"
+                )
+            if model.mask.pattern != "dense":
+                raise ValueError(
+                    f"data.phases: context_length={room} and model.mask.pattern="
+                    f"{model.mask.pattern}, which is made for model.context_length="
+                    f"{model.context_length} tokens: leave it out"
+                )
+            if room > model.n_positions:
+                raise ValueError(
+                    f"data.phases: context_length={room} must be at most {model.n_positions}, the "
+                    "places of the model"
+                )
 
     def _check_objective(self) -> None:
         if not 0 < self.hidden_share < 1:

@@ -1,4 +1,4 @@
-"""The stages of Path-X and Path-256: what each begins with, and the images that it needs.
+"""The stages of Path-X and Path-256, and what each begins with.
 
     path64 -> pathx -> pathx_dense
     path64_butterfly -> pathx_butterfly -> path256_butterfly
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.lra.request import Request
 from scripts.classifier_runs import ClassifierRun, is_finished
 
 CONFIGS = Path("configs/pathx")
@@ -24,27 +23,6 @@ BEFORE: dict[str, str | None] = {
     "path256_butterfly": "pathx_butterfly",
 }
 """The stages, each with the one whose best weights it begins with."""
-
-SHORT_EXAMPLES = {"train": 40_000, "val": 500, "test": 500}
-"""Of the sets of a curriculum, in which nothing is scored."""
-
-REQUESTS = (
-    *(Request(task=task) for task in ("pathfinder64", "pathx", "pathfinder256")),
-    *(
-        Request(
-            task=task, contour_length=length, distractors_of=distractors, examples=SHORT_EXAMPLES
-        )
-        for task, length, distractors in (
-            *(("pathfinder64", length, 0) for length in (2, 4, 7)),
-            *(("pathfinder64", length, 14) for length in (3, 5, 7, 10)),
-            *(("pathx", length, 0) for length in (2, 4)),
-            *(("pathx", length, 14) for length in (4, 7)),
-            *(("pathfinder256", length, 0) for length in (2, 4)),
-            *(("pathfinder256", length, 14) for length in (4, 7)),
-        )
-    ),
-)
-"""All sets of images that the stages need; a folder is named by its request."""
 
 SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--out"}
 
@@ -99,23 +77,3 @@ def make_runs(
     for run in runs:
         run.check_folder()
     return runs
-
-
-def images_needed(runs: Sequence[StageRun]) -> list[tuple[Path, Request]]:
-    """The folders of images that some runs read, each with what to prepare there.
-
-    Raises:
-        ValueError: none of REQUESTS makes a folder of that name.
-    """
-    requests = {request.name: request for request in REQUESTS}
-    folders: dict[Path, Request] = {}
-    for run in runs:
-        for path in run.config.data.training_paths:
-            folder = Path(path)
-            if folder.name not in requests:
-                raise ValueError(
-                    f"{folder} is none of the sets that can be prepared here: "
-                    f"{', '.join(sorted(requests))}"
-                )
-            folders[folder] = requests[folder.name]
-    return list(folders.items())

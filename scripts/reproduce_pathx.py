@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from configs.command_line import errors_as_sentences
-from data.lra.tasks import prepare
+from scripts.curriculum_sets import prepare_sets
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
-from scripts.pathx_plan import BEFORE, StageRun, images_needed, make_runs, run_folder
+from scripts.pathx_plan import BEFORE, StageRun, make_runs, run_folder
 from scripts.pathx_report import write_report
 
 SEEDS = (1111,)
@@ -44,14 +44,6 @@ def task_of(run: StageRun, waiting: set[str]) -> Task:
         commands=commands,
         log=run.folder.with_suffix(".log"),
     )
-
-
-def prepare_images(runs: Sequence[StageRun]) -> None:
-    """Make the images that some runs read, where they are not there yet."""
-    for folder, request in images_needed(runs):
-        done = prepare(request, folder.parent)
-        if not done.finished_before:
-            print(f"{done.folder}: made", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -82,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed = []
     if not args.report_only:
         runs = make_runs(args.stages, args.seeds, args.out, args.set)
-        prepare_images([run for run in runs if not run.is_finished])
         unfinished = [run for run in runs if not run.is_finished]
+        prepare_sets(path for run in unfinished for path in run.config.data.training_paths)
         names = {run.folder.name for run in unfinished}
         try:
             failed = run_tasks(

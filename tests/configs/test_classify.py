@@ -22,9 +22,28 @@ def test_padding_and_hiding_go_together():
     assert configured("objective=masked", "data.zeros=padding").objective == "masked"
 
 
+def phase_of(context_length: int) -> str:
+    return f"data.phases=[{{paths: [x], steps: 1, context_length: {context_length}}}]"
+
+
+def test_phases_may_be_of_shorter_texts():
+    shorter = read_config(ClassifyConfig, ["configs/lra/text.yaml", phase_of(4096)])
+    assert shorter.data.phases[0].context_length == 4096
+    assert configured(phase_of(1024), "data.zeros=padding", "model.context_length=700")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ([phase_of(9)], r"context_length is room for pixels above zero"),
+        (
+            [phase_of(1025), "data.zeros=padding"],
+            r"data.phases: context_length=1025 must be at most 1024, the places of the model",
+        ),
+        (
+            [phase_of(64), "data.zeros=padding", "model.mask.pattern=butterfly"],
+            r"context_length=64 and model.mask.pattern=butterfly, which is made for .*=1024 tokens",
+        ),
         (["objective=tokens"], r"objective.*tokens"),
         (["objective=masked", "hidden_share=0"], r"hidden_share=0.0 must lie between 0 and 1"),
         (["objective=masked", "hidden_share=1"], r"hidden_share=1.0 must lie between 0 and 1"),

@@ -7,8 +7,8 @@ import pytest
 
 from configs import ClassifyConfig, read_config
 from data.lra.request import Request
-from scripts import pathx_plan, pathx_report, reproduce_pathx
-from scripts.pathx_plan import BEFORE, REQUESTS, images_needed, make_runs
+from scripts import curriculum_sets, pathx_plan, pathx_report, reproduce_pathx
+from scripts.pathx_plan import BEFORE, make_runs
 from scripts.pathx_plots import images_before
 from scripts.pathx_tables import runs_table
 from training.classification import read_best
@@ -38,7 +38,7 @@ run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu
 """
         )
     monkeypatch.setattr(pathx_plan, "CONFIGS", tmp_path)
-    monkeypatch.setattr(pathx_plan, "REQUESTS", tuple(SETS.values()))
+    monkeypatch.setattr(curriculum_sets, "REQUESTS", tuple(SETS.values()))
     return tmp_path
 
 
@@ -114,10 +114,8 @@ def test_nothing_to_report(tmp_path: Path):
 
 
 def test_the_stages_fit_together():
-    """The configurations that come along: each continues the model before it, on sets we make."""
+    """The configurations that come along: each continues the model before it."""
     runs = {run.stage: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
-    needed = images_needed(list(runs.values()))
-    assert {request.name for _, request in needed} == {request.name for request in REQUESTS}
     grows = {"context_length", "grid_width", "mask"}
     for stage, before in BEFORE.items():
         if before is None:
@@ -133,9 +131,3 @@ def test_eight_gpus_share_every_batch():
         phases = [(phase.batch_size, len(phase.paths)) for phase in config.data.phases]
         for batch_size, n_sets in [*phases, (None, 1)]:
             assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.stage
-
-
-def test_an_unknown_set_is_named(tiny: Path):
-    (run,) = make_runs(["path64"], [1], tiny / "out", ["data.path=elsewhere/dots"])
-    with pytest.raises(ValueError, match=r"dots is none of the sets"):
-        images_needed([run])

@@ -15,7 +15,13 @@ SPLITS = {"train": 48, "val": 20, "test": 25}
 TINY = (
     *(f"model.context_length={CONTEXT}", f"model.grid_width={SIDE}"),
     *("model.n_layer=1", "model.n_head=1", "model.n_embd=16", "model.n_inner=16"),
-    *("optim.max_steps=6", "optim.warmup_steps=2", "optim.batch_size=8", "optim.lr=1e-2"),
+    *(
+        "data.phases=[]",
+        "optim.max_steps=6",
+        "optim.warmup_steps=2",
+        "optim.batch_size=8",
+        "optim.lr=1e-2",
+    ),
     *("optim.eval_batch_size=10", "run.eval_every=2", "run.save_every=2", "run.log_every=1"),
     *("run.device=cpu", "run.dtype=float32", "run.compile=false"),
 )
