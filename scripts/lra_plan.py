@@ -52,8 +52,13 @@ SHORT = 1024
 SHORT_BLOCK, LONG_BLOCK = 64, 128
 WINDOW_BLOCKS, GLOBAL_BLOCKS = 1, 1
 
-RECIPES = ("paper", "rotary")
-"""paper: learned positions, as those of the paper's table. rotary: rotary ones."""
+RECIPES = ("paper", "rotary", "pretrained")
+"""paper: learned positions, as those of the paper's table. rotary: rotary ones. pretrained: these,
+after as many steps in which the model learns the hidden tokens of the same examples, as in "Never
+Train From Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
+
+PRETRAINING = "masked"
+"""The objective of the runs that those of the recipe pretrained start with, and in their names."""
 
 SET_HERE = {
     "run.seed": "take --seeds",
@@ -61,11 +66,13 @@ SET_HERE = {
     "data.path": "take --data",
     "model.attention": "take --attentions",
     "model.mask.pattern": "take --attentions",
+    "objective": "take --recipe",
+    "run.init_from": "take --recipe",
 }
 """Settings that make a run the one that its name says: what to take instead."""
 
 _RUN_NAME = re.compile(
-    rf"(?P<task>{'|'.join(TASKS)})(?P<rotary>_rotary)?"
+    rf"(?P<task>{'|'.join(TASKS)})(_(?P<recipe>{'|'.join(RECIPES[1:])}))?"
     rf"_(?P<attention>{'|'.join(ATTENTIONS)})_seed(?P<seed>\d+)"
 )
 
@@ -77,12 +84,14 @@ class Job(ClassifierRun):
     task: str
     attention: str
     seed: int
+    needs: frozenset[str] = frozenset()
+    """Names of runs that come before: the one whose best weights it starts with."""
 
 
 def config_path(task: str, recipe: str) -> Path:
     """The YAML file of a task under a recipe, which need not exist."""
     name = TASKS[task].config
-    return CONFIGS / (f"{name}.yaml" if recipe == "paper" else f"{name}_{recipe}.yaml")
+    return CONFIGS / (f"{name}.yaml" if recipe == "paper" else f"{name}_rotary.yaml")
 
 
 def overrides_of(attention: str, context_length: int) -> tuple[str, ...]:
@@ -164,8 +173,8 @@ def make_jobs(
     Args:
         tasks, attentions, seeds: every combination is a run.
         data: folder of the prepared tasks.
-        out: folder of all runs: TASK_ATTENTION_seedN, or TASK_rotary_ATTENTION_seedN.
-        recipe: of RECIPES.
+        out: folder of all runs: TASK_ATTENTION_seedN, or TASK_RECIPE_ATTENTION_seedN.
+        recipe: of RECIPES; with pretrained, TASK_masked_ATTENTION_seedN comes before each.
         overrides: key=value for all runs, last.
 
     Raises:
@@ -178,23 +187,32 @@ def make_jobs(
             raise ValueError(
                 f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
             )
-    suffix = "" if recipe == "paper" else f"_{recipe}"
-    jobs = []
+    stages = {
+        "paper": {"": ()},
+        "rotary": {"_rotary": ()},
+        "pretrained": {f"_{PRETRAINING}": (f"objective={PRETRAINING}",), "_pretrained": ()},
+    }[recipe]
+    jobs: list[Job] = []
     for task in dict.fromkeys(tasks):
         for attention in dict.fromkeys(attentions):
             shared = arguments_of(task, attention, data, recipe=recipe, overrides=overrides)
             for seed in dict.fromkeys(seeds):
-                folder = out / f"{task}{suffix}_{attention}_seed{seed}"
-                own = (f"run.seed={seed}", f"run.out_dir={folder}")
-                jobs.append(
-                    Job(
-                        task=task,
-                        attention=attention,
-                        seed=seed,
-                        folder=folder,
-                        arguments=(*shared, *own),
+                start: tuple[str, ...] = ()
+                needs: frozenset[str] = frozenset()
+                for suffix, objective in stages.items():
+                    folder = out / f"{task}{suffix}_{attention}_seed{seed}"
+                    own = (*objective, *start, f"run.seed={seed}", f"run.out_dir={folder}")
+                    jobs.append(
+                        Job(
+                            task=task,
+                            attention=attention,
+                            seed=seed,
+                            folder=folder,
+                            arguments=(*shared, *own),
+                            needs=needs,
+                        )
                     )
-                )
+                    start, needs = (f"run.init_from={folder}",), frozenset({folder.name})
     for job in jobs:
         job.check_folder()
     order = list(dict.fromkeys(seeds))
@@ -228,5 +246,5 @@ def parse_name(name: str) -> RunName | None:
     found = _RUN_NAME.fullmatch(name)
     if found is None:
         return None
-    recipe = "rotary" if found["rotary"] else "paper"
+    recipe = found["recipe"] or "paper"
     return RunName(found["task"], found["attention"], recipe, int(found["seed"]))

@@ -45,10 +45,10 @@ def draw(result: dict[str, Any]) -> "Figure":
                     axes.plot(millions, curve["val_accuracy"], **look, lw=0.6, alpha=0.5)
             mean = np.mean([curve["val_accuracy"] for curve in curves], axis=0)
             (lines[title],) = axes.plot(millions, mean, **look, lw=1.6)
-        paper = result["paper"][0]["accuracy"].get(task)
-        if paper is not None:
-            title = f"the paper's {result['paper'][0]['model']}, on test"
-            lines[title] = axes.axhline(paper, color="#888888", ls=":", lw=1)
+        other = result["references"][0]
+        if task in other["accuracy"]:
+            title = f"{other['model']}, on test"
+            lines[title] = axes.axhline(other["accuracy"][task], color="#888888", ls=":", lw=1)
         axes.set_title(TASKS[task].title, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
     for axes in panels[len(tasks) :]:

@@ -36,12 +36,21 @@ from training.environment import read_starts
 from training.metrics import read_metrics
 
 PAPER = (
-    ("Transformer", (36.0, 63.6, 81.6, 42.3, 72.7), 59.3, None),
-    ("FlashAttention", (37.6, 63.9, 81.4, 43.5, 72.7), 59.8, 2.4),
-    ("block-sparse FlashAttention", (37.0, 63.0, 81.3, 43.6, 73.3), 59.6, 2.8),
+    ("Transformer (the paper's)", (36.0, 63.6, 81.6, 42.3, 72.7), 59.3, None),
+    ("FlashAttention (the paper's)", (37.6, 63.9, 81.4, 43.5, 72.7), 59.8, 2.4),
+    ("block-sparse FlashAttention (the paper's)", (37.0, 63.0, 81.3, 43.6, 73.3), 59.6, 2.8),
 )
 """arXiv 2205.14135, Table 3: test accuracy in percent by task, the average that it prints, and how
 many times faster than its Transformer, the geometric mean over the tasks."""
+
+AMOS = (
+    ("Transformer, rotary (Amos et al.)", (47.90, 79.08, 82.31, 75.04, 76.64), 72.19, None),
+    ("the same, pretrained (Amos et al.)", (61.49, 91.02, 91.57, 86.04, 94.16), 84.86, None),
+)
+"""arXiv 2310.02980, the same of its Transformers with rotary positions, from labels alone and after
+self-pretraining on hidden tokens; the averages are ours, as theirs have Path-X in them."""
+
+REFERENCES = {"paper": PAPER, "rotary": AMOS, "pretrained": AMOS}
 
 JOBS_PER_GPU = "jobs_per_gpu.json"
 """File in the folder of a run: how many runs shared its GPU, at most."""
@@ -63,14 +72,15 @@ def write_report(out: Path, recipe: str, data: Path, results: Path) -> Path:
         out: folder of the runs, as `scripts.lra_plan.make_jobs` names them.
         recipe: of scripts.lra_plan.RECIPES.
         data: folder of the prepared tasks, of which yardsticks are taken.
-        results: folder of the results: lra.json, or lra_rotary.json, goes there, and from there
+        results: folder of the results: lra.json, or lra_RECIPE.json, goes there, and from there
             come the speeds and the yardsticks of Pathfinder, where they were measured.
 
     Returns:
         The JSON file; its Markdown and picture are beside it.
 
     Raises:
-        ValueError: nothing is finished, or runs of one name differ in more than their seed.
+        ValueError: nothing is finished, runs of one name differ in more than their seed, or the
+            run that one started with is gone.
     """
     runs = finished_runs(out, recipe)
     if not runs:
@@ -78,14 +88,14 @@ def write_report(out: Path, recipe: str, data: Path, results: Path) -> Path:
     result = {
         "recipe": recipe,
         "unit": "percent",  # of all accuracies here
-        "paper": [
+        "references": [
             {
                 "model": model,
                 "accuracy": dict(zip(BENCHMARK, accuracies, strict=True)),
                 "average": average,
                 "speedup": speedup,
             }
-            for model, accuracies, average, speedup in PAPER
+            for model, accuracies, average, speedup in REFERENCES[recipe]
         ],
         "rows": summarize(runs),
         "yardsticks": {
@@ -104,7 +114,7 @@ def write_report(out: Path, recipe: str, data: Path, results: Path) -> Path:
 
 def redraw(path: Path) -> None:
     """Write the Markdown and the picture anew beside the JSON, and print the tables."""
-    result = read_result(path, "recipe", "rows", "runs", "yardsticks", "speed")
+    result = read_result(path, "recipe", "references", "rows", "runs", "yardsticks", "speed")
     text = markdown(result)
     write_atomically(path.with_suffix(".md"), text.encode())
     save(draw(result), path.with_suffix(".png"))
@@ -143,6 +153,7 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
     records = read_metrics(folder)
     last, model, optim = records[-1], config.model, config.optim
     evaluations = [r for r in records if "val_accuracy" in r]
+    took = [last, *(_pretraining(folder, config))]
     return {
         "task": name.task,
         "attention": name.attention,
@@ -154,7 +165,8 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
         "best_val_accuracy": 100 * last["best_val_accuracy"],
         "steps": last["step"],
         "examples": last["examples"],
-        "minutes": 60 * last["gpu_hours"],
+        "examples_in_all": sum(end["examples"] for end in took),
+        "minutes": 60 * sum(end["gpu_hours"] for end in took),
         "jobs_per_gpu": _sharing(folder),
         "config": str(config_path(name.task, name.recipe)),
         "context_length": model.context_length,
@@ -174,6 +186,19 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
             "val_accuracy": [100 * r["val_accuracy"] for r in evaluations],
         },
     }
+
+
+def _pretraining(folder: Path, config: ClassifyConfig) -> list[dict[str, Any]]:
+    """The last record of the run that this one started with, which lies beside it; if any."""
+    if config.run.init_from is None:
+        return []
+    before = folder.parent / Path(config.run.init_from).name
+    if not is_finished(before):
+        raise ValueError(
+            f"{folder} started with the weights of {before}, which holds no finished run: what it "
+            "took belongs in the report, so put it back"
+        )
+    return [read_metrics(before)[-1]]
 
 
 def positions_of(config: ClassifyConfig) -> str:
@@ -209,6 +234,8 @@ def changes_of(config: ClassifyConfig) -> str:
         parts = [*parts, f"moved by up to {data.shift}"]
     if data.phases:
         parts = [*parts, f"after {sum(phase.steps for phase in data.phases):,} steps on other sets"]
+    if config.run.init_from is not None:
+        parts = [*parts, "after as many steps on hidden tokens"]
     return ", ".join(parts) or "as they are"
 
 
@@ -239,7 +266,15 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         low, high = (100 * share for share in wilson(mean / 100, n))
         over_seeds = paired_half_width(accuracies)
         both = widen(Estimate(mean=mean, low=low, high=high), over_seeds)
-        same = ("steps", "examples", "test_examples", "config", "context_length", "documents")
+        same = (
+            "steps",
+            "examples",
+            "examples_in_all",
+            "test_examples",
+            "config",
+            "context_length",
+            "documents",
+        )
         same += ("parameters", "positions", "padding", "changes", "block_size", "density")
         same += ("batch_size", "lr")
         rows.append(

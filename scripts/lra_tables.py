@@ -55,7 +55,8 @@ def accuracy_table(result: Result) -> str:
     """The paper's table with its rows first and ours below.
 
     Averages are over the tasks on which all of our attentions were trained, standard attention,
-    the slowest, aside; there is none of a single task.
+    the slowest, aside; there is none of a single task. Nor are there speed-ups of recipes of which
+    neither side has any.
     """
     rows = result["rows"]
     ours = [attention for attention in ATTENTIONS if _of(rows, attention=attention)]
@@ -66,15 +67,17 @@ def accuracy_table(result: Result) -> str:
     if len(common) > 1:
         whole = len(common) == len(BENCHMARK)
         average = ["average" if whole else f"average of {_titles(common)}"]
+    timed = result["speed"] or any(other["speedup"] for other in result["references"])
+    speedups = ["speed-up"] if timed else []
     table = []
-    for paper in result["paper"]:
-        mean = paper["average"] if len(common) == len(BENCHMARK) else _mean(paper, common)
+    for other in result["references"]:
+        mean = other["average"] if len(common) == len(BENCHMARK) else _mean(other, common)
         table.append(
             [
-                f"{paper['model']} (the paper's)",
-                *(digits(paper["accuracy"].get(task), ".1f") for task in columns),
+                other["model"],
+                *(digits(other["accuracy"].get(task), ".1f") for task in columns),
                 *(digits(mean, ".1f") for _ in average),
-                _times(paper["speedup"]),
+                *(_times(other["speedup"]) for _ in speedups),
             ]
         )
     for attention in ours:
@@ -85,10 +88,10 @@ def accuracy_table(result: Result) -> str:
                 ATTENTIONS[attention],
                 *(_with_interval(by_task.get(task)) for task in columns),
                 *(digits(_mean({"accuracy": accuracy}, common), ".1f") for _ in average),
-                _times(_geometric_mean(result, attention)),
+                *(_times(_geometric_mean(result, attention)) for _ in speedups),
             ]
         )
-    header = ["model", *(TASKS[task].title for task in columns), *average, "speed-up"]
+    header = ["model", *(TASKS[task].title for task in columns), *average, *speedups]
     return markdown_table(header, table)
 
 
@@ -113,7 +116,7 @@ def runs_table(result: Result) -> str:
                         row["best_val_accuracy"], row["best_step"], strict=True
                     )
                 ),
-                f"{row['examples']:,}",
+                f"{row['examples_in_all']:,}",
                 f"{row['minutes']:.1f}",
             ]
             for row in result["rows"]

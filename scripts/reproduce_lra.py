@@ -2,22 +2,27 @@
 
     python -m scripts.reproduce_lra --data out/data/lra --jobs-per-gpu 3
     python -m scripts.reproduce_lra --tasks listops image --seeds 1111 --attentions dense
+    python -m scripts.reproduce_lra --recipe pretrained --tasks text --attentions dense
     python -m scripts.reproduce_lra --report-only
 
 Trains every task of --tasks with every attention of --attentions and every seed, --jobs-per-gpu at
 a time on each GPU of this machine (scripts.train_classifier, configs/lra/TASK.yaml), and reports
 on all finished runs in --out: accuracy with intervals beside the paper's, and speed-ups where
 scripts.lra_speed measured them. Stopped, the same command goes on. Retrieval is left out where its
-texts are not prepared; the in-house task of pairs is trained where it is asked for.
+texts are not prepared; the in-house task of pairs is trained where it is asked for. The images that
+data.phases begin with are made where they are missing. With --recipe rotary the configurations are
+configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: first on hidden
+tokens.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
 from configs.command_line import errors_as_sentences
+from scripts.curriculum_sets import prepare_sets
 from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
 from scripts.lra_plan import (
     ATTENTIONS,
@@ -33,8 +38,14 @@ from scripts.lra_report import note_sharing, write_report
 SEEDS = (1111, 1112, 1113)
 
 
-def task_of(job: Job, jobs_per_gpu: int) -> Task:
-    """Train a run, or go on with it, and score its best weights."""
+def task_of(job: Job, jobs_per_gpu: int, waiting: Collection[str]) -> Task:
+    """Train a run, or go on with it, and score its best weights.
+
+    Args:
+        job: the run.
+        jobs_per_gpu: how many share its GPU, at most.
+        waiting: names of all runs of this call.
+    """
 
     def commands(n_gpu: int) -> list[list[str]]:
         note_sharing(job.folder, jobs_per_gpu)
@@ -42,7 +53,7 @@ def task_of(job: Job, jobs_per_gpu: int) -> Task:
 
     return Task(
         name=job.folder.name,
-        needs=frozenset(),
+        needs=job.needs & frozenset(waiting),
         commands=commands,
         log=job.folder.with_suffix(".log"),
     )
@@ -59,7 +70,10 @@ def train(jobs: Sequence[Job], jobs_per_gpu: int) -> list[str]:
     finished = [job.folder.name for job in jobs if job.is_finished]
     if finished:
         print(f"finished before: {', '.join(finished)}")
-    tasks = [task_of(job, jobs_per_gpu) for job in jobs if not job.is_finished]
+    waiting = {job.folder.name: job for job in jobs if not job.is_finished}
+    phases = [phase for job in waiting.values() for phase in job.config.data.phases]
+    prepare_sets(path for phase in phases for path in phase.paths)
+    tasks = [task_of(job, jobs_per_gpu, waiting) for job in waiting.values()]
     # all GPUs once, then all once more: the first runs have one each
     return run_tasks(tasks, groups_of_gpus(1) * jobs_per_gpu, partial(print, flush=True))
 

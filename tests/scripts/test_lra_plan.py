@@ -78,7 +78,8 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
     options = {"tasks": ["image"], "attentions": ["dense"], "seeds": [1]}
     (again,) = jobs_of(tmp_path, "run.compile=false", **options)  # changes rounding alone
     assert not again.is_finished
-    with pytest.raises(ValueError, match=r"image_dense_seed1 .*optim.lr is 0.0001 there and 0.1"):
+    lr = job.config.optim.lr
+    with pytest.raises(ValueError, match=rf"image_dense_seed1 .*optim.lr is {lr} there and 0.1"):
         jobs_of(tmp_path, "optim.lr=0.1", **options)
 
 
@@ -120,6 +121,24 @@ def test_the_recipe_with_rotary_positions(tmp_path, monkeypatch):
     assert job.config.model.rotary == "axial"
     name = parse_name(job.folder.name)
     assert name == lra_plan.RunName("image", "dense", "rotary", 5)
+
+
+def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
+    options = {"data": tmp_path, "out": tmp_path / "out", "recipe": "pretrained"}
+    first, then = make_jobs(["text"], ["butterfly"], [3], **options)
+    assert (first.folder.name, then.folder.name) == (
+        "text_masked_butterfly_seed3",
+        "text_pretrained_butterfly_seed3",
+    )
+    assert (first.needs, then.needs) == (set(), {first.folder.name})
+    assert (first.config.objective, then.config.objective) == ("masked", "labels")
+    assert then.config.run.init_from == str(first.folder)
+    assert first.config.model == then.config.model and first.config.optim == then.config.optim
+    assert parse_name(first.folder.name) is None  # it knows no labels
+    found = parse_name(then.folder.name)
+    assert found == lra_plan.RunName("text", "butterfly", "pretrained", 3)
+    with pytest.raises(ValueError, match=r"objective=causal: the sweep itself .*take --recipe"):
+        make_jobs(["text"], ["dense"], [3], **options, overrides=["objective=causal"])
 
 
 @pytest.mark.parametrize("name", ["image_seed1", "image_dense", "path_dense_seed1", "a.log"])

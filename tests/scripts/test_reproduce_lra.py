@@ -115,6 +115,22 @@ def test_a_stopped_run_goes_on(reproduce, tmp_path, monkeypatch):
     assert [start["from_step"] for start in starts] == [0, 2]
 
 
+def test_pretraining_comes_first_and_counts(reproduce, tmp_path, capsys):
+    options = ["--recipe", "pretrained", "--tasks", "image", "--attentions", "dense"]
+    overrides = [*TINY, "model.rotary=none", "model.dropout=0"]
+    runs = ["image_masked_dense_seed1", "image_pretrained_dense_seed1"]
+    assert reproduce(*options, "--seeds", "1", overrides=overrides) == runs
+    printed = capsys.readouterr().out
+    assert "| Transformer, rotary (Amos et al.) |" in printed and "speed-up" not in printed
+    assert "moved by up to 4, after as many steps on hidden tokens" in printed
+    (row,) = json.loads((tmp_path / "results" / "lra_pretrained.json").read_text())["rows"]
+    assert (row["examples"], row["examples_in_all"]) == (48, 96)
+
+    (tmp_path / "out" / runs[0]).rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"image_masked_dense_seed1, which holds no finished run"):
+        reproduce("--recipe", "pretrained", "--report-only")
+
+
 def test_impossible_options_are_refused_before_training(reproduce):
     with pytest.raises(ValueError, match="--jobs-per-gpu=0 must be at least 1"):
         reproduce("--tasks", "image", "--jobs-per-gpu", "0")
