@@ -4,36 +4,23 @@ python -m scripts.lra_report docs/results/lra.json    # Markdown and picture ane
 """
 
 import argparse
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any
 
-from configs import RUN_CONFIG, ClassifyConfig
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
-from model.classifier import Classifier
-from scripts.classifier_runs import is_finished, read_run_config
 from scripts.evaluation_plots import save
 from scripts.evaluation_statistics import Estimate, paired_half_width, widen
-from scripts.lra_plan import (
-    ATTENTIONS,
-    BENCHMARK,
-    TASKS,
-    RunName,
-    config_path,
-    parse_name,
-)
+from scripts.lra_plan import BENCHMARK, TASKS
 from scripts.lra_plots import draw
+from scripts.lra_runs import SETTINGS, finished_runs, with_others
 from scripts.lra_tables import markdown
 from scripts.results import read_result, write_result
-from scripts.runs import HOW, check_settings
-from training.environment import read_starts
-from training.metrics import read_metrics
+from scripts.wilson import wilson
 
 PAPER = (
     ("Transformer (the paper's)", (36.0, 63.6, 81.6, 42.3, 72.7), 59.3, None),
@@ -52,20 +39,12 @@ self-pretraining on hidden tokens; the averages are ours, as theirs have Path-X 
 
 REFERENCES = {"paper": PAPER, "rotary": AMOS, "pretrained": AMOS}
 
-JOBS_PER_GPU = "jobs_per_gpu.json"
-"""File in the folder of a run: how many runs shared its GPU, at most."""
-
 PATHFINDER_SIZE = "32"
 
 
-def note_sharing(folder: Path, jobs_per_gpu: int) -> None:
-    """Note in the folder of a run that so many runs share its GPU; the most is kept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    most = max(jobs_per_gpu, _sharing(folder) or 1)
-    write_atomically(folder / JOBS_PER_GPU, f"{most}\n".encode())
-
-
-def write_report(out: Path, recipe: str, data: Path, results: Path) -> Path:
+def write_report(
+    out: Path, recipe: str, data: Path, results: Path, others: Sequence[Path] = ()
+) -> Path:
     """Report on all finished runs of a recipe; prints the tables.
 
     Args:
@@ -74,15 +53,16 @@ def write_report(out: Path, recipe: str, data: Path, results: Path) -> Path:
         data: folder of the prepared tasks, of which yardsticks are taken.
         results: folder of the results: lra.json, or lra_RECIPE.json, goes there, and from there
             come the speeds and the yardsticks of Pathfinder, where they were measured.
+        others: reports whose runs belong into this one where `out` has none of their name.
 
     Returns:
         The JSON file; its Markdown and picture are beside it.
 
     Raises:
-        ValueError: nothing is finished, runs of one name differ in more than their seed, or the
-            run that one started with is gone.
+        ValueError: nothing is finished, runs of one name differ in more than their seed, the run
+            that one started with is gone, or a report is of another recipe.
     """
-    runs = finished_runs(out, recipe)
+    runs = with_others(finished_runs(out, recipe), others, recipe)
     if not runs:
         raise ValueError(f"{out} holds no finished run of the recipe {recipe} to report on")
     result = {
@@ -122,123 +102,6 @@ def redraw(path: Path) -> None:
     print(f"wrote {path.with_suffix('.md')} and its picture")
 
 
-def finished_runs(out: Path, recipe: str) -> list[dict[str, Any]]:
-    """All finished runs of a recipe in a folder, in the order of tasks, attentions and seeds.
-
-    Raises:
-        ValueError: two runs that differ in their seed by name differ in more.
-    """
-    found: list[tuple[RunName, Path]] = [
-        (name, folder)
-        for folder in out.glob("*_seed*")
-        if (name := parse_name(folder.name)) is not None
-        and name.recipe == recipe
-        and (folder / RUN_CONFIG).exists()
-        and is_finished(folder)
-    ]
-    tasks, attentions = list(TASKS), list(ATTENTIONS)
-    found.sort(key=lambda x: (tasks.index(x[0].task), attentions.index(x[0].attention), x[0].seed))
-    first: dict[tuple[str, str], ClassifyConfig] = {}
-    runs = []
-    for name, folder in found:
-        config = read_run_config(folder)
-        of_first = first.setdefault((name.task, name.attention), config)
-        check_settings(folder, config, of_first, may_differ=(*HOW, "run.seed"))
-        runs.append(describe(name, folder, config))
-    return runs
-
-
-def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, Any]:
-    """What was trained, what it took and what came of it, as JSON can hold it."""
-    records = read_metrics(folder)
-    last, model, optim = records[-1], config.model, config.optim
-    evaluations = [r for r in records if "val_accuracy" in r]
-    took = [last, *(_pretraining(folder, config))]
-    return {
-        "task": name.task,
-        "attention": name.attention,
-        "seed": config.run.seed,
-        "test_accuracy": 100 * last["test_accuracy"],
-        "test_loss": last["test_loss"],
-        "test_examples": last["test_examples"],
-        "best_step": last["best_step"],
-        "best_val_accuracy": 100 * last["best_val_accuracy"],
-        "steps": last["step"],
-        "examples": last["examples"],
-        "examples_in_all": sum(end["examples"] for end in took),
-        "minutes": 60 * sum(end["gpu_hours"] for end in took),
-        "jobs_per_gpu": _sharing(folder),
-        "config": str(config_path(name.task, name.recipe)),
-        "context_length": model.context_length,
-        "documents": model.documents,
-        "parameters": Classifier(model).n_params(),
-        "positions": positions_of(config),
-        "padding": padding_of(config),
-        "changes": changes_of(config),
-        "block_size": None if model.mask.pattern == "dense" else model.mask.block_size,
-        "density": model.mask.density(model.context_length, causal=False),
-        "batch_size": optim.batch_size,
-        "lr": optim.lr,
-        "dtype": config.run.dtype,
-        "starts": read_starts(folder),
-        "curve": {
-            "examples": [r["examples"] for r in evaluations],
-            "val_accuracy": [100 * r["val_accuracy"] for r in evaluations],
-        },
-    }
-
-
-def _pretraining(folder: Path, config: ClassifyConfig) -> list[dict[str, Any]]:
-    """The last record of the run that this one started with, which lies beside it; if any."""
-    if config.run.init_from is None:
-        return []
-    before = folder.parent / Path(config.run.init_from).name
-    if not is_finished(before):
-        raise ValueError(
-            f"{folder} started with the weights of {before}, which holds no finished run: what it "
-            "took belongs in the report, so put it back"
-        )
-    return [read_metrics(before)[-1]]
-
-
-def positions_of(config: ClassifyConfig) -> str:
-    """How the model is told where tokens stand."""
-    model = config.model
-    parts = {
-        "none": [],
-        "learned": ["learned"],
-        "sinusoidal": ["sinusoids"],
-        "row_column": ["waves of row and column"],
-    }[model.embedding] + {
-        "none": [],
-        "sequence": ["rotary"],
-        "axial": ["rotary by row and column"],
-    }[model.rotary]
-    return ", ".join(parts) or "none"
-
-
-def padding_of(config: ClassifyConfig) -> str:
-    """What is padding, and what becomes of it."""
-    if config.model.grid_width is None:
-        return "after the text, hidden"
-    if config.data.zeros == "padding":
-        return "black pixels, left out"
-    return "none, black pixels are tokens"
-
-
-def changes_of(config: ClassifyConfig) -> str:
-    """What is done to training examples, and what comes before them."""
-    data = config.data
-    parts = {"none": [], "mirror": ["mirrored"], "dihedral": ["turned and mirrored"]}[data.augment]
-    if data.shift:
-        parts = [*parts, f"moved by up to {data.shift}"]
-    if data.phases:
-        parts = [*parts, f"after {sum(phase.steps for phase in data.phases):,} steps on other sets"]
-    if config.run.init_from is not None:
-        parts = [*parts, "after as many steps on hidden tokens"]
-    return ", ".join(parts) or "as they are"
-
-
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each task and attention the mean over seeds, and how sure it is.
 
@@ -266,17 +129,6 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         low, high = (100 * share for share in wilson(mean / 100, n))
         over_seeds = paired_half_width(accuracies)
         both = widen(Estimate(mean=mean, low=low, high=high), over_seeds)
-        same = (
-            "steps",
-            "examples",
-            "examples_in_all",
-            "test_examples",
-            "config",
-            "context_length",
-            "documents",
-        )
-        same += ("parameters", "positions", "padding", "changes", "block_size", "density")
-        same += ("batch_size", "lr")
         rows.append(
             {
                 "task": task,
@@ -293,22 +145,10 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "best_step": [run["best_step"] for run in seeds],
                 "minutes": fmean(run["minutes"] for run in seeds),
                 "jobs_per_gpu": [run["jobs_per_gpu"] for run in seeds],
-                **{name: seeds[0][name] for name in same},
+                **{name: seeds[0][name] for name in SETTINGS},
             }
         )
     return rows
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95% interval of a probability of which n draws gave `share`.
-
-    Wilson 1927, J. Am. Stat. Assoc. 22; it stays within 0 and 1.
-    """
-    z = NormalDist().inv_cdf(0.975)
-    shrunk = 1 + z**2 / n
-    middle = (share + z**2 / (2 * n)) / shrunk
-    half = z / shrunk * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return middle - half, middle + half
 
 
 def listops_yardsticks(folder: Path) -> dict[str, float] | None:
@@ -347,11 +187,6 @@ def read_speed(path: Path) -> dict[str, Any] | None:
 def _within_percent(low: float, high: float) -> list[float]:
     """An interval of accuracies; of two seeds far apart, Student's would go beyond."""
     return [max(low, 0.0), min(high, 100.0)]
-
-
-def _sharing(folder: Path) -> int | None:
-    path = folder / JOBS_PER_GPU
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def main(argv: Sequence[str] | None = None) -> None:

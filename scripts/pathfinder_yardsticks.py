@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from configs.command_line import errors_as_sentences
-from scripts.lra_report import wilson
 from scripts.markdown import markdown_table
 from scripts.pathfinder_geometry import (
     ALL,
@@ -29,6 +28,7 @@ from scripts.pathfinder_geometry import (
     write_predictions,
 )
 from scripts.results import write_result
+from scripts.wilson import wilson
 
 NETWORK = "all endpoint geometry, by a network"
 PREDICTIONS = Path("out/pathfinder_yardsticks")

@@ -16,11 +16,12 @@ from data.lra.store import open_split
 from model.classifier import Classifier
 from scripts.classifier_runs import is_finished, read_run_config
 from scripts.evaluation_plots import save
-from scripts.lra_report import padding_of, positions_of, wilson
+from scripts.lra_runs import padding_of, positions_of
 from scripts.pathx_plan import BEFORE, run_folder
 from scripts.pathx_plots import draw
 from scripts.pathx_tables import markdown
-from scripts.results import read_result, write_result
+from scripts.results import add_runs, read_result, write_result
+from scripts.wilson import wilson
 from training.environment import read_starts
 from training.metrics import read_metrics
 
@@ -35,12 +36,13 @@ YARDSTICKS = "pathfinder_yardsticks.json"
 _NAME = re.compile(rf"(?P<stage>{'|'.join(BEFORE)})_seed(?P<seed>\d+)")
 
 
-def write_report(out: Path, results: Path) -> Path:
+def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
     """Report on all finished stages; prints the tables.
 
     Args:
         out: folder of the runs, as `scripts.pathx_plan.make_runs` names them.
         results: pathx.json goes there.
+        others: reports whose runs belong into this one where `out` has none of their name.
 
     Returns:
         The JSON file; its Markdown and picture are beside it.
@@ -48,7 +50,7 @@ def write_report(out: Path, results: Path) -> Path:
     Raises:
         ValueError: nothing is finished.
     """
-    runs = finished_runs(out)
+    runs = add_runs(finished_runs(out), others, _order)
     if not runs:
         raise ValueError(f"{out} holds no finished stage to report on")
     path = results / "pathx.json"
@@ -90,13 +92,18 @@ def read_yardsticks(results: Path) -> dict[str, dict[str, float]]:
 
 
 def finished_runs(out: Path) -> list[dict[str, Any]]:
-    """All finished stages in a folder, stage by stage and then by seed."""
-    found = []
-    for folder in out.glob("*_seed*"):
-        name = _NAME.fullmatch(folder.name)
-        if name and (folder / RUN_CONFIG).exists() and is_finished(folder):
-            found.append((list(BEFORE).index(name["stage"]), int(name["seed"]), folder))
-    return [describe(list(BEFORE)[stage], seed, folder) for stage, seed, folder in sorted(found)]
+    """All finished stages in a folder."""
+    return [
+        describe(name["stage"], int(name["seed"]), folder)
+        for folder in out.glob("*_seed*")
+        if (name := _NAME.fullmatch(folder.name))
+        and (folder / RUN_CONFIG).exists()
+        and is_finished(folder)
+    ]
+
+
+def _order(run: dict[str, Any]) -> tuple[int, int]:
+    return list(BEFORE).index(run["stage"]), run["seed"]
 
 
 def describe(stage: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from scripts.lra_plan import (
     make_jobs,
     split_by_what_is_there,
 )
-from scripts.lra_report import note_sharing, write_report
+from scripts.lra_report import write_report
+from scripts.lra_runs import note_sharing
 
 SEEDS = (1111, 1112, 1113)
 
@@ -107,6 +108,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--report-only", action="store_true", help="report on what is finished")
     parser.add_argument(
+        "--add", type=Path, nargs="+", default=[], metavar="FILE",
+        help="reports whose runs --out lacks, of other machines or earlier ones: tell of them, too",
+    )  # fmt: skip
+    parser.add_argument(
         "--set", nargs="+", default=[], metavar="key=value",
         help="for all runs, as for scripts.train_classifier",
     )  # fmt: skip
@@ -132,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     if failed:
         print(f"these runs failed: {', '.join(failed)}")
-    write_report(args.out, args.recipe, args.data, args.results)
+    write_report(args.out, args.recipe, args.data, args.results, args.add)
     if failed:
         raise SystemExit(1)
 

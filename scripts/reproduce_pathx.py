@@ -67,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--report-only", action="store_true", help="report on what is finished")
     parser.add_argument(
+        "--add", type=Path, nargs="+", default=[], metavar="FILE",
+        help="reports whose runs --out lacks, of other machines or earlier ones: tell of them, too",
+    )  # fmt: skip
+    parser.add_argument(
         "--set", nargs="+", default=[], metavar="key=value",
         help="for all runs, as for scripts.train_classifier",
     )  # fmt: skip
@@ -88,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     if failed:
         print(f"these runs failed: {', '.join(failed)}")
-    write_report(args.out, args.results)
+    write_report(args.out, args.results, args.add)
     if failed:
         raise SystemExit(1)
 

@@ -50,6 +50,26 @@ def read_result(path: Path, *names: str) -> dict[str, Any]:
     return values
 
 
+def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], Any]) -> list[Row]:
+    """Runs, and those that other results tell of, each once: the first that is found counts.
+
+    Args:
+        runs: found here.
+        results: JSON files with `runs`, of other machines or earlier times.
+        key: tells a run from all others, and their order.
+
+    Returns:
+        In order of `key`.
+
+    Raises:
+        ValueError: as `read_result`.
+    """
+    every: dict[Any, Row] = {}
+    for some in (runs, *(read_result(path, "runs")["runs"] for path in results)):
+        every = {key(run): run for run in some} | every
+    return [every[found] for found in sorted(every)]
+
+
 def environment() -> dict[str, str | None]:
     """What a measurement depends on, to be kept beside its numbers."""
     command = f"python -m {_module()} {shlex.join(_arguments())}".strip()

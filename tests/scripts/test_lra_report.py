@@ -1,50 +1,23 @@
 """Tables, intervals and the picture, of made-up runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from configs import to_yaml
 from scripts import lra_report
-from scripts.lra_plan import ATTENTIONS, make_jobs
+from scripts.lra_plan import ATTENTIONS
 from scripts.lra_plots import draw
 from scripts.lra_report import (
     AMOS,
     PAPER,
-    changes_of,
-    finished_runs,
-    note_sharing,
-    padding_of,
     pathfinder_yardsticks,
-    positions_of,
     summarize,
-    wilson,
     write_report,
 )
+from scripts.lra_runs import finished_runs, note_sharing
 from scripts.lra_tables import accuracy_table, markdown, speed_table
+from tests.scripts.made_up_lra import make_up
 from tests.scripts.tiny_lra import make_tasks
-
-
-def make_up(out: Path, task: str, attention: str, seed: int, accuracy: float, **options) -> Path:
-    """The folder of a finished run."""
-    overrides = ("optim.warmup_steps=0", "optim.max_steps=5000", *options.get("overrides", ()))
-    (job,) = make_jobs([task], [attention], [seed], data=out, out=out, overrides=overrides)
-    steps = job.config.optim.max_steps
-    job.folder.mkdir(parents=True)
-    (job.folder / "config.yaml").write_text(to_yaml(job.config))
-    records = [
-        {"step": step, "examples": 32 * step, "val_loss": 1.0, "val_accuracy": share,
-         "gpu_hours": step / 1e4}
-        for step, share in ((steps // 2, 0.4), (steps, 0.5))
-    ]  # fmt: skip
-    records[-1] |= {
-        "best_step": steps, "best_val_accuracy": 0.5, "test_loss": 1.5, "test_accuracy": accuracy,
-        "test_examples": options.get("n", 2000),
-    }  # fmt: skip
-    lines = [json.dumps(record) + "\n" for record in records]
-    (job.folder / "metrics.jsonl").write_text("".join(lines))
-    return job.folder
 
 
 def made_up_speed(task: str, ms: tuple[float, float, float], data: str, share: float):
@@ -71,15 +44,6 @@ SPEED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("share", "n", "low", "high"),
-    [(0.5, 100, 0.4038, 0.5962), (0.0, 10, 0.0, 0.2775), (1.0, 10, 0.7225, 1.0),
-     (0.37, 2000, 0.3491, 0.3914), (0.81, 263, 0.7583, 0.8529)],
-)  # fmt: skip
-def test_wilson_interval(share, n, low, high):
-    assert wilson(share, n) == pytest.approx((low, high), abs=1e-4)
-
-
 def test_intervals_count_test_examples_and_seeds(tmp_path):
     for seed, accuracy in ((1, 0.36), (2, 0.37), (3, 0.38)):
         make_up(tmp_path, "listops", "dense", seed, accuracy)
@@ -98,15 +62,11 @@ def test_intervals_count_test_examples_and_seeds(tmp_path):
     assert three["examples"] == 160_000
 
 
-def test_seeds_must_be_of_one_model_and_one_test_split(tmp_path):
+def test_seeds_must_be_of_one_test_split(tmp_path):
     make_up(tmp_path, "image", "dense", 1, 0.4)
     make_up(tmp_path, "image", "dense", 2, 0.4, n=1000)
     with pytest.raises(ValueError, match="image with dense attention .* of 1000 and 2000 examples"):
         summarize(finished_runs(tmp_path, "paper"))
-    make_up(tmp_path, "text", "dense", 1, 0.4)
-    make_up(tmp_path, "text", "dense", 2, 0.4, overrides=["optim.lr=0.1"])
-    with pytest.raises(ValueError, match=r"text_dense_seed2 .*optim.lr is 0.1 there and 0.0001"):
-        finished_runs(tmp_path, "paper")
 
 
 def test_only_finished_runs_of_the_recipe_count(tmp_path):
@@ -192,12 +152,6 @@ def test_averages_of_others_are_those_of_their_rows():
         assert sum(accuracies) / 5 == pytest.approx(average, abs=0.07)  # it prints 59.3 for 59.24
 
 
-def test_sharing_keeps_the_most(tmp_path):
-    for n, kept in ((2, "2\n"), (3, "3\n"), (1, "3\n")):
-        note_sharing(tmp_path / "run", n)
-        assert (tmp_path / "run" / lra_report.JOBS_PER_GPU).read_text() == kept
-
-
 def test_yardsticks_may_be_shares_or_percent_or_missing(tmp_path):
     path = tmp_path / "pathfinder_yardsticks.json"
     assert pathfinder_yardsticks(path) is None
@@ -231,39 +185,6 @@ def test_the_picture_has_a_panel_a_task(tmp_path):
     x, y = panels["Image"].lines[2].get_data()
     assert x == pytest.approx([0.08, 0.16])  # millions
     assert y == pytest.approx([40, 50])
-
-
-@pytest.mark.parametrize(
-    ("task", "overrides", "positions", "padding"),
-    [
-        ("listops", [], "learned", "after the text, hidden"),
-        ("image", [], "learned", "none, black pixels are tokens"),
-        ("image", ["data.zeros=padding", "model.embedding=row_column", "model.rotary=axial"],
-         "waves of row and column, rotary by row and column", "black pixels, left out"),
-        ("text", ["model.embedding=none", "model.rotary=sequence"], "rotary",
-         "after the text, hidden"),
-        ("text", ["model.embedding=none"], "none", "after the text, hidden"),
-    ],
-)  # fmt: skip
-def test_positions_and_padding_in_words(tmp_path, task, overrides, positions, padding):
-    (job,) = make_jobs([task], ["dense"], [1], data=tmp_path, out=tmp_path, overrides=overrides)
-    assert (positions_of(job.config), padding_of(job.config)) == (positions, padding)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "changes"),
-    [
-        ([], "as they are"),
-        (["data.augment=mirror", "data.shift=4"], "mirrored, moved by up to 4"),
-        (["data.augment=dihedral",
-          "data.phases=[{paths: [a], steps: 1200}, {paths: [b], steps: 300}]"],
-         "turned and mirrored, after 1,500 steps on other sets"),
-    ],
-)  # fmt: skip
-def test_changes_in_words(tmp_path, overrides, changes):
-    overrides = ["data.augment=none", "data.shift=0", "data.phases=[]", *overrides]
-    (job,) = make_jobs(["image"], ["dense"], [1], data=tmp_path, out=tmp_path, overrides=overrides)
-    assert changes_of(job.config) == changes
 
 
 def test_intervals_stay_within_percent(tmp_path):

@@ -78,6 +78,12 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys):
     pathx_report.main([str(tiny / "results" / "pathx.json")])
     assert (tiny / "results" / "pathx.md").read_text() == text
 
+    # a stage whose folder is gone, from the report
+    first.rename(tiny / "elsewhere")
+    arguments += ["--report-only", "--add", str(tiny / "results" / "pathx.json")]
+    reproduce_pathx.main(arguments)
+    assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
+
 
 def test_how_many_gpus_trained_is_told():
     result = json.loads(Path("docs/results/pathx.json").read_text())
