@@ -16,14 +16,12 @@ tokens.
 """
 
 import argparse
-import sys
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 
 from configs.command_line import errors_as_sentences
 from scripts.curriculum_sets import prepare_sets
-from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.gpu_pool import Task, python_command
 from scripts.lra_plan import (
     ATTENTIONS,
     BENCHMARK,
@@ -35,6 +33,7 @@ from scripts.lra_plan import (
 )
 from scripts.lra_report import write_report
 from scripts.lra_runs import note_sharing
+from scripts.sweep_command import add_options, train_and_report
 
 SEEDS = (1111, 1112, 1113)
 
@@ -60,8 +59,8 @@ def task_of(job: Job, jobs_per_gpu: int, waiting: Collection[str]) -> Task:
     )
 
 
-def train(jobs: Sequence[Job], jobs_per_gpu: int) -> list[str]:
-    """Train what is not finished; returns the names of runs that failed.
+def tasks_of(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
+    """The tasks that train what is not finished, whose sets of examples are made here.
 
     Raises:
         ValueError: `jobs_per_gpu` is below 1.
@@ -74,9 +73,7 @@ def train(jobs: Sequence[Job], jobs_per_gpu: int) -> list[str]:
     waiting = {job.folder.name: job for job in jobs if not job.is_finished}
     phases = [phase for job in waiting.values() for phase in job.config.data.phases]
     prepare_sets(path for phase in phases for path in phase.paths)
-    tasks = [task_of(job, jobs_per_gpu, waiting) for job in waiting.values()]
-    # all GPUs once, then all once more: the first runs have one each
-    return run_tasks(tasks, groups_of_gpus(1) * jobs_per_gpu, partial(print, flush=True))
+    return [task_of(job, jobs_per_gpu, waiting) for job in waiting.values()]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,7 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks"
     )
-    parser.add_argument("--out", type=Path, default=Path("out/lra"), help="folder of the runs")
     parser.add_argument(
         "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
         help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
@@ -98,31 +94,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
         default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
     )  # fmt: skip
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="(default: %(default)s)"
-    )
     parser.add_argument("--recipe", choices=RECIPES, default="paper")
     parser.add_argument("--jobs-per-gpu", type=int, default=1, metavar="N")
-    parser.add_argument(
-        "--results", type=Path, default=Path("docs/results"), help="folder of the report"
-    )
-    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
-    parser.add_argument(
-        "--add", type=Path, nargs="+", default=[], metavar="FILE",
-        help="reports whose runs --out lacks, of other machines or earlier ones: tell of them, too",
-    )  # fmt: skip
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="key=value",
-        help="for all runs, as for scripts.train_classifier",
-    )  # fmt: skip
+    add_options(parser, Path("out/lra"), SEEDS)
     args = parser.parse_args(argv)
-    failed = []
+    tasks = []
     if not args.report_only:
-        tasks, left_out = split_by_what_is_there(args.tasks, args.data, args.recipe)
+        there, left_out = split_by_what_is_there(args.tasks, args.data, args.recipe)
         for sentence in left_out:
             print(sentence)
         jobs = make_jobs(
-            tasks,
+            there,
             args.attentions,
             args.seeds,
             data=args.data,
@@ -130,16 +112,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             recipe=args.recipe,
             overrides=args.set,
         )
-        try:
-            failed = train(jobs, args.jobs_per_gpu)
-        except SystemExit:
-            print("stopped: the same command goes on from here", file=sys.stderr)
-            raise
-    if failed:
-        print(f"these runs failed: {', '.join(failed)}")
-    write_report(args.out, args.recipe, args.data, args.results, args.add)
-    if failed:
-        raise SystemExit(1)
+        tasks = tasks_of(jobs, args.jobs_per_gpu)
+    train_and_report(
+        tasks,
+        lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),
+        runs_per_gpu=args.jobs_per_gpu,
+    )
 
 
 if __name__ == "__main__":

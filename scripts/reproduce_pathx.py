@@ -11,16 +11,15 @@ following a contour. Stopped, the same command goes on.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from configs.command_line import errors_as_sentences
 from scripts.curriculum_sets import prepare_sets
-from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.gpu_pool import Task, python_command
 from scripts.pathx_plan import BEFORE, StageRun, make_runs, run_folder
 from scripts.pathx_report import write_report
+from scripts.sweep_command import add_options, train_and_report
 
 SEEDS = (1111,)
 
@@ -53,48 +52,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("out/pathx"), help="folder of the runs")
     parser.add_argument(
         "--stages", nargs="+", choices=tuple(BEFORE), metavar="STAGE", default=tuple(BEFORE),
         help=f"of {', '.join(BEFORE)} (default: all)",
     )  # fmt: skip
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="(default: %(default)s)"
-    )
     parser.add_argument("--gpus-per-run", type=int, default=1, metavar="N")
-    parser.add_argument(
-        "--results", type=Path, default=Path("docs/results"), help="folder of the report"
-    )
-    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
-    parser.add_argument(
-        "--add", type=Path, nargs="+", default=[], metavar="FILE",
-        help="reports whose runs --out lacks, of other machines or earlier ones: tell of them, too",
-    )  # fmt: skip
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="key=value",
-        help="for all runs, as for scripts.train_classifier",
-    )  # fmt: skip
+    add_options(parser, Path("out/pathx"), SEEDS)
     args = parser.parse_args(argv)
-    failed = []
+    tasks = []
     if not args.report_only:
         runs = make_runs(args.stages, args.seeds, args.out, args.set)
         unfinished = [run for run in runs if not run.is_finished]
         prepare_sets(path for run in unfinished for path in run.config.data.training_paths)
         names = {run.folder.name for run in unfinished}
-        try:
-            failed = run_tasks(
-                [task_of(run, names) for run in unfinished],
-                groups_of_gpus(args.gpus_per_run),
-                partial(print, flush=True),
-            )
-        except SystemExit:
-            print("stopped: the same command goes on from here", file=sys.stderr)
-            raise
-    if failed:
-        print(f"these runs failed: {', '.join(failed)}")
-    write_report(args.out, args.results, args.add)
-    if failed:
-        raise SystemExit(1)
+        tasks = [task_of(run, names) for run in unfinished]
+    train_and_report(
+        tasks,
+        lambda _: write_report(args.out, args.results, args.add),
+        gpus_per_run=args.gpus_per_run,
+    )
 
 
 if __name__ == "__main__":

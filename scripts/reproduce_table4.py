@@ -13,7 +13,6 @@ of the runs, and none is trained again for want of its folder alone, unless --on
 """
 
 import argparse
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,8 @@ from scripts.evaluation_plan import Plan
 from scripts.evaluation_report import write_report
 from scripts.evaluation_sums import Scored, Text, describe_text
 from scripts.evaluation_tables import compare, tabulate
-from scripts.gpu_pool import Task, groups_of_gpus, python_command, run_tasks
+from scripts.gpu_pool import Task, python_command
+from scripts.sweep_command import train_and_report
 from scripts.table4_comparisons import PAIRS
 from scripts.table4_models import BUDGETS, MODELS
 from scripts.table4_plan import Job, check_folders, check_sums, final_arguments, make_jobs
@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = make_plan(jobs, args.stride, args.histories)
     texts = check_scorable(jobs, plan, args.data, score_on)
     check_sums(jobs, sums, args.data)
-    failed = []
+    tasks = []
     if not args.report_only:
         check_folders(jobs, args.data)
         reasons = without_sums(jobs, plan, texts, sums)
@@ -251,16 +251,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         say_what_is_done(jobs, here, reasons, sums)
         folders = {job.folder for job in here}
         tasks = [task_of(job, plan, score_on, sums, folders) for job in here]
-        try:
-            failed = run_tasks(tasks, groups_of_gpus(args.gpus_per_run), partial(print, flush=True))
-        except SystemExit:
-            print("stopped: the same command goes on from here", file=sys.stderr)
-            raise
-    if failed:
-        print(f"these runs failed: {', '.join(failed)}")
-    report(jobs, plan, args.budget, texts, sums, out, failed)
-    if failed:
-        raise SystemExit(1)
+    train_and_report(
+        tasks,
+        partial(report, jobs, plan, args.budget, texts, sums, out),
+        gpus_per_run=args.gpus_per_run,
+    )
 
 
 if __name__ == "__main__":

