@@ -189,7 +189,8 @@ class Classifier(nn.Module):
         if x.dim() != 3 or not self._takes(x.shape[1], placed=places is not None):
             raise ValueError(
                 f"tokens have shape {tuple(x.shape[:-1])} and must be (batch, "
-                f"model.context_length={self.config.context_length})."
+                f"model.context_length={self.config.context_length}), or fewer of a text where the "
+                "mask is dense."
             )
         x, rotary = self._with_positions(x, places)
         if self.config.pooling == "cls":
