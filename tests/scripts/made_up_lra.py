@@ -9,7 +9,8 @@ from scripts.lra_plan import make_jobs
 
 def make_up(out: Path, task: str, attention: str, seed: int, accuracy: float, **options) -> Path:
     """The folder of a finished run."""
-    overrides = ("optim.warmup_steps=0", "optim.max_steps=5000", *options.get("overrides", ()))
+    steps = ("optim.warmup_steps=0", "optim.max_steps=5000", "data.phases=[]")
+    overrides = (*steps, *options.get("overrides", ()))
     (job,) = make_jobs([task], [attention], [seed], data=out, out=out, overrides=overrides)
     steps = job.config.optim.max_steps
     job.folder.mkdir(parents=True)

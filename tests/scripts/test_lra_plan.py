@@ -38,10 +38,11 @@ def test_every_configuration_is_one_that_a_model_can_have(tmp_path):
         assert (mask.pattern == "butterfly") == (job.attention == "butterfly")
         if mask.pattern == "butterfly":
             assert mask.block_size in BLOCK_SIZES
-            assert mask.block_size == (64 if config.model.context_length == 1024 else 128)
-            # 1 + log2(n) blocks in each of n rows, and what the first row and column lack of n
+            assert mask.block_size == (64 if config.model.context_length <= 1024 else 128)
+            # 1 + log2(n) blocks in each of n rows, and what the first row and column lack of n;
+            # of 9, each of 8 has 4, and the last has itself and the first, which has it
             n = config.model.context_length // mask.block_size
-            kept = {16: 16 * 5 + 2 * 11, 32: 32 * 6 + 2 * 26}[n]
+            kept = {9: 8 * 4 + 2 + 1 + 2 * 4, 16: 16 * 5 + 2 * 11, 32: 32 * 6 + 2 * 26}[n]
             density = mask.density(config.model.context_length, causal=False)
             assert density == pytest.approx(kept / n**2)
 
