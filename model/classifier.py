@@ -12,7 +12,13 @@ from torch.nn import functional as F
 
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.classifier_config import ClassifierConfig
-from model.positions import axial_rotary_tables, rotary_tables, row_and_column_waves, sinusoids
+from model.positions import (
+    axial_rotary_tables,
+    rotary_tables,
+    row_and_column_waves,
+    rows_at,
+    sinusoids,
+)
 
 N_WAVES = 8
 """Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
@@ -149,7 +155,8 @@ class Classifier(nn.Module):
                 None: all.
             places: (B, T), or (T,) for all rows, integers below `config.n_positions`: where each
                 token stands in the whole sequence or image; None: in order. Packed images, whose
-                zero pixels are left out, need them.
+                zero pixels are left out, need them. No two tokens of a row stand at the same place,
+                but for padding.
 
         Returns:
             (B / documents, n_classes).
@@ -216,7 +223,7 @@ class Classifier(nn.Module):
             return table[: x.shape[1]] if places is None else table[places]
 
         if config.embedding == "learned":
-            x = x + (at(self.pos_emb) if places is None else _rows(self.pos_emb, places))
+            x = x + (at(self.pos_emb) if places is None else rows_at(self.pos_emb, places))
         elif config.embedding == "sinusoidal":
             x = x + at(self.place_features)
         elif config.embedding == "row_column":
@@ -263,16 +270,3 @@ class Classifier(nn.Module):
     def n_params(self) -> int:
         """Parameters of the model."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def _rows(table: Tensor, places: Tensor) -> Tensor:
-    """Rows of a learned table (N, C) by their places, (B, T) or (T,).
-
-    The gradient of `table[places]` would add up all B rows' in the same N places, one by one. Here
-    each of B has a table of its own first, and their sum is a reduction.
-    """
-    if places.dim() == 1:
-        return table[places]
-    B, T = places.shape
-    N, C = table.shape
-    return table.expand(B, N, C).gather(1, places[..., None].expand(B, T, C))

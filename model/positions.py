@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, H heads, D head_dim.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,3 +136,45 @@ def duplicate_gridwise(table: Tensor, grid_width: int) -> Tensor:
     times = grid_width // width
     grid = table.view(width, width, -1)
     return grid.repeat_interleave(times, 0).repeat_interleave(times, 1).flatten(0, 1)
+
+
+def rows_at(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a learned table by their places: `table[places]`, with a faster gradient.
+
+    That of `table[places]` adds up the rows of a batch at each place one by one.
+
+    Args:
+        table: (N, C).
+        places: (T,), or (B, T), integers in [0, N). Of the tokens of a row at one place only the
+            first may have a gradient: padding, which comes after them, has none.
+
+    Returns:
+        (T, C) or (B, T, C).
+    """
+    return table[places] if places.dim() == 1 else _RowsAt.apply(table, places)
+
+
+class _RowsAt(torch.autograd.Function):
+    """The gradient looks up which token stands at each place of each row, and adds up rows."""
+
+    @staticmethod
+    def forward(table: Tensor, places: Tensor) -> Tensor:
+        return table[places]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        table, places = inputs
+        ctx.save_for_backward(places)
+        ctx.n_places = len(table)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (places,), (grad,) = ctx.saved_tensors, grad_outputs
+        B, T = places.shape
+        every = torch.arange(ctx.n_places, device=places.device)
+        every = every.expand(B, ctx.n_places).contiguous()
+        ordered, tokens = places.sort(dim=1, stable=True)
+        found = torch.searchsorted(ordered, every).clamp_(max=T - 1)
+        stands = ordered.gather(1, found) == every
+        token = tokens.gather(1, found)[..., None].expand(B, ctx.n_places, grad.shape[-1])
+        return torch.where(stands[..., None], grad.gather(1, token), 0).sum(0), None

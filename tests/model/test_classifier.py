@@ -12,6 +12,7 @@ from model.mask import MaskConfig
 B, W = 4, 8
 T = W * W
 IMAGE = {"grid_width": W, "embedding": "row_column", "rotary": "axial", "tokens": "intensities"}
+LEARNED = {"embedding": "learned", "grid_width": W}
 POOLINGS = ["mean", "max", "mean_max", "cls"]
 POSITIONS = [
     {"embedding": "learned"},
@@ -85,9 +86,10 @@ def test_order_is_told_by_places_alone(pooling: str, positions: dict[str, Any]) 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("extra", [0, 5])
-def test_packed_images_are_masked_ones(pooling: str, extra: int) -> None:
+@pytest.mark.parametrize("positions", [IMAGE, LEARNED])
+def test_packed_images_are_masked_ones(pooling: str, extra: int, positions: dict[str, Any]) -> None:
     """Leaving pixels out is hiding them from attention and pooling, for outputs and gradients."""
-    model = make(pooling=pooling, **IMAGE)
+    model = make(pooling=pooling, **positions)
     ids = tokens()
     ink = torch.rand(B, T, generator=torch.Generator().manual_seed(3)) < 0.3
     lengths = ink.sum(1)
@@ -186,14 +188,18 @@ def test_refuses_half_a_pair() -> None:
         make(documents=2)(tokens(3))
 
 
-def test_compiles_whole() -> None:
-    model = make(**IMAGE, pooling="mean_max").float()
+@pytest.mark.parametrize("positions", [IMAGE, LEARNED])
+def test_compiles_whole(positions: dict[str, Any]) -> None:
+    model = make(**positions, pooling="mean_max").float()
     lengths = torch.full((B,), 9, dtype=torch.int32)
     places = torch.arange(T).expand(B, T)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
-    torch.testing.assert_close(
-        compiled(tokens(), lengths, places), model(tokens(), lengths, places)
-    )
+    gradients = []
+    for run in (compiled, model):
+        logits = run(tokens(), lengths, places)
+        gradients.append((logits, *torch.autograd.grad(logits.square().sum(), model.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(

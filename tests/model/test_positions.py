@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.positions import apply_rotary, rotary_tables
+from model.positions import apply_rotary, rotary_tables, rows_at
 
 BASE = 10_000.0
 head_dims = st.integers(1, 64).map(lambda half: 2 * half)
@@ -133,3 +133,28 @@ def test_far_positions_are_as_exact_as_near_ones() -> None:
         angle = position * BASE ** (-i / 32)
         assert cos[0, i].item() == pytest.approx(math.cos(angle), abs=1e-6)
         assert sin[0, i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 9), st.integers(0, 6), st.integers(1, 4),
+    st.integers(0, 2**31),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_rows_at_places_have_the_gradient_of_a_lookup(
+    B: int, T: int, empty: int, C: int, seed: int
+) -> None:
+    """Rows at some of T + empty places, each row's in an order of its own, then padding."""
+    generator = torch.Generator().manual_seed(seed)
+    N = T + empty
+    table = torch.randn(N, C, generator=generator, dtype=torch.float64, requires_grad=True)
+    places = torch.stack([torch.randperm(N, generator=generator)[:T] for _ in range(B)])
+    lengths = torch.randint(1, T + 1, (B, 1), generator=generator)
+    padding = torch.arange(T) >= lengths
+    places = places.masked_fill(padding, N - 1)
+    weights = torch.randn(B, T, C, generator=generator, dtype=torch.float64)
+    weights = weights.masked_fill(padding[..., None], 0)
+    gradients = []
+    for rows in (rows_at(table, places), table[places]):
+        assert torch.equal(rows, table[places])
+        gradients.append(torch.autograd.grad((rows * weights).sum(), table)[0])
+    torch.testing.assert_close(gradients[0], gradients[1])
