@@ -274,6 +274,11 @@ def lra() -> str:
     return lra_tables.accuracy_table(_load("lra"))
 
 
+def lra_rotary() -> str:
+    """The same of larger models with rotary positions."""
+    return lra_tables.accuracy_table(_load("lra_rotary"))
+
+
 def lra_speed() -> str:
     """Training steps with three attentions, from `scripts.lra_speed`."""
     return lra_tables.speed_table(_load("lra"))
@@ -304,6 +309,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathx_yardsticks": pathx_yardsticks,
     "tracing": tracing,
     "lra": lra,
+    "lra_rotary": lra_rotary,
     "lra_speed": lra_speed,
     "pathfinder_speed": pathfinder_speed,
 }
