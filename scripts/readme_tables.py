@@ -8,6 +8,7 @@ A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +247,9 @@ def pathx_yardsticks() -> str:
     return yardsticks_table(read_yardsticks(RESULTS))
 
 
-def tracing() -> str:
+def tracing(name: str = "pathfinder_tracing") -> str:
     """Whether runs follow contours, from `scripts.pathfinder_tracing`."""
-    result = _load("pathfinder_tracing")
+    result = _load(name)
     control = result["matching"]["control"]
     header = ["run", "accuracy, %", "pairs", "pairs in order, %", "by geometry alone, %"]
     return markdown_table(
@@ -308,6 +309,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathx_runs": pathx_runs,
     "pathx_yardsticks": pathx_yardsticks,
     "tracing": tracing,
+    "tracing_32": partial(tracing, "pathfinder_tracing_32"),
     "lra": lra,
     "lra_rotary": lra_rotary,
     "lra_speed": lra_speed,
