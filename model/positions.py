@@ -171,7 +171,7 @@ class _RowsAt(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (places,), (grad,) = ctx.saved_tensors, grad_outputs
         B, T = places.shape
-        every = torch.arange(ctx.n_places, device=places.device)
+        every = torch.arange(ctx.n_places, dtype=places.dtype, device=places.device)
         every = every.expand(B, ctx.n_places).contiguous()
         ordered, tokens = places.sort(dim=1, stable=True)
         found = torch.searchsorted(ordered, every).clamp_(max=T - 1)

@@ -137,11 +137,11 @@ def test_far_positions_are_as_exact_as_near_ones() -> None:
 
 @given(
     st.integers(1, 5), st.integers(1, 9), st.integers(0, 6), st.integers(1, 4),
-    st.integers(0, 2**31),
+    st.sampled_from([torch.int32, torch.int64]), st.integers(0, 2**31),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
 def test_rows_at_places_have_the_gradient_of_a_lookup(
-    B: int, T: int, empty: int, C: int, seed: int
+    B: int, T: int, empty: int, C: int, dtype: torch.dtype, seed: int
 ) -> None:
     """Rows at some of T + empty places, each row's in an order of its own, then padding."""
     generator = torch.Generator().manual_seed(seed)
@@ -150,7 +150,7 @@ def test_rows_at_places_have_the_gradient_of_a_lookup(
     places = torch.stack([torch.randperm(N, generator=generator)[:T] for _ in range(B)])
     lengths = torch.randint(1, T + 1, (B, 1), generator=generator)
     padding = torch.arange(T) >= lengths
-    places = places.masked_fill(padding, N - 1)
+    places = places.masked_fill(padding, N - 1).to(dtype)
     weights = torch.randn(B, T, C, generator=generator, dtype=torch.float64)
     weights = weights.masked_fill(padding[..., None], 0)
     gradients = []
