@@ -7,6 +7,7 @@ import torch
 
 from model import GPT, MaskConfig, ModelConfig
 from model.cache import KVCache
+from model.positions import rows_at
 
 pytestmark = pytest.mark.gpu
 
@@ -71,3 +72,19 @@ def test_states_with_a_cache_equal_those_without(positions: str, mask: str) -> N
             parts = [model.hidden(tokens[:, :61], cache=cache)]
             parts += [model.hidden(tokens[:, i : i + 1], cache=cache) for i in range(61, 150)]
         assert (torch.cat(parts, dim=1) - whole).norm() < error * whole.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_at_places_have_the_gradient_of_a_lookup(compiled: bool) -> None:
+    torch.compiler.reset()
+    B, T, N, C = 7, 131, 256, 48
+    table = torch.randn(N, C, device="cuda", requires_grad=True)
+    places = torch.stack([torch.randperm(N, device="cuda")[:T] for _ in range(B)])
+    weights = torch.randn(B, T, C, device="cuda")
+    look_up = torch.compile(rows_at, fullgraph=True) if compiled else rows_at
+    gradients = []
+    for rows in (look_up(table, places), table[places]):
+        assert torch.equal(rows, table[places])
+        gradients.append(torch.autograd.grad((rows * weights).sum(), table)[0])
+    # at most B rows are added up at a place, in another order
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-5)
