@@ -117,7 +117,7 @@ def runs_table(result: Result) -> str:
                     )
                 ),
                 f"{row['examples_in_all']:,}",
-                f"{row['minutes']:.1f}",
+                f"{row['minutes']:.1f}{' (shared)' if _most_on_a_gpu([row]) > 1 else ''}",
             ]
             for row in result["rows"]
         ],
@@ -234,14 +234,21 @@ def _stand_ins(speed: dict[str, Any]) -> str:
     )
 
 
+def _most_on_a_gpu(rows: Sequence[dict[str, Any]]) -> int:
+    """Runs that shared a GPU, at most; 0 if nothing was noted."""
+    return max((n for row in rows for n in row["jobs_per_gpu"] if n is not None), default=0)
+
+
 def _sharing(rows: Sequence[dict[str, Any]]) -> str:
-    shared = {n for row in rows for n in row["jobs_per_gpu"]}
-    if shared == {1}:
-        return "Each run had a GPU of its own."
-    known = sorted(n for n in shared if n is not None)
-    if not known or None in shared:
+    most = _most_on_a_gpu(rows)
+    if any(n is None for row in rows for n in row["jobs_per_gpu"]) or not most:
         return "Minutes are wall-clock time; it was not noted how many runs shared a GPU."
-    return f"Minutes are wall-clock time, as up to {known[-1]} runs shared a GPU."
+    if most == 1:
+        return "Each run had a GPU of its own."
+    return (
+        f"Minutes are wall-clock time; (shared): up to {most} runs shared a GPU, and a run alone "
+        "would have been faster."
+    )
 
 
 def _yes(captured: bool) -> str:

@@ -145,6 +145,17 @@ def test_with_all_tasks_the_paper_keeps_its_averages(tmp_path):
     text = markdown(result)
     assert "Each run had a GPU of its own." in text
     assert "Not trained" not in text and "Time of a training step" not in text
+    assert "(shared)" not in text
+
+
+def test_runs_that_shared_a_gpu_are_marked(tmp_path):
+    for task, sharing in (("listops", 1), ("image", 3)):
+        make_up(tmp_path, task, "dense", 1, 0.5)
+        note_sharing(tmp_path / f"{task}_dense_seed1", sharing)
+    text = markdown(json.loads(write_report(tmp_path, "paper", tmp_path, tmp_path).read_text()))
+    assert "(shared): up to 3 runs shared a GPU" in text
+    listops, image = (line for line in text.splitlines() if "ours, dense | 1 |" in line)
+    assert "(shared)" not in listops and image.endswith(" (shared) |")
 
 
 def test_averages_of_others_are_those_of_their_rows():
