@@ -22,7 +22,7 @@ class LraTask:
 
     title: str
     config: str
-    """Its YAML files are configs/lra/CONFIG.yaml, CONFIG_rotary.yaml and CONFIG_masked.yaml."""
+    """Its YAML file is configs/lra/CONFIG.yaml, or configs/lra/CONFIG_rotary.yaml."""
     folder: str
     """Of the prepared data, as `scripts.prepare_lra` names it."""
 
@@ -52,13 +52,16 @@ SHORT = 1024
 SHORT_BLOCK, LONG_BLOCK = 64, 128
 WINDOW_BLOCKS, GLOBAL_BLOCKS = 1, 1
 
-STAGES = {"paper": ("paper",), "rotary": ("rotary",), "pretrained": ("masked", "pretrained")}
-"""The runs of each recipe, one after the other. paper: learned positions, as those of the paper's
-table. rotary: rotary ones. pretrained: these, after a run in which the model learns the hidden
-tokens of the same examples, as in "Never Train From Scratch" (Amos, Berant and Gupta 2024, arXiv
-2310.02980)."""
+RECIPES = ("paper", "rotary", "pretrained")
+"""paper: learned positions, as those of the paper's table. rotary: rotary ones. pretrained: these,
+after as many steps in which the model learns the hidden tokens of the same examples, as in "Never
+Train From Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
 
-RECIPES = tuple(STAGES)
+PRETRAINING = "masked"
+"""The objective of the runs that those of the recipe pretrained start with, and in their names."""
+
+PRETRAINING_LR = {"text": 5e-4}
+"""Learning rates on hidden tokens, where they are not those on labels."""
 
 SET_HERE = {
     "run.seed": "take --seeds",
@@ -88,10 +91,10 @@ class Job(ClassifierRun):
     """Names of runs that come before: the one whose best weights it starts with."""
 
 
-def config_path(task: str, stage: str) -> Path:
-    """The YAML file of a task in a stage of a recipe, which need not exist."""
-    suffix = {"paper": "", "masked": "_masked"}.get(stage, "_rotary")
-    return CONFIGS / f"{TASKS[task].config}{suffix}.yaml"
+def config_path(task: str, recipe: str) -> Path:
+    """The YAML file of a task under a recipe, which need not exist."""
+    name = TASKS[task].config
+    return CONFIGS / (f"{name}.yaml" if recipe == "paper" else f"{name}_rotary.yaml")
 
 
 def overrides_of(attention: str, context_length: int) -> tuple[str, ...]:
@@ -110,7 +113,7 @@ def overrides_of(attention: str, context_length: int) -> tuple[str, ...]:
 
 
 def arguments_of(
-    task: str, attention: str, data: Path, *, stage: str = "paper", overrides: Sequence[str] = ()
+    task: str, attention: str, data: Path, *, recipe: str = "paper", overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The arguments of scripts.train_classifier for a task with an attention.
 
@@ -118,11 +121,11 @@ def arguments_of(
         task: of TASKS.
         attention: of ATTENTIONS.
         data: folder of the prepared tasks.
-        stage: of STAGES.
+        recipe: of RECIPES.
         overrides: key=value; the block size of a butterfly follows from the context length here,
             and may be set, too.
     """
-    given = (str(config_path(task, stage)), f"data.path={data / TASKS[task].folder}")
+    given = (str(config_path(task, recipe)), f"data.path={data / TASKS[task].folder}")
     context_length = read_config(ClassifyConfig, [*given, *overrides]).model.context_length
     return *given, *overrides_of(attention, context_length), *overrides
 
@@ -141,10 +144,8 @@ def split_by_what_is_there(
     there, left_out = [], []
     for task in tasks:
         folder = data / TASKS[task].folder
-        paths = [config_path(task, stage) for stage in STAGES[recipe]]
-        missing = [str(path) for path in paths if not path.exists()]
-        if missing:
-            left_out.append(f"{task} is left out: there is no {' and no '.join(missing)}")
+        if not config_path(task, recipe).exists():
+            left_out.append(f"{task} is left out: there is no {config_path(task, recipe)}")
         elif (folder / MANIFEST).exists():
             there.append(task)
         elif task == "retrieval":
@@ -175,7 +176,7 @@ def make_jobs(
     Args:
         tasks, attentions, seeds: every combination is a run.
         data: folder of the prepared tasks.
-        out: folder of all runs: TASK_ATTENTION_seedN, or TASK_STAGE_ATTENTION_seedN.
+        out: folder of all runs: TASK_ATTENTION_seedN, or TASK_RECIPE_ATTENTION_seedN.
         recipe: of RECIPES; with pretrained, TASK_masked_ATTENTION_seedN comes before each.
         overrides: key=value for all runs, last.
 
@@ -192,13 +193,12 @@ def make_jobs(
     jobs: list[Job] = []
     for task in dict.fromkeys(tasks):
         for attention in dict.fromkeys(attentions):
+            path, *shared = arguments_of(task, attention, data, recipe=recipe, overrides=overrides)
             for seed in dict.fromkeys(seeds):
                 start: tuple[str, ...] = ()
                 needs: frozenset[str] = frozenset()
-                for stage in STAGES[recipe]:
-                    suffix = "" if stage == "paper" else f"_{stage}"
+                for suffix, changes in _stages(task, recipe).items():
                     folder = out / f"{task}{suffix}_{attention}_seed{seed}"
-                    given = arguments_of(task, attention, data, stage=stage, overrides=overrides)
                     own = (*start, f"run.seed={seed}", f"run.out_dir={folder}")
                     jobs.append(
                         Job(
@@ -206,7 +206,7 @@ def make_jobs(
                             attention=attention,
                             seed=seed,
                             folder=folder,
-                            arguments=(*given, *own),
+                            arguments=(path, *changes, *shared, *own),
                             needs=needs,
                         )
                     )
@@ -215,6 +215,16 @@ def make_jobs(
         job.check_folder()
     order = list(dict.fromkeys(seeds))
     return sorted(jobs, key=lambda job: (order.index(job.seed), -cost(job.config)))
+
+
+def _stages(task: str, recipe: str) -> dict[str, tuple[str, ...]]:
+    """What the runs of a recipe, one after the other, have in their names and change."""
+    if recipe != "pretrained":
+        return {"" if recipe == "paper" else f"_{recipe}": ()}
+    hidden = [f"objective={PRETRAINING}"]
+    if task in PRETRAINING_LR:
+        hidden.append(f"optim.lr={PRETRAINING_LR[task]}")
+    return {f"_{PRETRAINING}": tuple(hidden), "_pretrained": ()}
 
 
 def cost(config: ClassifyConfig) -> float:

@@ -11,8 +11,8 @@ on all finished runs in --out: accuracy with intervals beside the paper's, and s
 scripts.lra_speed measured them. Stopped, the same command goes on. Retrieval is left out where its
 texts are not prepared; the in-house task of pairs is trained where it is asked for. The images that
 data.phases begin with are made where they are missing. With --recipe rotary the configurations are
-configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, after TASK_masked.yaml, where the
-model learns hidden tokens.
+configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: first on hidden
+tokens.
 """
 
 import argparse

@@ -135,23 +135,16 @@ def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
     assert (first.config.objective, then.config.objective) == ("masked", "labels")
     assert then.config.run.init_from == str(first.folder)
     assert first.config.model == then.config.model
-    assert [job.arguments[0] for job in (first, then)] == [
-        "configs/lra/text_masked.yaml",
-        "configs/lra/text_rotary.yaml",
-    ]
+    assert (first.config.optim.lr, then.config.optim.lr) == (5e-4, 1e-4)
     assert parse_name(first.folder.name) is None  # it knows no labels
     found = parse_name(then.folder.name)
     assert found == lra_plan.RunName("text", "butterfly", "pretrained", 3)
     with pytest.raises(ValueError, match=r"objective=causal: the sweep itself .*take --recipe"):
         make_jobs(["text"], ["dense"], [3], **options, overrides=["objective=causal"])
-
-
-def test_a_task_needs_a_configuration_of_every_stage(tmp_path):
-    make_tasks(tmp_path, "image", "listops")
-    (tmp_path / "listops").rename(tmp_path / "text")
-    there, said = split_by_what_is_there(["image", "text"], tmp_path, "pretrained")
-    assert there == ["text"]
-    assert said == ["image is left out: there is no configs/lra/image_masked.yaml"]
+    same = make_jobs(["text"], ["dense"], [3], **options, overrides=["optim.lr=1e-3"])
+    assert [job.config.optim.lr for job in same] == [1e-3, 1e-3]
+    hidden, labels = make_jobs(["image"], ["dense"], [3], **options)
+    assert hidden.config.objective == "masked" and hidden.config.optim == labels.config.optim
 
 
 @pytest.mark.parametrize("name", ["image_seed1", "image_dense", "path_dense_seed1", "a.log"])
