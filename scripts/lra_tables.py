@@ -245,10 +245,7 @@ def _sharing(rows: Sequence[dict[str, Any]]) -> str:
         return "Minutes are wall-clock time; it was not noted how many runs shared a GPU."
     if most == 1:
         return "Each run had a GPU of its own."
-    return (
-        f"Minutes are wall-clock time; (shared): up to {most} runs shared a GPU, and a run alone "
-        "would have been faster."
-    )
+    return f"Minutes are wall-clock time; (shared): up to {most} runs shared a GPU."
 
 
 def _yes(captured: bool) -> str:
