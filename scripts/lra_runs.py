@@ -99,7 +99,8 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
     records = read_metrics(folder)
     last, model, optim = records[-1], config.model, config.optim
     evaluations = [r for r in records if "val_accuracy" in r]
-    took = [last, *(_pretraining(folder, config))]
+    before = _pretraining(folder, config)
+    took = [last] if before is None else [last, read_metrics(before)[-1]]
     return {
         "task": name.task,
         "attention": name.attention,
@@ -120,7 +121,7 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
         "parameters": Classifier(model).n_params(),
         "positions": positions_of(config),
         "padding": padding_of(config),
-        "changes": changes_of(config),
+        "changes": changes_of(config, None if before is None else read_run_config(before)),
         "block_size": None if model.mask.pattern == "dense" else model.mask.block_size,
         "density": model.mask.density(model.context_length, causal=False),
         "batch_size": optim.batch_size,
@@ -134,17 +135,17 @@ def describe(name: RunName, folder: Path, config: ClassifyConfig) -> dict[str, A
     }
 
 
-def _pretraining(folder: Path, config: ClassifyConfig) -> list[dict[str, Any]]:
-    """The last record of the run that this one started with, which lies beside it; if any."""
+def _pretraining(folder: Path, config: ClassifyConfig) -> Path | None:
+    """The folder of the run that this one started with, which lies beside it; if any."""
     if config.run.init_from is None:
-        return []
+        return None
     before = folder.parent / Path(config.run.init_from).name
     if not is_finished(before):
         raise ValueError(
             f"{folder} started with the weights of {before}, which holds no finished run: what it "
             "took belongs in the report, so put it back"
         )
-    return [read_metrics(before)[-1]]
+    return before
 
 
 def positions_of(config: ClassifyConfig) -> str:
@@ -172,16 +173,17 @@ def padding_of(config: ClassifyConfig) -> str:
     return "none, black pixels are tokens"
 
 
-def changes_of(config: ClassifyConfig) -> str:
-    """What is done to training examples, and what comes before them."""
+def changes_of(config: ClassifyConfig, before: ClassifyConfig | None = None) -> str:
+    """What is done to training examples, and what comes before them: `before` on hidden tokens."""
     data = config.data
     parts = {"none": [], "mirror": ["mirrored"], "dihedral": ["turned and mirrored"]}[data.augment]
     if data.shift:
         parts = [*parts, f"moved by up to {data.shift}"]
     if data.phases:
         parts = [*parts, f"after {sum(phase.steps for phase in data.phases):,} steps on other sets"]
-    if config.run.init_from is not None:
-        parts = [*parts, "after as many steps on hidden tokens"]
+    if before is not None:
+        steps, lr = before.optim.max_steps, before.optim.lr
+        parts = [*parts, f"after {steps:,} steps on hidden tokens at a learning rate of {lr:g}"]
     return ", ".join(parts) or "as they are"
 
 

@@ -136,13 +136,14 @@ def setup_table(result: Result) -> str:
             f"{row['parameters']:,}",
             f"{row['batch_size']}",
             f"{row['steps']:,}",
+            f"{row['lr']:g}",
             f"{row['test_examples']:,}",
             row["config"],
         )
         for row in result["rows"]
     ]
     header = ["task", "tokens", "positions", "padding", "training examples", "parameters"]
-    header += ["batch", "steps", "test examples", "configuration"]
+    header += ["batch", "steps", "learning rate", "test examples", "configuration"]
     return markdown_table(header, list(dict.fromkeys(lines)))
 
 

@@ -158,6 +158,12 @@ def test_runs_that_shared_a_gpu_are_marked(tmp_path):
     assert "(shared)" not in listops and image.endswith(" (shared) |")
 
 
+def test_a_report_tells_the_learning_rate_that_was_taken(tmp_path):
+    make_up(tmp_path, "text", "dense", 1, 0.5, overrides=["optim.lr=0.25"])
+    text = markdown(json.loads(write_report(tmp_path, "paper", tmp_path, tmp_path).read_text()))
+    assert "| steps | learning rate |" in text and "| 5,000 | 0.25 |" in text
+
+
 def test_averages_of_others_are_those_of_their_rows():
     for _, accuracies, average, _ in (*PAPER, *AMOS):
         assert sum(accuracies) / 5 == pytest.approx(average, abs=0.07)  # it prints 59.3 for 59.24

@@ -93,3 +93,11 @@ def test_changes_in_words(tmp_path, overrides, changes):
     overrides = ["data.augment=none", "data.shift=0", "data.phases=[]", *overrides]
     (job,) = make_jobs(["image"], ["dense"], [1], data=tmp_path, out=tmp_path, overrides=overrides)
     assert changes_of(job.config) == changes
+
+
+def test_changes_name_the_steps_on_hidden_tokens(tmp_path):
+    options = {"data": tmp_path, "out": tmp_path, "recipe": "pretrained"}
+    hidden, labels = make_jobs(["text"], ["dense"], [1], **options)
+    assert hidden.config.optim.lr != labels.config.optim.lr
+    changes = changes_of(labels.config, hidden.config)
+    assert changes == "after 8,000 steps on hidden tokens at a learning rate of 0.0005"

@@ -128,7 +128,7 @@ def test_pretraining_comes_first_and_counts(reproduce, tmp_path, capsys):
     assert reproduce(*options, "--seeds", "1", overrides=overrides) == runs
     printed = capsys.readouterr().out
     assert "| Transformer, rotary (Amos et al.) |" in printed and "speed-up" not in printed
-    assert "moved by up to 4, after as many steps on hidden tokens" in printed
+    assert "moved by up to 4, after 6 steps on hidden tokens at a learning rate of 0.01" in printed
     (row,) = json.loads((tmp_path / "results" / "lra_pretrained.json").read_text())["rows"]
     assert (row["examples"], row["examples_in_all"]) == (48, 96)
 
