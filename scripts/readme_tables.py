@@ -280,6 +280,11 @@ def lra_rotary() -> str:
     return lra_tables.accuracy_table(_load("lra_rotary"))
 
 
+def lra_pretrained() -> str:
+    """And of these, trained on hidden tokens first."""
+    return lra_tables.accuracy_table(_load("lra_pretrained"))
+
+
 def lra_speed() -> str:
     """Training steps with three attentions, from `scripts.lra_speed`."""
     return lra_tables.speed_table(_load("lra"))
@@ -312,6 +317,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tracing_32": partial(tracing, "pathfinder_tracing_32"),
     "lra": lra,
     "lra_rotary": lra_rotary,
+    "lra_pretrained": lra_pretrained,
     "lra_speed": lra_speed,
     "pathfinder_speed": pathfinder_speed,
 }
