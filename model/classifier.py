@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.classifier_config import ClassifierConfig
+from model.neighbours import begin_local, neighbours
 from model.positions import (
     axial_rotary_tables,
     rotary_tables,
@@ -111,20 +112,20 @@ class Classifier(nn.Module):
             waves = row_and_column_waves(rows, columns, config.grid_width, N_WAVES)
             self._constant("place_features", waves)
             self.pos_proj = nn.Linear(waves.shape[-1], config.n_embd)
+        if config.rotary != "none":
+            axial = config.rotary == "axial"
+            cos, sin = self._rotary_at(rows, columns if axial else places)
+            self._constant("rotary_cos", cos)
+            self._constant("rotary_sin", sin)
+
+    def _rotary_at(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Tables for `apply_rotary`. In a sequence, columns are places and rows nothing."""
+        config = self.config
         if config.rotary == "sequence":
-            cos, sin = rotary_tables(places, config.head_dim, base=10_000.0)
-        elif config.rotary == "axial":
-            cos, sin = axial_rotary_tables(
-                rows,
-                columns,
-                config.head_dim,
-                config.min_wavelength,
-                config.max_wavelength,
-            )
-        else:
-            return
-        self._constant("rotary_cos", cos)
-        self._constant("rotary_sin", sin)
+            return rotary_tables(columns, config.head_dim, base=10_000.0)
+        return axial_rotary_tables(
+            rows, columns, config.head_dim, config.min_wavelength, config.max_wavelength
+        )
 
     def _constant(self, name: str, table: Tensor) -> None:
         self.register_buffer(name, table, persistent=False)
@@ -141,6 +142,11 @@ class Classifier(nn.Module):
             nn.init.normal_(self.pos_emb, std=INIT_STD)
         if config.pooling == "cls":
             nn.init.normal_(self.cls, std=INIT_STD)
+        if config.local_start:
+            for layer, block in enumerate(self.blocks):
+                assert isinstance(block, Block)
+                rows, columns = neighbours(config.n_head, layer, grid=config.rotary == "axial")
+                begin_local(block.attn, *self._rotary_at(-rows, -columns), config.local_start)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor | None = None, places: Tensor | None = None

@@ -1,5 +1,6 @@
 """The shape of a classifier of sequences and images."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +59,11 @@ class ClassifierConfig(BlockConfig):
     max_wavelength: float = 1024.0
     """Axial rotary only: pixels in which the slowest pair turns once."""
 
+    local_start: float = 0.0
+    """With rotary positions: the score by which each head begins by looking at a neighbour, more
+    narrowly the higher it is (`model.neighbours`). 0: all heads begin by looking everywhere
+    alike."""
+
     pooling: Pooling = "mean"
     """Over the tokens that are not padding; mean_max is both side by side, cls a token of its own
     before the others."""
@@ -86,6 +92,13 @@ class ClassifierConfig(BlockConfig):
                     )
         elif self.grid_width < 1:
             raise ValueError(f"model.grid_width={self.grid_width} must be at least 1.")
+        if not 0.0 <= self.local_start < math.inf:
+            raise ValueError(f"model.local_start={self.local_start} must be a number from 0 on.")
+        if self.local_start and self.rotary == "none":
+            raise ValueError(
+                f"model.local_start={self.local_start} is made of rotary positions: set "
+                "model.rotary to sequence or axial, or leave it 0."
+            )
         multiple = {"none": 1, "sequence": 2, "axial": 4}[self.rotary]
         if self.head_dim % multiple:
             raise ValueError(

@@ -161,6 +161,8 @@ def positions_of(config: ClassifyConfig) -> str:
         "sequence": ["rotary"],
         "axial": ["rotary by row and column"],
     }[model.rotary]
+    if model.local_start:
+        parts = [*parts, f"heads that begin at a neighbour, by {model.local_start:g}"]
     return ", ".join(parts) or "none"
 
 

@@ -213,6 +213,8 @@ def test_compiles_whole(positions: dict[str, Any]) -> None:
         ({"grid_width": 0}, r"model.grid_width=0"),
         ({"grid_width": 8, "rotary": "axial", "n_head": 32}, r"heads of 2, .*multiple of 4"),
         ({"min_wavelength": 9.0, "max_wavelength": 8.0}, r"model.min_wavelength=9.0 must lie"),
+        ({"local_start": 9.0}, r"model.local_start=9.0 is made of rotary positions"),
+        ({"local_start": -1.0, "rotary": "sequence"}, r"model.local_start=-1.0 must be"),
         ({"n_embd": 65, "n_head": 5, "embedding": "sinusoidal"}, r"n_embd=65 must be even"),
     ],
 )

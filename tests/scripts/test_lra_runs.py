@@ -71,6 +71,8 @@ def test_sharing_keeps_the_most(tmp_path):
          "waves of row and column, rotary by row and column", "black pixels, left out"),
         ("text", ["model.embedding=none", "model.rotary=sequence"], "rotary",
          "after the text, hidden"),
+        ("text", ["model.embedding=none", "model.rotary=sequence", "model.local_start=36"],
+         "rotary, heads that begin at a neighbour, by 36", "after the text, hidden"),
         ("text", ["model.embedding=none"], "none", "after the text, hidden"),
     ],
 )  # fmt: skip

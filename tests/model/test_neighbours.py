@@ -1,0 +1,92 @@
+"""Attention that begins local: which key a head looks at before anything is learned."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import SelfAttention
+from model.classifier import Classifier
+from model.classifier_config import ClassifierConfig
+from model.neighbours import neighbours
+from model.positions import apply_rotary
+
+W = 8
+T = W * W
+SEQUENCE = {"rotary": "sequence", "embedding": "none"}
+GRID = {"rotary": "axial", "embedding": "row_column", "grid_width": W}
+
+
+def make(**changes: Any) -> Classifier:
+    torch.manual_seed(0)
+    config = {"vocab_size": 50, "n_classes": 3, "context_length": T, "n_head": 4, "n_embd": 128}
+    return Classifier(ClassifierConfig(**(config | {"n_layer": 3} | changes)))
+
+
+def scores_of_biases(model: Classifier, attention: SelfAttention) -> Tensor:
+    """(H, T, T) scaled scores where the weights, which are small yet, add nothing."""
+    D = attention.head_dim
+    biases = attention.qkv_proj.bias.detach().view(3, 1, 1, attention.n_head, D)
+    q, k = (
+        apply_rotary(bias.expand(1, T, -1, -1), model.rotary_cos, model.rotary_sin)[0]
+        for bias in biases[:2]
+    )
+    return torch.einsum("qhd,khd->hqk", q, k) * attention.softmax_scale
+
+
+@pytest.mark.parametrize("positions", [SEQUENCE, GRID])
+def test_every_head_looks_at_its_neighbour(positions: dict[str, Any]) -> None:
+    model = make(**positions, local_start=12.0)
+    places = torch.arange(T)
+    width = W if positions is GRID else T
+    for layer, block in enumerate(model.blocks):
+        scores = scores_of_biases(model, block.attn)
+        torch.testing.assert_close(scores.amax(), torch.tensor(12.0))
+        for head, (down, right) in enumerate(
+            zip(*neighbours(4, layer, grid=positions is GRID), strict=True)
+        ):
+            row, column = places // width + down, places % width + right
+            inside = (row >= 0) & (row < T // width) & (column >= 0) & (column < width)
+            assert inside.sum() > T // 2
+            there = (row * width + column)[inside]
+            assert torch.equal(scores[head].argmax(-1)[inside], there)
+            runner_up = scores[head][inside].topk(2, dim=-1).values[:, 1]
+            assert (12.0 - runner_up).min() > 0.1
+
+
+def test_directions_and_distances() -> None:
+    assert torch.equal(neighbours(4, 1, grid=False)[1], torch.tensor([-1, 1, -2, 2]))
+    assert torch.equal(neighbours(4, 5, grid=False)[1], torch.tensor([-4, 4, -8, 8]))
+    assert not neighbours(4, 5, grid=False)[0].any()
+    rows, columns = neighbours(6, 2, grid=True)
+    assert torch.equal(rows, torch.tensor([-2, 2, 0, 0, -4, 4]))
+    assert torch.equal(columns, torch.tensor([0, 0, -2, 2, 0, 0]))
+
+
+def test_scale_of_scores_is_counted() -> None:
+    model = make(**SEQUENCE, local_start=5.0, scale_attn_by_inverse_layer_idx=True)
+    for block in model.blocks:
+        scores = scores_of_biases(model, block.attn)
+        torch.testing.assert_close(scores.amax(), torch.tensor(5.0))
+
+
+@pytest.mark.parametrize("positions", [SEQUENCE, GRID])
+def test_nothing_else_is_drawn_otherwise(positions: dict[str, Any]) -> None:
+    plain, local = make(**positions), make(**positions, local_start=3.0)
+    assert plain.n_params() == local.n_params()
+    others = dict(local.named_parameters())
+    for name, parameter in plain.named_parameters():
+        same = torch.equal(parameter, others[name])
+        assert same != name.endswith("qkv_proj.bias"), name
+
+
+def test_order_counts_from_the_start() -> None:
+    """A classifier of a bag of words would give a shuffled text the same logits."""
+    tokens = torch.randint(50, (2, T), generator=torch.Generator().manual_seed(1))
+    shuffled = tokens[:, torch.randperm(T, generator=torch.Generator().manual_seed(2))]
+    changes = []
+    for score in (0.0, 30.0):
+        model = make(**SEQUENCE, local_start=score).eval()
+        changes.append((model(tokens) - model(shuffled)).abs().max().item())
+    assert changes[1] > 2 * changes[0], changes
