@@ -48,8 +48,8 @@ def begin_local(attention: SelfAttention, cos: Tensor, sin: Tensor, score: float
         attention: whose weights are small yet, so that biases decide where it looks.
         cos, sin: (H, D/2), tables for `apply_rotary` of the heads' neighbours, at the negative of
             their distances.
-        score: that of a query and its neighbour, after scaling: what it is above that of a key far
-            away, whose score is near 0.
+        score: that of a query and its neighbour, after scaling; of other keys it is lower, on the
+            whole the farther from there they lie.
     """
     n_head, head_dim = attention.n_head, attention.head_dim
     size = math.sqrt(score / (head_dim // 2 * attention.softmax_scale))
