@@ -123,7 +123,7 @@ def test_a_stopped_run_goes_on(reproduce, tmp_path, monkeypatch):
 
 def test_pretraining_comes_first_and_counts(reproduce, tmp_path, capsys):
     options = ["--recipe", "pretrained", "--tasks", "image", "--attentions", "dense"]
-    overrides = [*TINY, "model.rotary=none", "model.dropout=0"]
+    overrides = [*TINY, "model.rotary=none", "model.local_start=0", "model.dropout=0"]
     runs = ["image_masked_dense_seed1", "image_pretrained_dense_seed1"]
     assert reproduce(*options, "--seeds", "1", overrides=overrides) == runs
     printed = capsys.readouterr().out
