@@ -99,6 +99,11 @@ class ClassifierConfig(BlockConfig):
                 f"model.local_start={self.local_start} is made of rotary positions: set "
                 "model.rotary to sequence or axial, or leave it 0."
             )
+        if self.local_start and self.pooling == "cls":
+            raise ValueError(
+                f"model.local_start={self.local_start} would have the cls begin by seeing the "
+                "first tokens alone: set model.pooling to mean, max or mean_max, or leave it 0."
+            )
         multiple = {"none": 1, "sequence": 2, "axial": 4}[self.rotary]
         if self.head_dim % multiple:
             raise ValueError(

@@ -215,6 +215,10 @@ def test_compiles_whole(positions: dict[str, Any]) -> None:
         ({"min_wavelength": 9.0, "max_wavelength": 8.0}, r"model.min_wavelength=9.0 must lie"),
         ({"local_start": 9.0}, r"model.local_start=9.0 is made of rotary positions"),
         ({"local_start": -1.0, "rotary": "sequence"}, r"model.local_start=-1.0 must be"),
+        (
+            {"local_start": 9.0, "rotary": "sequence", "pooling": "cls"},
+            r"model.local_start=9.0 would have the cls .* set model.pooling to mean, max or",
+        ),
         ({"n_embd": 65, "n_head": 5, "embedding": "sinusoidal"}, r"n_embd=65 must be even"),
     ],
 )
