@@ -147,6 +147,18 @@ def setup_table(result: Result) -> str:
     return markdown_table(header, list(dict.fromkeys(lines)))
 
 
+def trials_table(results: Sequence[Result], task: str) -> str:
+    """One task trained in several ways, one line for each, in the order of their accuracies."""
+    rows = [row for result in results for row in _of(result["rows"], task=task)]
+    return markdown_table(
+        ["positions", "training examples", "learning rate", "test accuracy"],
+        [
+            [row["positions"], row["changes"], f"{row['lr']:g}", _with_interval(row)]
+            for row in sorted(rows, key=lambda row: row["test_accuracy"])
+        ],
+    )
+
+
 def yardsticks_table(result: Result) -> str:
     """Accuracy of guesses that see a part of each example."""
     scores: dict[str, dict[str, float] | None] = result["yardsticks"]

@@ -285,6 +285,14 @@ def lra_pretrained() -> str:
     return lra_tables.accuracy_table(_load("lra_pretrained"))
 
 
+def lra_text() -> str:
+    """Text in these two, at another learning rate, and without heads that begin at a neighbour."""
+    trials = ["at_rest/lra_rotary", "at_rest/lra_pretrained"]
+    trials += ["at_rest_5e-4/lra_rotary", "neighbour_5e-4/lra_rotary"]
+    names = ["lra_rotary", "lra_pretrained", *(f"lra_text/{trial}" for trial in trials)]
+    return lra_tables.trials_table([_load(name) for name in names], "text")
+
+
 def lra_speed() -> str:
     """Training steps with three attentions, from `scripts.lra_speed`."""
     return lra_tables.speed_table(_load("lra"))
@@ -318,6 +326,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lra": lra,
     "lra_rotary": lra_rotary,
     "lra_pretrained": lra_pretrained,
+    "lra_text": lra_text,
     "lra_speed": lra_speed,
     "pathfinder_speed": pathfinder_speed,
 }

@@ -15,7 +15,7 @@ from scripts.lra_report import (
     write_report,
 )
 from scripts.lra_runs import finished_runs, note_sharing
-from scripts.lra_tables import accuracy_table, markdown, speed_table
+from scripts.lra_tables import accuracy_table, markdown, speed_table, trials_table
 from tests.scripts.made_up_lra import make_up
 from tests.scripts.tiny_lra import make_tasks
 
@@ -162,6 +162,19 @@ def test_a_report_tells_the_learning_rate_that_was_taken(tmp_path):
     make_up(tmp_path, "text", "dense", 1, 0.5, overrides=["optim.lr=0.25"])
     text = markdown(json.loads(write_report(tmp_path, "paper", tmp_path, tmp_path).read_text()))
     assert "| steps | learning rate |" in text and "| 5,000 | 0.25 |" in text
+
+
+def test_trials_of_a_task_stand_in_the_order_of_their_accuracies(tmp_path):
+    results = []
+    for accuracy, lr in ((0.5, 0.25), (0.25, 0.125), (0.375, 0.5)):
+        out = tmp_path / str(lr)
+        make_up(out, "text", "dense", 1, accuracy, overrides=[f"optim.lr={lr}"])
+        make_up(out, "image", "dense", 1, 0.75)
+        results.append(json.loads(write_report(out, "paper", tmp_path, out).read_text()))
+    cells = [line.split(" | ") for line in trials_table(results, "text").splitlines()[2:]]
+    assert [(lr, found.split()[0]) for *_, lr, found in cells] == [
+        ("0.125", "25.0"), ("0.5", "37.5"), ("0.25", "50.0")
+    ]  # fmt: skip
 
 
 def test_averages_of_others_are_those_of_their_rows():
