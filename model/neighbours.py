@@ -1,10 +1,11 @@
 """Attention that begins local: biases by which each head looks at one neighbour from the start.
 
-From labels alone, queries and keys hardly learn that what lies close by belongs together (Orvieto
-et al. 2026, arXiv 2605.21070). Rotary positions can tell them: where the bias of the keys is that
-of the queries, turned back by an offset, the score is highest at the key that lies there. So heads
-begin as a convolution, as those of d'Ascoli et al. 2021 (ConViT, arXiv 2103.10697) do, and are free
-to leave. No parameter is added. Shapes: H heads, D head_dim.
+From labels alone, queries and keys that are told absolute positions hardly learn to look nearby,
+as ablations by Coser et al. 2026 (arXiv 2605.21070) suggest. With rotary positions they can begin
+so: where the bias of the keys is that of the queries, turned back by an offset, the score is
+highest at the key that lies there. So heads begin as a convolution, as those of d'Ascoli et al.
+2021 (ConViT, arXiv 2103.10697) do, and are free to leave. No parameter is added. Shapes: H heads,
+D head_dim.
 """
 
 import math
