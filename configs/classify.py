@@ -41,16 +41,24 @@ class ClassifyConfig:
         self._check_objective()
 
     def _check_phases(self) -> None:
-        """What the phases of a curriculum may have as context_length."""
+        """What the phases of a curriculum may have as context_length and zeros_share."""
         model = self.model
+        all_tokens = model.grid_width is not None and self.data.zeros == "tokens"
         for phase in self.data.phases:
-            room = phase.context_length
+            room, zeros = phase.context_length, phase.zeros_share
+            if zeros is not None and (not all_tokens or room is None):
+                raise ValueError(
+                    f"data.phases: zeros_share={zeros} is of images with data.zeros=tokens, and "
+                    "its phase needs a context_length, room for the pixels that are left: set "
+                    "both, or leave it out"
+                )
             if room is None:
                 continue
-            if model.grid_width is not None and self.data.zeros == "tokens":
+            if all_tokens and zeros is None:
                 raise ValueError(
                     "data.phases: context_length is room for pixels above zero, and with data."
-                    "zeros=tokens every pixel is a token: leave it out, or set data.zeros=padding"
+                    "zeros=tokens every pixel is a token: leave it out, or set data.zeros=padding, "
+                    "or the phase's zeros_share"
                 )
             if model.mask.pattern != "dense":
                 raise ValueError(

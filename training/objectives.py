@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from data.lra.chance import fixed_chance
+
 Objective = Literal["labels", "masked", "causal"]
 
 LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
@@ -94,7 +96,9 @@ class AskHidden:
         if numbers is None:
             chance = torch.rand(tokens.shape, device=tokens.device)
         else:
-            chance = _fixed_chance(numbers, *tokens.shape)
+            documents = torch.arange(len(tokens) // len(numbers), device=numbers.device)
+            rows = (numbers[:, None] * len(documents) + documents).flatten()
+            chance = fixed_chance(rows, tokens.shape[1])
         hidden = (chance < self.share) & _within(tokens, lengths)
         return Question((tokens, lengths, places, hidden), tokens, hidden)
 
@@ -104,24 +108,3 @@ def _within(tokens: Tensor, lengths: Tensor | None, *, less: int = 0) -> Tensor:
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     end = tokens.shape[1] if lengths is None else lengths[:, None]
     return (columns < end - less).expand(tokens.shape)
-
-
-def _fixed_chance(numbers: Tensor, n_rows: int, n_tokens: int) -> Tensor:
-    """(R, T) float32, uniform in [0, 1): a pure function of an example's number and the place."""
-    documents = torch.arange(n_rows // len(numbers), device=numbers.device)
-    rows = (numbers[:, None] * len(documents) + documents).flatten()
-    columns = torch.arange(n_tokens, device=numbers.device)
-    mixed = _mix(_mix(rows + 1)[:, None] + columns)
-    return (mixed >> 40 & 0xFFFFFF).float() / 2**24  # as many bits as float32 has room for
-
-
-def _mix(x: Tensor) -> Tensor:
-    """The finalizer of splitmix64 (Stafford's variant 13) on int64, whose products wrap around."""
-    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros from the left: torch's own shift repeats the sign."""
-    return x >> bits & (1 << 64 - bits) - 1

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.lra.chance import fixed_chance
 from data.lra.config import ExamplesConfig
-from data.lra.pixels import DIHEDRAL, dihedral, pack_ink, shifted, tile_order
+from data.lra.pixels import DIHEDRAL, dihedral, pack_pixels, shifted, tile_order
 from data.lra.store import DisplayLists, Images, Sequences, open_split
 from data.pathfinder.parameters import Pathfinder
 from data.pathfinder.render import Renderer, pack
@@ -86,10 +87,12 @@ class PixelExamples(Examples):
         context_length: int,
         config: ExamplesConfig,
         device: torch.device,
+        zeros_share: float | None = None,
     ) -> None:
         super().__init__(np.asarray(split.labels), device)
         self._shift = config.shift
-        self._capacity = context_length if config.zeros == "padding" else None
+        self._capacity = context_length
+        self._zeros_share = 0.0 if config.zeros == "padding" else zeros_share
         if isinstance(split, DisplayLists):
             parameters = Pathfinder(**split.manifest.source["parameters"])
             self.size = parameters.size
@@ -117,8 +120,12 @@ class PixelExamples(Examples):
         if self._shift:
             images = shifted(images, changes // DIHEDRAL, self._shift)
         pixels, labels = images.flatten(1), self.labels[numbers]
-        if self._capacity is not None:
-            tokens, lengths, places, overflow = pack_ink(pixels, self._capacity)
+        if self._zeros_share is not None:
+            shown = pixels > 0
+            if self._zeros_share:
+                keys = changes * len(self) + numbers
+                shown |= fixed_chance(keys, pixels.shape[1]) < self._zeros_share
+            tokens, lengths, places, overflow = pack_pixels(pixels, shown, self._capacity)
             self.overflow |= overflow
             return Batch(tokens, lengths, places, labels)
         if self._order is not None:
@@ -127,7 +134,12 @@ class PixelExamples(Examples):
 
 
 def load_examples(
-    folder: Path, split: str, context_length: int, config: ExamplesConfig, device: torch.device
+    folder: Path,
+    split: str,
+    context_length: int,
+    config: ExamplesConfig,
+    device: torch.device,
+    zeros_share: float | None = None,
 ) -> SequenceExamples | PixelExamples:
     """A split of a prepared task, on `device`.
 
@@ -137,6 +149,7 @@ def load_examples(
         context_length: T.
         config: how images become tokens.
         device: where batches are wanted.
+        zeros_share: of zero pixels that are tokens, as of a `Phase`.
 
     Raises:
         ValueError, FileNotFoundError: the folder holds no such split, or not what `config` needs.
@@ -150,8 +163,8 @@ def load_examples(
                     "leave it out"
                 )
         return SequenceExamples(stored, context_length, device)
-    examples = PixelExamples(stored, context_length, config, device)
-    if config.zeros == "tokens" and examples.size**2 != context_length:
+    examples = PixelExamples(stored, context_length, config, device, zeros_share)
+    if config.zeros == "tokens" and zeros_share is None and examples.size**2 != context_length:
         raise ValueError(
             f"{folder} holds images of {examples.size} x {examples.size} pixels, and "
             f"model.context_length={context_length}: set it to {examples.size**2}, or "

@@ -19,8 +19,12 @@ class Phase:
     batch_size: int | None = None
     """Examples of one step, over all GPUs; None: optim.batch_size."""
     context_length: int | None = None
-    """Tokens of an example: of an image where data.zeros=padding, which may have no more, or the
-    first ones of a text. None: model.context_length."""
+    """Tokens of an example: of an image whose zero pixels are left out, which may have no more, or
+    the first ones of a text. None: model.context_length."""
+    zeros_share: float | None = None
+    """Share of an image's zero pixels that are tokens where data.zeros=tokens, each with this
+    probability; context_length has room for them and for those above zero. So a model that learned
+    without them meets them little by little. None: all."""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -29,6 +33,11 @@ class Phase:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"data.phases: {name} must be at least 1, got {value}")
+        if self.zeros_share is not None and not 0 < self.zeros_share < 1:
+            raise ValueError(
+                f"data.phases: zeros_share={self.zeros_share} must lie between 0 and 1: leave it "
+                "out for all zero pixels, or set data.zeros=padding for none"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

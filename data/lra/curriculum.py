@@ -63,7 +63,7 @@ class Curriculum:
         self._config = config
         self._rank, self._world_size = rank, world_size
         self._lessons: list[Lesson] = []
-        loaded: dict[tuple[str, int], Examples] = {}
+        loaded: dict[tuple[str, int, float | None], Examples] = {}
         step, example = 0, 0
         task = Phase(paths=[config.path], steps=1)  # of as many as are left
         for number, phase in enumerate([*config.phases, task]):
@@ -75,10 +75,13 @@ class Curriculum:
                     f"folder(s) * {world_size} GPU(s), which share it equally: change "
                     "optim.batch_size, or that of the phase"
                 )
+            zeros = phase.zeros_share
             for path in phase.paths:
-                if (path, room) not in loaded:
-                    loaded[path, room] = load_examples(Path(path), "train", room, config, device)
-            sets = [loaded[path, room] for path in phase.paths]
+                if (path, room, zeros) not in loaded:
+                    loaded[path, room, zeros] = load_examples(
+                        Path(path), "train", room, config, device, zeros
+                    )
+            sets = [loaded[path, room, zeros] for path in phase.paths]
             samplers = [
                 ExampleSampler(len(examples), (seed, number, i)) for i, examples in enumerate(sets)
             ]
@@ -132,8 +135,8 @@ class Curriculum:
         """Raise ValueError if images so far had more pixels than tokens have room. Waits."""
         if any(bool(examples.overflow) for examples in self._sets):
             raise ValueError(
-                "a training image has more pixels above zero than model.context_length has room "
-                "for, so that some were lost: raise it"
+                "a training image has more pixels that are tokens than context_length has room "
+                "for, so that some were lost: raise that of the model, or of the phase"
             )
 
 

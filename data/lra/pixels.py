@@ -107,26 +107,30 @@ def _gray_order(n: int, device: torch.device | str) -> Tensor:
     return (numbers ^ numbers >> 1).argsort()
 
 
-def pack_ink(pixels: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The pixels above zero, first, in their order: zero is padding that is left out.
+def pack_pixels(
+    pixels: Tensor, shown: Tensor, capacity: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Some pixels of each image, first, in their order; the others are left out.
 
     Long Range Arena's own code and Nystromformer's hide zero pixels from attention. Leaving them
     out is the same for all other pixels, at the cost of those alone.
 
     Args:
         pixels: (B, N) uint8.
+        shown: (B, N) bool, which are tokens.
         capacity: T, tokens that an image may have.
 
     Returns:
         tokens (B, T) uint8, what stands beyond an image's length is arbitrary;
-        lengths (B,) int32, at least 1 (an empty image keeps one zero) and at most T;
+        lengths (B,) int32, at least 1 (an image of which nothing is shown keeps its last pixel) and
+        at most T;
         places (B, T) int64, where in [0, N) each token stood;
-        overflow, () bool: whether an image has more than T such pixels, the last of which are lost.
+        overflow, () bool: whether more than T of an image are shown, the last of which are lost.
     """
-    counts = (pixels > 0).cumsum(1, dtype=torch.int32)
+    counts = shown.cumsum(1, dtype=torch.int32)
     ranks = torch.arange(1, capacity + 1, dtype=torch.int32, device=pixels.device)
     ranks = ranks.expand(len(pixels), capacity).contiguous()
-    # the k-th pixel of ink is the first at which the count reaches k
+    # the k-th that is shown is the first at which the count reaches k
     places = torch.searchsorted(counts, ranks).clamp_(max=pixels.shape[1] - 1)
     found = counts[:, -1]
     return (

@@ -22,14 +22,20 @@ def test_padding_and_hiding_go_together():
     assert configured("objective=masked", "data.zeros=padding").objective == "masked"
 
 
-def phase_of(context_length: int) -> str:
-    return f"data.phases=[{{paths: [x], steps: 1, context_length: {context_length}}}]"
+def phase_of(context_length: int | None = None, **others: float) -> str:
+    settings = {"context_length": context_length} if context_length else {}
+    values = ", ".join(f"{name}: {value}" for name, value in (settings | others).items())
+    return f"data.phases=[{{paths: [x], steps: 1, {values}}}]"
 
 
 def test_phases_may_be_of_shorter_texts():
     shorter = read_config(ClassifyConfig, ["configs/lra/text.yaml", phase_of(4096)])
     assert shorter.data.phases[0].context_length == 4096
     assert configured(phase_of(1024), "data.zeros=padding", "model.context_length=700")
+
+
+def test_zeros_may_come_in_little_by_little():
+    assert configured(phase_of(700, zeros_share=0.3)).data.phases[0].zeros_share == 0.3
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,13 @@ def test_phases_may_be_of_shorter_texts():
             [phase_of(64), "data.zeros=padding", "model.mask.pattern=butterfly"],
             r"context_length=64 and model.mask.pattern=butterfly, which is made for .*=1024 tokens",
         ),
+        ([phase_of(zeros_share=0.5)], r"zeros_share=0.5 .* needs a context_length, room for"),
+        (
+            [phase_of(9, zeros_share=0.5), "data.zeros=padding"],
+            r"zeros_share=0.5 is of images with data.zeros=tokens",
+        ),
+        ([phase_of(9, zeros_share=0)], r"zeros_share=0.0 must lie between 0 and 1"),
+        ([phase_of(9, zeros_share=1)], r"zeros_share=1.0 must lie between 0 and 1"),
         (["objective=tokens"], r"objective.*tokens"),
         (["objective=masked", "hidden_share=0"], r"hidden_share=0.0 must lie between 0 and 1"),
         (["objective=masked", "hidden_share=1"], r"hidden_share=1.0 must lie between 0 and 1"),

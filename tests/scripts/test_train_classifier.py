@@ -361,7 +361,7 @@ def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.context_length=19", r"more pixels above zero than model.context_length"),
+        ("model.context_length=19", r"more pixels that are tokens than context_length"),
         ("optim.max_steps=5", r"data.phases take 5 steps and optim.max_steps=5"),
         ("model.grid_width=null", r"model.embedding=row_column needs rows and columns"),
         ("data.zeros=tokens", r"context_length is room for pixels above zero"),

@@ -114,6 +114,38 @@ def test_padding_leaves_zeros_out(contours: Path) -> None:
     assert narrow.overflow
 
 
+@pytest.mark.parametrize("share", [0.1, 0.7])
+def test_a_share_of_zeros_comes_with_the_others(contours: Path, share: float) -> None:
+    config = ExamplesConfig(path="")
+    some = load_examples(contours, "train", 1024, config, CPU, zeros_share=share)
+    numbers = torch.arange(12).repeat(2)
+    changes = torch.arange(2).repeat_interleave(12)
+    images = load_examples(contours, "train", 1024, config, CPU).batch(numbers, changes).tokens
+    batch = some.batch(numbers, changes)
+    assert batch.lengths is not None and batch.places is not None
+    kept = []
+    for i, n in enumerate(batch.lengths.tolist()):
+        places = batch.places[i, :n]
+        assert torch.equal(batch.tokens[i, :n], images[i, places])
+        assert torch.equal(places, places.unique())
+        here = torch.zeros(1024, dtype=torch.bool)
+        here[places] = True
+        assert here[images[i] > 0].all()
+        kept.append(here[images[i] == 0])
+    drawn = torch.cat(kept).float()
+    assert abs(drawn.mean() - share) < 5 * (share * (1 - share) / len(drawn)) ** 0.5
+    # each image and each change of it has its own; both have the same wherever they stand
+    assert len({str(x.tolist()) for x in kept}) == len(kept)
+    again = some.batch(numbers[[17, 3]], changes[[17, 3]])
+    assert again.places is not None
+    for i, j in enumerate((17, 3)):
+        n = int(batch.lengths[j])
+        assert torch.equal(again.places[i, :n], batch.places[j, :n])
+    narrow = load_examples(contours, "train", 60, config, CPU, zeros_share=share)
+    narrow.batch(numbers, changes)
+    assert narrow.overflow and not some.overflow
+
+
 def test_changes_turn_and_mirror(contours: Path) -> None:
     examples = load_examples(contours, "train", 1024, ExamplesConfig(path=""), CPU)
     image = as_they_are(examples, 2).tokens.view(32, 32)

@@ -111,6 +111,31 @@ def test_moves_are_drawn_beside_the_changes(folders) -> None:
     assert both == moved
 
 
+def test_zeros_come_in_phase_by_phase(tmp_path: Path) -> None:
+    """On images of which every second pixel is black."""
+    manifest = Manifest(
+        task="stripes", kind="images", vocab_size=256, n_classes=2, max_length=1024, source={}
+    )
+    images = np.tile(np.array([0, 9], dtype=np.uint8), (8, 32, 16))
+    with preparing(tmp_path / "stripes", manifest) as writer:
+        for split in ("train", "val", "test"):
+            writer.write_images(split, [(images, np.arange(8) % 2)])
+        writer.finish()
+    path = str(tmp_path / "stripes")
+    phases = [
+        Phase(paths=[path], steps=1, context_length=1000, zeros_share=share) for share in (0.1, 0.5)
+    ]
+    config = ExamplesConfig(path=path, phases=phases)
+    curriculum = Curriculum(config, 1024, 8, seed=0, rank=0, world_size=1, device=CPU)
+    batches = [curriculum.lesson(step).batch(*curriculum.draw(step)) for step in range(3)]
+    for batch, share in zip(batches, (0.1, 0.5), strict=False):
+        assert batch.lengths is not None and batch.tokens.shape == (8, 1000)
+        zeros = batch.lengths - 512
+        assert abs(zeros.sum() / (8 * 512) - share) < 0.04
+    assert batches[2].lengths is None and batches[2].tokens.shape == (8, 1024)
+    curriculum.check()
+
+
 @pytest.mark.parametrize(("batch_size", "world_size"), [(3, 1), (4, 4)])
 def test_batches_must_be_shared_equally(folders, batch_size: int, world_size: int) -> None:
     phases = [Phase(paths=[folders["small"], folders["large"]], steps=1, batch_size=batch_size)]
@@ -123,5 +148,5 @@ def test_lost_pixels_are_told(folders) -> None:
                       zeros="padding")  # fmt: skip
     curriculum.check()
     seen(curriculum, 0)
-    with pytest.raises(ValueError, match=r"more pixels above zero"):
+    with pytest.raises(ValueError, match=r"more pixels that are tokens"):
         curriculum.check()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from data.lra.pixels import TILE, dihedral, pack_ink, shifted, tile_order
+from data.lra.pixels import TILE, dihedral, pack_pixels, shifted, tile_order
 from kernels.patterns import butterfly
 
 
@@ -74,7 +74,7 @@ def test_packing_keeps_the_ink_in_order(share: float) -> None:
     generator = torch.Generator().manual_seed(0)
     shown = torch.rand(7, 100, generator=generator) < share
     pixels = torch.randint(1, 256, (7, 100), generator=generator).mul(shown).to(torch.uint8)
-    tokens, lengths, places, overflow = pack_ink(pixels, 80)
+    tokens, lengths, places, overflow = pack_pixels(pixels, pixels > 0, 80)
     assert not overflow
     assert tokens.shape == places.shape == (7, 80)
     for i in range(7):
@@ -90,8 +90,8 @@ def test_packing_keeps_the_ink_in_order(share: float) -> None:
 def test_ink_without_room_is_told() -> None:
     pixels = torch.zeros(2, 10, dtype=torch.uint8)
     pixels[1, 3:8] = 9
-    assert not pack_ink(pixels, 5)[-1]
-    tokens, lengths, _, overflow = pack_ink(pixels, 4)
+    assert not pack_pixels(pixels, pixels > 0, 5)[-1]
+    tokens, lengths, _, overflow = pack_pixels(pixels, pixels > 0, 4)
     assert overflow
     assert lengths.tolist() == [1, 4]
     assert tokens[1].tolist() == [9] * 4
