@@ -24,7 +24,7 @@ from scripts.markdown import markdown_table
 from scripts.pathfinder_geometry import read_endpoints, read_predictions
 from scripts.pathfinder_matching import Tolerance, match
 from scripts.pathfinder_yardsticks import PREDICTIONS
-from scripts.results import write_result
+from scripts.results import read_result, write_result
 from scripts.train_classifier import TEST_LOGITS
 from scripts.wilson import wilson
 from training.metrics import read_metrics
@@ -152,6 +152,24 @@ def by_confidence(
     ]
 
 
+def earlier_rows(
+    path: Path, rows: Sequence[dict[str, Any]], matching: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of another result, but for the runs that `rows` tell of.
+
+    Raises:
+        ValueError: its pairs were matched otherwise, or it is none of ours.
+    """
+    result = read_result(path, "matching", "rows")
+    if result["matching"] != matching:
+        raise ValueError(
+            f"{path} has pairs of another matching, {result['matching']}, than {matching}: give it "
+            "the same --tolerance and --caliper, or leave --add out"
+        )
+    here = {row["run"] for row in rows}
+    return [row for row in result["rows"] if row["run"] not in here]
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The pairs of each run, and the control's, in percent."""
     lines = []
@@ -187,6 +205,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
+    parser.add_argument(
+        "--add",
+        type=Path,
+        metavar="FILE",
+        help="an earlier result, whose other runs are kept as they are",
+    )
     parser.add_argument("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
     standard = Tolerance()
     parser.add_argument(
@@ -209,9 +233,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     matching = {
         "tolerance_strokes": tolerance.geometry,
         "caliper_log_odds": tolerance.log_odds,
-        "matched_by": MATCHED_BY,
+        "matched_by": list(MATCHED_BY),
         "control": CONTROL,
     }
+    if args.add is not None:
+        rows += earlier_rows(args.add, rows, matching)
     write_result(args.out, {"unit": "share", "matching": matching, "rows": rows})
     print(f"{table(rows)}\nwrote {args.out}")
 

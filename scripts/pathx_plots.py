@@ -53,7 +53,7 @@ def draw(result: dict[str, Any]) -> "Figure":
     axes.set_xlabel("training images seen, millions, with those of the stages before")
     axes.set_ylabel("validation accuracy, %")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=9, loc="lower right")
+    figure.legend(fontsize=9, loc="outside upper center", ncols=3)
     return figure
 
 

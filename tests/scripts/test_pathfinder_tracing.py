@@ -126,6 +126,16 @@ def test_tracing_is_told_from_looking_at_the_ends(data, endpoints, tmp_path, cap
     assert rows[0]["where_geometry_is"]["wrong"]["run"]["accuracy"] > 0.9
     assert rows[1]["where_geometry_is"]["wrong"]["run"]["accuracy"] < 0.4
     assert "geometry, held_out" in capsys.readouterr().out
+    # one run again, with other logits: its row is new, that of the other is kept
+    (tmp_path / "looks").rename(tmp_path / "moved")
+    make_run(tmp_path / "looks", log_odds["held_out"] + labels, labels, data)
+    main([str(looks), *options, "--add", str(out)])
+    again = json.loads(out.read_text())["rows"]
+    assert [row["run"] for row in again] == [str(looks), str(traces)]
+    assert again[0]["on_pairs"]["run"] != rows[1]["on_pairs"]["run"]
+    assert again[1] == rows[0]
+    with pytest.raises(ValueError, match=r"has pairs of another matching, .*same --tolerance"):
+        main([str(looks), *options, "--add", str(out), "--caliper", "0.2"])
     knows = 50.0 * labels
     write_predictions(tmp_path / "kept", data / "pathfinder32", trees=knows, network=knows)
     with pytest.raises(ValueError, match=r"no two test images are alike within"):
