@@ -83,8 +83,10 @@ class ClassifyConfig:
                 f"hidden_share={self.hidden_share} has no effect with objective={self.objective}: "
                 "leave it out, or set objective=masked"
             )
-        if self.objective == "causal" and self.data.zeros == "padding":
+        left_out = self.data.zeros == "padding" or any(p.zeros_share for p in self.data.phases)
+        if self.objective == "causal" and left_out:
             raise ValueError(
-                "objective=causal predicts the next token, and with data.zeros=padding its place "
-                "is not known: use objective=masked, or data.zeros=tokens"
+                "objective=causal predicts the next token, and with data.zeros=padding, or the "
+                "zeros_share of a phase, its place is not known: use objective=masked, or all "
+                "pixels with data.zeros=tokens"
             )

@@ -112,7 +112,7 @@ def pack_pixels(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Some pixels of each image, first, in their order; the others are left out.
 
-    Long Range Arena's own code and Nystromformer's hide zero pixels from attention. Leaving them
+    Long Range Arena's own code and Nystromformer's hide zero pixels from attention. Leaving these
     out is the same for all other pixels, at the cost of those alone.
 
     Args:

@@ -67,6 +67,10 @@ def test_zeros_may_come_in_little_by_little():
             r"hidden_share=0.4 has no effect with objective=causal",
         ),
         (["objective=causal", "data.zeros=padding"], r"objective=causal .* data.zeros=padding"),
+        (
+            ["objective=causal", phase_of(9, zeros_share=0.5)],
+            r"objective=causal .* zeros_share of a phase, its place is not known",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides: list[str], message: str):

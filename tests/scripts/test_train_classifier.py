@@ -132,11 +132,20 @@ def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options
 
 
 @each_device
-@pytest.mark.parametrize("objective", ["labels", "masked"])
+@pytest.mark.parametrize("what", ["labels", "masked", "zeros that come in"])
 def test_stopping_and_going_on_changes_no_loss(
-    config: Path, tmp_path: Path, options: list[str], objective: str
+    config: Path, tmp_path: Path, options: list[str], what: str
 ):
-    options = [*options, f"objective={objective}"]
+    if what == "zeros that come in":
+        dots, room = tmp_path / "dots", SIZE * SIZE
+        phases = (
+            f"{{paths: ['{dots}'], steps: 5, zeros_share: {share}, context_length: {room - 8}}}"
+            for share in (0.2, 0.7)
+        )
+        tokens = "data.zeros=tokens", f"model.context_length={room}"
+        options = [*options, *tokens, f"data.phases=[{', '.join(phases)}]"]
+    else:
+        options = [*options, f"objective={what}"]
     whole = main([str(config), *options, f"run.out_dir={tmp_path / 'whole'}"])
 
     class Stop(RunLog):
