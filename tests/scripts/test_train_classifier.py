@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,55 +17,27 @@ from data.lra.writer import preparing
 from model.classifier import Classifier
 from scripts.classifier_start import load_first_weights
 from scripts.train_classifier import TEST_LOGITS, main
+from tests.scripts.tiny_classifier import (
+    CPU,
+    SPLITS,
+    losses,
+    make_config,
+    make_dots,
+    zeros_come_in,
+)
 from training.checkpoint import latest_checkpoint
 from training.classification import Score, read_best, save_best
 from training.metrics import RunLog, read_metrics
 
-SIZE = 16
-SPLITS = (("train", 256), ("val", 30), ("test", 25))
-CPU = ["run.device=cpu", "run.compile=false", "run.dtype=float32"]
 GPU = ["run.device=cuda"]
 each_device = pytest.mark.parametrize(
     "options", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=["cpu", "gpu"]
 )
 
 
-def make_dots(folder: Path, *, seed: int = 0, most: int = 20, grey: int | None = None) -> Path:
-    """Images of dots, of one grey level or all; the label is whether there are many."""
-    generator = np.random.default_rng(seed)
-    manifest = Manifest(
-        task=folder.name, kind="images", vocab_size=256, n_classes=2, max_length=SIZE * SIZE,
-        source={"seed": seed},
-    )  # fmt: skip
-    with preparing(folder, manifest) as writer:
-        for split, n in SPLITS:
-            labels = generator.integers(0, 2, n)
-            images = np.zeros((n, SIZE * SIZE), np.uint8)
-            for image, label in zip(images, labels, strict=True):
-                places = generator.choice(SIZE * SIZE, most if label else 8, replace=False)
-                image[places] = grey or generator.integers(1, 256, len(places))
-            writer.write_images(split, [(images.reshape(n, SIZE, SIZE), labels)])
-        writer.finish()
-    return folder
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration with a curriculum of two phases, on images without their zeros."""
-    one, other = make_dots(tmp_path / "dots"), make_dots(tmp_path / "others", seed=1)
-    path = tmp_path / "dots.yaml"
-    path.write_text(
-        f"""
-model: {{vocab_size: 256, n_classes: 2, context_length: 24, grid_width: {SIZE}, n_embd: 32,
-        n_inner: 32, tokens: intensities, embedding: row_column, rotary: axial,
-        pooling: mean_max, attention_dropout: 0.1}}
-data: {{path: {one}, zeros: padding, augment: dihedral,
-       phases: [{{paths: ["{one}", "{other}"], steps: 5, batch_size: 8, context_length: 20}}]}}
-optim: {{max_steps: 24, batch_size: 16, lr: 3.0e-3, warmup_steps: 2}}
-run: {{out_dir: {tmp_path / "run"}, eval_every: 8, save_every: 4, log_every: 1}}
-"""
-    )
-    return path
+    return make_config(tmp_path)
 
 
 @pytest.fixture
@@ -110,10 +79,6 @@ def same(one: Score, other: Score) -> bool:
     return one.loss == other.loss and torch.equal(one.logits, other.logits)
 
 
-def losses(folder: Path) -> dict[int, float]:
-    return {r["step"]: r["loss"] for r in read_metrics(folder) if "loss" in r}
-
-
 @each_device
 def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options: list[str]):
     found = main([str(config), *options, "optim.max_steps=64"])
@@ -136,16 +101,8 @@ def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options
 def test_stopping_and_going_on_changes_no_loss(
     config: Path, tmp_path: Path, options: list[str], what: str
 ):
-    if what == "zeros that come in":
-        dots, room = tmp_path / "dots", SIZE * SIZE
-        phases = (
-            f"{{paths: ['{dots}'], steps: 5, zeros_share: {share}, context_length: {room - 8}}}"
-            for share in (0.2, 0.7)
-        )
-        tokens = "data.zeros=tokens", f"model.context_length={room}"
-        options = [*options, *tokens, f"data.phases=[{', '.join(phases)}]"]
-    else:
-        options = [*options, f"objective={what}"]
+    coming_in = what == "zeros that come in"
+    options = [*options, *(zeros_come_in(tmp_path) if coming_in else [f"objective={what}"])]
     whole = main([str(config), *options, f"run.out_dir={tmp_path / 'whole'}"])
 
     class Stop(RunLog):
@@ -273,84 +230,6 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
     for row in range(2):
         for column in range(2):
             assert torch.equal(grown[:, row, :, column].flatten(0, 1), small)
-
-
-def two_processes(*arguments: str) -> None:
-    """Run Python with these arguments in two processes of a group."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
-def same_losses(one: Path, other: Path) -> None:
-    these, those = losses(one), losses(other)
-    assert these.keys() == those.keys()
-    np.testing.assert_allclose(list(these.values()), list(those.values()), rtol=1e-5)
-
-
-CAUSAL = ["objective=causal", "data.zeros=tokens", "data.phases=[]", "model.context_length=256"]
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], CAUSAL], ids=["labels", "causal"])
-def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, options: list[str]):
-    options = [*CPU, "model.attention_dropout=0", "optim.max_steps=8", *options]
-    alone = main([str(config), *options])
-    two = tmp_path / "two"
-    two_processes("-m", "scripts.train_classifier", str(config), *options, f"run.out_dir={two}")
-    same_losses(tmp_path / "run", two)
-    assert '"world_size": 2' in (two / "environments.json").read_text()
-    if alone.logits is not None:
-        np.testing.assert_allclose(np.load(two / TEST_LOGITS), alone.logits.numpy(), atol=1e-4)
-
-
-NOTING = """
-import os, sys, torch, scripts.train_classifier as script
-
-class Noting(script.ClassifierStep):
-    seen = []
-    def __call__(self, batch):
-        self.seen.append([x.clone() for x in batch])
-        super().__call__(batch)
-
-script.ClassifierStep = Noting
-script.main(sys.argv[2:])
-torch.save(Noting.seen, sys.argv[1] + os.environ.get("RANK", "0"))
-"""
-"""Trains, and keeps the batches that this process was given."""
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: Path):
-    (tmp_path / "noting.py").write_text(NOTING)
-    options = [str(config), *CPU, "model.attention_dropout=0", "optim.max_steps=7"]
-    program, two = str(tmp_path / "noting.py"), f"run.out_dir={tmp_path / 'two'}"
-    alone = [sys.executable, program, str(tmp_path / "alone"), *options]
-    subprocess.run(alone, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    two_processes(program, str(tmp_path / "rank"), *options, two)
-
-    def examples(*names: str) -> list[list[tuple]]:
-        """Of each step, in some order: places, grey levels there, and the label."""
-        seen = [torch.load(tmp_path / name) for name in names]
-        steps = []
-        for batches in zip(*seen, strict=True):
-            rows = []
-            for tokens, lengths, places, labels in batches:
-                for row, n in enumerate(lengths.tolist()):
-                    ink = places[row, :n].tolist(), tokens[row, :n].tolist()
-                    rows.append((*ink, int(labels[row])))
-            steps.append(sorted(rows))
-        return steps
-
-    whole = examples("alone0")
-    assert [len(rows) for rows in whole] == [8] * 5 + [16] * 2
-    assert whole == examples("rank0", "rank1")
-    same_losses(tmp_path / "run", tmp_path / "two")
 
 
 def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeypatch, request):

@@ -1,0 +1,97 @@
+"""The classifier's trainer in two processes, against one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.train_classifier import TEST_LOGITS, main
+from tests.scripts.tiny_classifier import CPU, losses, make_config, zeros_come_in
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return make_config(tmp_path)
+
+
+def two_processes(*arguments: str) -> None:
+    """Run Python with these arguments in two processes of a group."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def same_losses(one: Path, other: Path) -> None:
+    these, those = losses(one), losses(other)
+    assert these.keys() == those.keys()
+    np.testing.assert_allclose(list(these.values()), list(those.values()), rtol=1e-5)
+
+
+CAUSAL = ["objective=causal", "data.zeros=tokens", "data.phases=[]", "model.context_length=256"]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["labels", "causal", "zeros that come in"])
+def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, what: str):
+    changes = {"labels": [], "causal": CAUSAL, "zeros that come in": zeros_come_in(tmp_path)}
+    options = [*CPU, "model.attention_dropout=0", "optim.max_steps=12", *changes[what]]
+    alone = main([str(config), *options])
+    two = tmp_path / "two"
+    two_processes("-m", "scripts.train_classifier", str(config), *options, f"run.out_dir={two}")
+    same_losses(tmp_path / "run", two)
+    assert '"world_size": 2' in (two / "environments.json").read_text()
+    if alone.logits is not None:
+        np.testing.assert_allclose(np.load(two / TEST_LOGITS), alone.logits.numpy(), atol=1e-4)
+
+
+NOTING = """
+import os, sys, torch, scripts.train_classifier as script
+
+class Noting(script.ClassifierStep):
+    seen = []
+    def __call__(self, batch):
+        self.seen.append([x.clone() for x in batch])
+        super().__call__(batch)
+
+script.ClassifierStep = Noting
+script.main(sys.argv[2:])
+torch.save(Noting.seen, sys.argv[1] + os.environ.get("RANK", "0"))
+"""
+"""Trains, and keeps the batches that this process was given."""
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: Path):
+    (tmp_path / "noting.py").write_text(NOTING)
+    options = [str(config), *CPU, "model.attention_dropout=0", "optim.max_steps=7"]
+    program, two = str(tmp_path / "noting.py"), f"run.out_dir={tmp_path / 'two'}"
+    alone = [sys.executable, program, str(tmp_path / "alone"), *options]
+    subprocess.run(alone, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    two_processes(program, str(tmp_path / "rank"), *options, two)
+
+    def examples(*names: str) -> list[list[tuple]]:
+        """Of each step, in some order: places, grey levels there, and the label."""
+        seen = [torch.load(tmp_path / name) for name in names]
+        steps = []
+        for batches in zip(*seen, strict=True):
+            rows = []
+            for tokens, lengths, places, labels in batches:
+                for row, n in enumerate(lengths.tolist()):
+                    ink = places[row, :n].tolist(), tokens[row, :n].tolist()
+                    rows.append((*ink, int(labels[row])))
+            steps.append(sorted(rows))
+        return steps
+
+    whole = examples("alone0")
+    assert [len(rows) for rows in whole] == [8] * 5 + [16] * 2
+    assert whole == examples("rank0", "rank1")
+    same_losses(tmp_path / "run", tmp_path / "two")
