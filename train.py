@@ -38,13 +38,12 @@ from training.checkpoint import (
     read_weights,
     save_checkpoint,
 )
-from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
 from training.environment import note_start
 from training.evaluate import Evaluation, evaluate
 from training.metrics import RunLog
+from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
-from training.precision import autocast
 from training.run_lock import only_run
 from training.stopwatch import Stopwatch
 

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from data.text import DataConfig
 from model import ModelConfig
 from training.metrics import WandbMode
+from training.numerics import Dtype
 from training.optim import OptimConfig
-from training.precision import Dtype
 
 C = TypeVar("C")
 

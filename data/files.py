@@ -2,11 +2,13 @@
 
 import errno
 import fcntl
+import json
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _UNFINISHED = ".unfinished"
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -77,3 +79,26 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that this package wrote.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); prepare the folder again.") from error
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{path} is damaged (it holds {type(values).__name__}, not an object); prepare the "
+            "folder again."
+        )
+    return values
+
+
+def to_json(values: dict[str, Any]) -> bytes:
+    """JSON for people and for byte-identical files."""
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from data.documents import SPLITS
-from data.files import lock_folder, write_atomically
-from data.shards import FORMAT_VERSION, PROGRESS, SplitInfo, load_json, to_json
+from data.files import load_json, lock_folder, to_json, write_atomically
+from data.shards import FORMAT_VERSION, PROGRESS, SplitInfo
 
 
 @dataclass

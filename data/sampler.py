@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from data.randomness import key_stream, mix
+
 _ROUNDS = 8
 _MIN_HALF_BITS = 3
 _MAX_N = 1 << 62
@@ -35,7 +37,7 @@ class Permutation:
         self.n = n
         self._shift = np.uint64(half_bits)
         self._mask = np.uint64((1 << half_bits) - 1)
-        self._round_keys = _key_stream(key, _ROUNDS)
+        self._round_keys = key_stream(key, _ROUNDS)
 
     def __call__(self, index: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Permute indices of any shape in [0, n); returns int64 of the same shape in [0, n)."""
@@ -53,7 +55,7 @@ class Permutation:
     def _network(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = x >> self._shift, x & self._mask
         for round_key in self._round_keys:
-            left, right = right, left ^ (_mix(right ^ round_key) & self._mask)
+            left, right = right, left ^ (mix(right ^ round_key) & self._mask)
         return (left << self._shift) | right
 
 
@@ -116,7 +118,7 @@ class WindowSampler:
 
     def epoch_offset(self, epoch: int) -> int:
         """Where in the stream the epoch's first window border lies, in [0, context_length)."""
-        return int(_key_stream((self.seed, epoch, 1), 1)[0]) % self._n_offsets
+        return int(key_stream((self.seed, epoch, 1), 1)[0]) % self._n_offsets
 
 
 def first_sample(
@@ -139,15 +141,3 @@ def first_sample(
             f"grad_accum_steps={grad_accum_steps} and world_size={world_size}."
         )
     return ((step * grad_accum_steps + micro_step) * world_size + rank) * micro_batch_size
-
-
-def _key_stream(key: Sequence[int], n: int) -> npt.NDArray[np.uint64]:
-    """Well-mixed words from a key; NumPy promises that SeedSequence never changes."""
-    return np.random.SeedSequence(list(key)).generate_state(n, np.uint64).astype(np.uint64)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finalizer of splitmix64 (Stafford's variant 13), a strong mixing of 64 bits."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -10,7 +10,6 @@ Every document ends with the end-of-text id, and shards hold whole documents.
 """
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import write_atomically
+from data.files import load_json, to_json, write_atomically
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -259,29 +258,6 @@ def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> 
                 f"tokenizer's vocab_size={vocab_size}; prepare the folder again."
             )
         load_offsets(folder, shard)
-
-
-def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that this package wrote.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); prepare the folder again.") from error
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"{path} is damaged (it holds {type(values).__name__}, not an object); prepare the "
-            "folder again."
-        )
-    return values
-
-
-def to_json(values: dict[str, Any]) -> bytes:
-    """JSON for people and for byte-identical files."""
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _map_shard(folder: Path, shard: ShardInfo, dtype: np.dtype) -> np.ndarray:

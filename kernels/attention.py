@@ -10,11 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.block_mask import BlockSparseMask
-from kernels.checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
+from kernels.checks import (
+    MAX_ROW_STRIDE,
+    check_dropout_seed,
+    check_numbers,
+    check_qkv,
+    check_side_tensors,
+    rows_in_reach,
+)
 from kernels.ops import attention
 from kernels.options import MASKED_LOOP, UNMASKED_LOOP, AttentionOptions
 from kernels.reference import AttentionArguments, standard_attention
-from kernels.strides import MAX_ROW_STRIDE, rows_in_reach
 from kernels.unfused import unfused_attention
 
 IMPLS = ("triton", "sdpa", "reference", "unfused")

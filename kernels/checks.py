@@ -7,6 +7,10 @@ from kernels.block_mask import BlockSparseMask
 
 MAX_HEAD_DIM = 256
 
+# The kernels add the start of a tile in int64 and offsets within it in int32, which spares
+# registers. A tile has at most 128 rows: 127 * 2^24 + head_dim < 2^31.
+MAX_ROW_STRIDE = 2**24  # elements
+
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Shapes, dtypes, devices and strides of q, k and v."""
@@ -122,3 +126,12 @@ def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
         )
     elif not 0 <= seed < 2**63:
         raise ValueError(f"dropout_seed must lie in [0, 2^63), got {seed}: take it modulo 2**63")
+
+
+def rows_in_reach(x: Tensor) -> bool:
+    """Whether a tile of x (B, T, H, D), or of a contiguous tensor of its shape, can be addressed.
+
+    The contiguous ones are the outputs and the gradients.
+    """
+    _, seq_len, n_head, head_dim = x.shape
+    return seq_len == 1 or max(x.stride(1), n_head * head_dim) <= MAX_ROW_STRIDE

@@ -78,7 +78,7 @@ def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexp
 
     Pointers advance to the tile in int64, because a row number times a stride passes 2^31 on long
     contexts; offsets within a tile stay int32, which spares registers and holds for the row strides
-    that `kernels.strides` allows.
+    that `kernels.checks` allows.
     """
     ptr, stride_b, stride_t, stride_h = x
     tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h

@@ -116,6 +116,6 @@ FP32 = {
     256: Tiles(16, 16, 4, 1),
 }
 
-MAX_BLOCK = 128  # no tile in the tables has more rows; kernels/strides.py relies on it
+MAX_BLOCK = 128  # no tile in the tables has more rows; kernels/checks.py relies on it
 
 TABLES = {"forward": FORWARD, "backward_dq": BACKWARD_DQ, "backward_dkdv": BACKWARD_DKDV}

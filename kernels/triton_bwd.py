@@ -19,9 +19,9 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.checks import rows_in_reach
 from kernels.operands import operand, worth_describing
 from kernels.options import AttentionOptions
-from kernels.strides import rows_in_reach
 from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
 from kernels.triton_bwd_dq import attn_bwd_dq_kernel
 from kernels.tuning import (

@@ -19,8 +19,6 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.positions import rotary_tables
 
-IGNORE_INDEX = -100
-
 
 class GPT(nn.Module):
     """A decoder-only language model whose head shares the token embedding's weights."""
@@ -116,7 +114,6 @@ class GPT(nn.Module):
         loss = F.cross_entropy(
             logits,
             targets.flatten(),
-            ignore_index=IGNORE_INDEX,
             reduction=reduction,
         )
         return loss.view_as(targets) if reduction == "none" else loss

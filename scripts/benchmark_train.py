@@ -30,7 +30,7 @@ from configs.command_line import errors_as_sentences
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from scripts.results import Row, collect_rows
-from training.determinism import deterministic_algorithms
+from training.numerics import deterministic_algorithms
 from training.optim import OptimConfig, make_optimizer
 
 TOKENS_A_STEP = 32_768

@@ -52,7 +52,7 @@ from scripts.evaluation_tables import tabulate
 from scripts.runs import Run, describe, labels, open_run
 from training.checkpoint import latest_checkpoint
 from training.distributed import Processes, start_processes
-from training.precision import autocast
+from training.numerics import autocast
 from training.token_losses import token_losses
 
 

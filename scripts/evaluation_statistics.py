@@ -8,9 +8,9 @@ compared in the same draws.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
+from scipy import stats
 
 from scripts.evaluation_sums import Sums
 
@@ -18,9 +18,6 @@ RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
 """Fewer have no interval: means of so few draws cannot lie far enough out. What counts are
 documents of equal length that would tell as much, rounded."""
-
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_Z_975 = 1.959964
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +98,12 @@ def _with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
 def _tail(documents: float) -> float:
     """The share of the draws to leave out on each side."""
     expanded = math.sqrt(documents / (documents - 1)) * _t_975(documents - 1)
-    return NormalDist().cdf(-expanded)
+    return float(stats.norm.cdf(-expanded))
 
 
 def _t_975(freedom: float) -> float:
-    """The two-sided 95% point of Student's t, by degrees of freedom; to 0.002.
-
-    Of up to 10 that are no whole number, the point of the next lower one, which lies further out.
-    """
-    if freedom < len(_T_975) + 1:
-        return _T_975[int(freedom) - 1]
-    z, n = _Z_975, freedom  # the expansion of Cornish and Fisher
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    """The two-sided 95% point of Student's t, by degrees of freedom."""
+    return float(stats.t.ppf(0.975, freedom))
 
 
 # drawing takes longer than all else, and rows of a table share their draws; chunks and windows that
@@ -148,6 +139,12 @@ def paired_half_width(differences: list[float]) -> float | None:
     if n < 2:
         return None
     return _t_975(n - 1) * float(np.std(differences, ddof=1)) / math.sqrt(n)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95% interval of a probability of which n draws gave `share` (Wilson 1927)."""
+    found = stats.binomtest(round(share * n), n).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def widen(document: Estimate, seeds: float | None) -> Estimate:

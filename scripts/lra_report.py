@@ -14,13 +14,12 @@ from data.files import write_atomically
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
 from scripts.evaluation_plots import save
-from scripts.evaluation_statistics import Estimate, paired_half_width, widen
+from scripts.evaluation_statistics import Estimate, paired_half_width, widen, wilson
 from scripts.lra_plan import BENCHMARK, TASKS
 from scripts.lra_plots import draw
 from scripts.lra_runs import SETTINGS, finished_runs, with_others
 from scripts.lra_tables import markdown
 from scripts.results import read_result, write_result
-from scripts.wilson import wilson
 
 PAPER = (
     ("Transformer (the paper's)", (36.0, 63.6, 81.6, 42.3, 72.7), 59.3, None),

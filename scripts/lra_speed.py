@@ -37,10 +37,9 @@ from model.classifier import Classifier
 from scripts.lra_plan import ATTENTIONS, BENCHMARK, TASKS, arguments_of, split_by_what_is_there
 from scripts.results import Row, collect_rows
 from training.classifier_step import ClassifierStep
-from training.determinism import deterministic_algorithms
 from training.graphs import GraphedStep
+from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
-from training.precision import autocast
 
 BASE, EXACT = "standard", "dense"
 STAND_IN = {"retrieval": "pairs"}

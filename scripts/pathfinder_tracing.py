@@ -20,13 +20,13 @@ import numpy as np
 
 from configs.command_line import errors_as_sentences
 from scripts.classifier_runs import read_run_config
+from scripts.evaluation_statistics import wilson
 from scripts.markdown import markdown_table
 from scripts.pathfinder_geometry import read_endpoints, read_predictions
 from scripts.pathfinder_matching import Tolerance, match
 from scripts.pathfinder_yardsticks import PREDICTIONS
 from scripts.results import read_result, write_result
 from scripts.train_classifier import TEST_LOGITS
-from scripts.wilson import wilson
 from training.metrics import read_metrics
 
 CONTROL = "held_out"

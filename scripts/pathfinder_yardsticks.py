@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from configs.command_line import errors_as_sentences
+from scripts.evaluation_statistics import wilson
 from scripts.markdown import markdown_table
 from scripts.pathfinder_geometry import (
     ALL,
@@ -28,7 +29,6 @@ from scripts.pathfinder_geometry import (
     write_predictions,
 )
 from scripts.results import write_result
-from scripts.wilson import wilson
 
 NETWORK = "all endpoint geometry, by a network"
 PREDICTIONS = Path("out/pathfinder_yardsticks")

@@ -16,12 +16,12 @@ from data.lra.store import open_split
 from model.classifier import Classifier
 from scripts.classifier_runs import is_finished, read_run_config
 from scripts.evaluation_plots import save
+from scripts.evaluation_statistics import wilson
 from scripts.lra_runs import padding_of, positions_of
 from scripts.pathx_plan import BEFORE, run_folder
 from scripts.pathx_plots import draw
 from scripts.pathx_tables import markdown
 from scripts.results import add_runs, read_result, write_result
-from scripts.wilson import wilson
 from training.environment import read_starts
 from training.metrics import read_metrics
 

@@ -21,7 +21,7 @@ from configs.command_line import errors_as_sentences
 from data.decoder import StreamDecoder
 from model.generate import DrawOptions, PastContext, generate, stream
 from scripts.runs import Run, open_run
-from training.precision import autocast
+from training.numerics import autocast
 
 
 def sample(

@@ -46,14 +46,13 @@ from scripts.classifier_start import (
 from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.classification import BEST, Score, best_so_far, read_best, save_best, score
 from training.classifier_step import ClassifierStep
-from training.determinism import deterministic_algorithms
 from training.distributed import Processes, start_processes
 from training.environment import note_start
 from training.graphs import GraphedStep
 from training.metrics import RunLog
+from training.numerics import autocast, deterministic_algorithms
 from training.objectives import make_ask
 from training.optim import learning_rate, make_optimizer, set_learning_rate
-from training.precision import autocast
 from training.run_lock import only_run
 from training.stopwatch import Stopwatch
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from data.text import IGNORE
 from training.distributed import Processes
-
-IGNORE_INDEX = -100
-"""Target without a loss, as `cross_entropy` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ def evaluate(
     Args:
         model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
         batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on any
-            device; as many on every process. Targets of IGNORE_INDEX are not scored.
+            device; as many on every process. Targets of IGNORE are not scored.
         autocast: makes the context for the forward pass.
     """
     training = model.training
@@ -56,7 +54,7 @@ def evaluate(
         )
         with autocast():
             loss = model(tokens, targets, doc_start=doc_start, reduction="sum")
-        total += torch.stack([loss.double(), (targets != IGNORE_INDEX).sum().double()])
+        total += torch.stack([loss.double(), (targets != IGNORE).sum().double()])
     model.train(training)
     loss_sum, n_tokens = processes.sum(total).tolist()
     return Evaluation(loss=loss_sum / n_tokens, tokens=int(n_tokens))

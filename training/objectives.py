@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.lra.chance import fixed_chance
+from data.randomness import fixed_chance
 
 Objective = Literal["labels", "masked", "causal"]
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.lra.chance import fixed_chance
 from data.lra.config import ExamplesConfig
 from data.lra.pixels import DIHEDRAL, dihedral, pack_pixels, shifted, tile_order
 from data.lra.store import DisplayLists, Images, Sequences, open_split
 from data.pathfinder.parameters import Pathfinder
 from data.pathfinder.render import Renderer, pack
+from data.randomness import fixed_chance
 
 
 class Batch(NamedTuple):

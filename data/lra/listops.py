@@ -45,33 +45,6 @@ Formula = tuple[np.ndarray, int]
 """Token ids, uint8 (length), and the value."""
 
 
-def generate(
-    seed: int,
-    n_threads: int | None = None,
-    *,
-    shortest: int = SHORTEST,
-    longest: int = LONGEST,
-) -> Iterator[Formula]:
-    """Yield different formulas without end; the n-th is a pure function of the seed and n.
-
-    Args:
-        seed: Non-negative.
-        n_threads: How many compute at a time, all cores by default; no influence on the formulas.
-        shortest, longest: Tokens of a formula. Of few tokens there are few formulas.
-    """
-    # numba takes a second to import, and only generating needs it
-    from data.lra.listops_generator import candidates
-
-    seen = set()
-    for tokens, offsets, values in candidates(seed, shortest, longest, n_threads):
-        for i, value in enumerate(values.tolist()):
-            formula = tokens[offsets[i] : offsets[i + 1]]
-            key = formula.tobytes()
-            if key not in seen:
-                seen.add(key)
-                yield formula, value
-
-
 def evaluate(tokens: Iterable[int]) -> int:
     """Compute what a formula is worth.
 

@@ -15,11 +15,15 @@ from numba import njit
 from data.lra.listops import (
     CLOSE_ID,
     FIRST_OPERATOR_ID,
+    LONGEST,
     MAX_ARGUMENTS,
     MAX_DEPTH,
     OPERATOR_PROBABILITY,
     OPERATORS,
+    SHORTEST,
+    Formula,
 )
+from data.randomness import mix
 
 CHUNK = 4096
 """Candidates of a piece of work; one in twelve has the benchmark's length."""
@@ -27,9 +31,34 @@ CHUNK = 4096
 _N_OPERATORS = len(OPERATORS)
 _MIN, _MAX, _MED = range(3)
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
+_mix = njit(nogil=True, cache=True)(mix)
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Kept candidates: token ids uint8 end to end, offsets int64 (n + 1), values uint8 (n)."""
+
+
+def generate(
+    seed: int,
+    n_threads: int | None = None,
+    *,
+    shortest: int = SHORTEST,
+    longest: int = LONGEST,
+) -> Iterator[Formula]:
+    """Yield different formulas without end; the n-th is a pure function of the seed and n.
+
+    Args:
+        seed: Non-negative.
+        n_threads: How many compute at a time, all cores by default; no influence on the formulas.
+        shortest, longest: Tokens of a formula. Of few tokens there are few formulas.
+    """
+    seen = set()
+    for tokens, offsets, values in candidates(seed, shortest, longest, n_threads):
+        for i, value in enumerate(values.tolist()):
+            formula = tokens[offsets[i] : offsets[i + 1]]
+            key = formula.tobytes()
+            if key not in seen:
+                seen.add(key)
+                yield formula, value
 
 
 def candidates(
@@ -152,10 +181,3 @@ def _next(state):
     """splitmix64 (Steele, Lea and Flood 2014): a counter, mixed."""
     state[0] += _WEYL
     return _mix(state[0])
-
-
-@njit(nogil=True, cache=True)
-def _mix(x):
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import write_atomically
-from data.shards import load_json, to_json
+from data.files import load_json, to_json, write_atomically
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -75,9 +75,12 @@ def _listops(request: Request) -> tuple[Manifest, Write]:
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
         if request.source is None:
+            # numba takes a second to import, and only generating needs it
+            from data.lra.listops_generator import generate
+
             numbers = example_numbers(listops.SPLIT_SIZES, sizes)
             n_formulas = max(r.stop for ranges in numbers.values() for r in ranges)
-            endless = listops.generate(
+            endless = generate(
                 request.seed,
                 request.n_threads,
                 shortest=request.shortest,

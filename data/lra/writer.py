@@ -10,10 +10,17 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from data.files import lock_folder, remove_unfinished_files, sync_folder, write_atomically
+from data.files import (
+    load_json,
+    lock_folder,
+    remove_unfinished_files,
+    sync_folder,
+    to_json,
+    write_atomically,
+)
 from data.lra.store import MANIFEST, Manifest, SplitInfo, array_info, array_path
 from data.prepare_state import check_settings
-from data.shards import PROGRESS, load_json, to_json
+from data.shards import PROGRESS
 
 CHUNKS = "chunks"
 """Folder for finished pieces of a generated task, deleted with the end of the preparation."""

@@ -15,6 +15,7 @@ from numba import njit
 
 from data.pathfinder.tables import PAD
 from data.pathfinder.templates import N_SEEDS
+from data.randomness import mix
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FREE = 76  # the largest mask value on which a contour may start, 0.3 of 255
@@ -26,13 +27,7 @@ _MIN_FREE_PIXELS = 0.01
 _EAGER_CHOICES = 8
 _EAGER_STARTS = 100
 
-
-@njit
-def _mix(z):
-    """The finalizer of splitmix64 (Stafford's variant 13)."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+_mix = njit(mix)
 
 
 @njit

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.strides import MAX_ROW_STRIDE, rows_in_reach
+from kernels.checks import MAX_ROW_STRIDE, rows_in_reach
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEAD_DIM = 64

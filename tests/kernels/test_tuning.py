@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernels.block_mask import BlockSparseMask
+from kernels.checks import MAX_ROW_STRIDE
 from kernels.options import AttentionOptions
-from kernels.strides import MAX_ROW_STRIDE
 from kernels.tiles import FP32, MAX_BLOCK, TABLES, Tiles
 
 tuning = pytest.importorskip("kernels.tuning")

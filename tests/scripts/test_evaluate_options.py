@@ -72,7 +72,7 @@ def test_runs_that_go_on_are_pairs_with_what_has_their_number(train, result_of):
     rows = result_of(*runs, "--modes", "chunk")["chunk"]
     gaps = np.subtract(*(find(rows, label)["nats_of_seeds"] for label in ("then", "first")))
     difference = find(rows, "then")["difference"]
-    half_width = 4.303 * np.std(gaps, ddof=1) / 3**0.5
+    half_width = 4.302653 * np.std(gaps, ddof=1) / 3**0.5
     assert difference["seeds"] == 3
     assert difference["half_width_of_seeds"] == pytest.approx(half_width, rel=1e-3)
 

@@ -184,7 +184,7 @@ def test_the_same_seeds_are_pairs(scored, stream, base):
     b = [scored("b", {LONG: base + ups[n] + gaps[n]}, seed=n) for n in gaps]
     result = tables_of([*a, *b], stream)
     difference = result["strided"][1]["difference"]
-    half = 4.303 * 0.01 / math.sqrt(3)
+    half = 4.302653 * 0.01 / math.sqrt(3)
     assert difference["nats"] == pytest.approx(0.31, abs=1e-5)
     assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
     for row in result["document_position"]:  # seeds count in every bin as well
@@ -200,7 +200,7 @@ def test_seeds_that_only_one_model_has_do_not_count(scored, stream, base):
     assert [len(row["nats_of_seeds"]) for row in (a_row, b_row)] == [3, 3]
     assert b_row["difference"]["seeds"] == 2
     assert b_row["difference"]["nats"] == pytest.approx(0.15, abs=1e-5)
-    half = 12.706 * 0.05
+    half = 12.706205 * 0.05
     assert b_row["difference"]["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
 
     one = tables_of([a[0], *b], stream)["strided"][1]["difference"]

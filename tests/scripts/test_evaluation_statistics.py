@@ -9,11 +9,11 @@ import pytest
 from scripts.evaluation_statistics import (
     LEAST_DOCUMENTS,
     Estimate,
-    _t_975,
     estimate,
     paired_half_width,
     seed_half_width,
     widen,
+    wilson,
 )
 from scripts.evaluation_sums import Sums, log_bins
 
@@ -233,10 +233,10 @@ def test_a_difference_of_other_tokens_is_that_of_their_means():
 
 def test_interval_of_seeds_by_hand():
     # variances 1 and 2, standard error sqrt(1/3 + 2/2), one degree of freedom
-    assert seed_half_width([1.0, 2.0, 3.0], [2.0, 4.0]) == pytest.approx(12.706 * 1.154700538)
-    assert seed_half_width([2.0, 4.0], [1.0, 2.0, 3.0]) == pytest.approx(12.706 * 1.154700538)
+    assert seed_half_width([1.0, 2.0, 3.0], [2.0, 4.0]) == pytest.approx(12.706205 * 1.154700538)
+    assert seed_half_width([2.0, 4.0], [1.0, 2.0, 3.0]) == pytest.approx(12.706205 * 1.154700538)
     assert seed_half_width([1.0, 2.0, 3.0], [5.0, 5.0, 8.0]) == pytest.approx(
-        4.303 * math.sqrt(1 / 3 + 3 / 3)
+        4.302653 * math.sqrt(1 / 3 + 3 / 3)
     )
     assert seed_half_width([1.0], [2.0, 4.0]) is None
     assert seed_half_width([1.0, 2.0], [2.0]) is None
@@ -247,33 +247,18 @@ def test_interval_of_seeds_by_hand():
 
 
 def test_interval_of_pairs_by_hand():
-    assert paired_half_width([1.0, 3.0]) == pytest.approx(12.706)  # sd sqrt(2), over sqrt(2)
-    assert paired_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
+    assert paired_half_width([1.0, 3.0]) == pytest.approx(12.706205)  # sd sqrt(2), over sqrt(2)
+    assert paired_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)
     assert paired_half_width([1.0]) is None
 
 
-@pytest.mark.parametrize("freedom", [*range(1, 13), 20, 99])
-def test_points_of_student(freedom):
-    """The density of Student's t holds 47.5% between 0 and the point."""
-    n = freedom + 1
-    sample = [0.0] * (n - 1) + [math.sqrt(n)]  # of variance 1
-    point = seed_half_width(sample, sample)
-    assert point is not None
-    point /= math.sqrt(2 / n)
-    scale = math.gamma(n / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
-    t = np.linspace(0, point, 100_001)
-    density = scale * (1 + t**2 / freedom) ** (-n / 2)
-    area = (density[1:] + density[:-1]).sum() / 2 * (t[1] - t[0])
-    assert area == pytest.approx(0.475, abs=2e-5 if freedom < 11 else 1e-4)
-
-
-def test_points_of_student_between_whole_numbers_lie_no_further_in():
-    grid = np.linspace(1, 30, 291)
-    points = [_t_975(float(freedom)) for freedom in grid]
-    assert points == sorted(points, reverse=True)
-    for freedom, point in zip(grid, points, strict=True):
-        if freedom < 11:
-            assert point == _t_975(int(freedom))
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"),
+    [(0.5, 100, 0.4038, 0.5962), (0.0, 10, 0.0, 0.2775), (1.0, 10, 0.7225, 1.0),
+     (0.37, 2000, 0.3491, 0.3914), (0.81, 300, 0.7618, 0.8504)],
+)  # fmt: skip
+def test_wilson_interval(share, n, low, high):
+    assert wilson(share, n) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_seeds_widen_the_interval_around_its_mean():

@@ -52,7 +52,7 @@ def test_intervals_count_test_examples_and_seeds(tmp_path):
     assert (three["seeds"], three["each"]) == ([1, 2, 3], [36.0, 37.0, 38.0])
     assert three["test_accuracy"] == pytest.approx(37)
     assert three["test_interval"] == pytest.approx([34.91, 39.14], abs=0.01)
-    half = 4.303 / 3**0.5  # Student's t of two degrees of freedom, a deviation of 1
+    half = 4.302653 / 3**0.5  # Student's t of two degrees of freedom, a deviation of 1
     assert three["seed_interval"] == pytest.approx([37 - half, 37 + half])
     assert three["interval"][0] == pytest.approx(37 - (2.09**2 + half**2) ** 0.5, abs=0.01)
     assert one["seed_interval"] is None

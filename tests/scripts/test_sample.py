@@ -9,7 +9,7 @@ from model import GPT, ModelConfig
 from model.generate import generate
 from scripts import sample
 from scripts.sample import continuations, pieces
-from training.precision import autocast
+from training.numerics import autocast
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from torch import nn
 
 from training.distributed import Processes
 from training.evaluate import Evaluation, evaluate
-from training.precision import autocast
+from training.numerics import autocast
 
 ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 

@@ -19,7 +19,7 @@ from data.windows import Scoring, ScoringWindows
 from model import GPT, ModelConfig
 from training.distributed import Processes, start_processes
 from training.evaluate import evaluate
-from training.precision import autocast
+from training.numerics import autocast
 from training.token_losses import token_losses
 
 CPU = torch.device("cpu")

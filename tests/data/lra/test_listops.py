@@ -10,13 +10,12 @@ from data.lra.listops import (
     SHORTEST,
     SYMBOLS,
     evaluate,
-    generate,
     parse,
     read_tsv,
     to_source,
     write_tsv,
 )
-from data.lra.listops_generator import CHUNK, candidates
+from data.lra.listops_generator import CHUNK, candidates, generate
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import Manifest, Sequences
 

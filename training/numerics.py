@@ -1,10 +1,20 @@
-"""The same bits from the same work on the same machine, or a little more speed."""
+"""How numbers are rounded: the dtype of activations, and whether equal work gives equal bits."""
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import torch
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+def autocast(dtype: Dtype, device: torch.device) -> AbstractContextManager:
+    """The context for a forward pass whose activations and matrix products are in `dtype`."""
+    if dtype == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 @contextmanager

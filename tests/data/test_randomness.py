@@ -1,9 +1,24 @@
 """Numbers that look like chance, and are the same wherever they are asked for."""
 
+import numpy as np
 import pytest
 import torch
 
-from data.lra.chance import fixed_chance
+from data.randomness import fixed_chance, mix, mix_tensor
+
+
+def test_integers_of_all_kinds_are_mixed_alike() -> None:
+    from numba import njit
+
+    numbers = np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    expected = mix(numbers)
+    # the first word of splitmix64 from seed 0, as its authors' code prints it
+    assert mix(np.array([0x9E3779B97F4A7C15], np.uint64)) == 0xE220A8397B1DCDAF
+    compiled = njit(mix)
+    assert [compiled(x) for x in numbers] == expected.tolist()
+    assert mix_tensor(torch.from_numpy(numbers.view(np.int64))).numpy().view(
+        np.uint64
+    ).tolist() == (expected.tolist())
 
 
 def test_numbers_are_uniform_and_of_their_key_alone() -> None:
