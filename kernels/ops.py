@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.options import OPTIONS_SCHEMA, AttentionOptions
 
 # name -> (module of the forward pass, module of the backward pass)
-IMPLEMENTATIONS = {"triton": ("kernels.triton_fwd", "kernels.triton_bwd")}
+IMPLEMENTATIONS = {"triton": ("kernels.triton.fwd", "kernels.triton.bwd")}
 
 N_OPTIONS = len(AttentionOptions._fields)
 

@@ -1,10 +1,14 @@
-"""What a call of attention asks for, beside q, k and v."""
+"""What a call asks of the kernels beside q, k and v, as plain tensors and numbers."""
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
+import torch
 from torch import Tensor
+
+from kernels.block_mask import BlockSparseMask
+from kernels.call import AttentionCall
 
 # Kernels visit the tiles that need no mask in one loop, the others in another.
 UNMASKED_LOOP, MASKED_LOOP = 1, 2
@@ -69,10 +73,65 @@ class Features:
 _features = functools.cache(Features)
 
 
-# The schema of the options in torch.library's language, one entry a field.
-OPTIONS_SCHEMA = (
-    "Tensor? dropout_seed, Tensor? doc_start, Tensor? kv_lengths, Tensor? sinks, "
-    "Tensor? mask_rows, Tensor? mask_row_blocks, Tensor? mask_cols, Tensor? mask_col_blocks, "
-    "int mask_block_size, int mask_loops, float softmax_scale, bool causal, int window_size, "
-    "float softcap, float dropout_p"
+_SCHEMA_TYPES = {Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
+
+OPTIONS_SCHEMA = ", ".join(
+    f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionOptions).items()
 )
+"""The options in the language of torch.library, made from the fields of `AttentionOptions`."""
+
+
+def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
+    """What the kernels of `impl` are told of a call that they serve.
+
+    Raises:
+        ValueError: there is dropout, and no seed.
+    """
+
+    def contiguous(name: str, dtype: torch.dtype) -> Tensor | None:
+        tensor = arguments.get(name)
+        return None if tensor is None else tensor.to(dtype).contiguous()
+
+    arguments = call.seeded(impl)
+    seed = arguments.get("dropout_seed")
+    assert not isinstance(seed, int)
+    window_size = arguments.get("window_size")
+    if window_size is not None and window_size >= max(call.q.shape[1], call.k.shape[1]):
+        window_size = None  # no key is that far from any query
+    options = AttentionOptions(
+        dropout_seed=seed,
+        doc_start=contiguous("doc_start", torch.int32),
+        kv_lengths=contiguous("kv_lengths", torch.int32),
+        sinks=contiguous("sinks", torch.float32),
+        softmax_scale=call.softmax_scale,
+        causal=arguments.get("causal", False),
+        window_size=window_size or 0,
+        softcap=arguments.get("softcap") or 0.0,
+        dropout_p=arguments.get("dropout_p", 0.0),
+    )
+    mask = arguments.get("mask")
+    return options if mask is None else with_mask(options, mask, call.q, call.k)
+
+
+def with_mask(
+    options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor
+) -> AttentionOptions:
+    """`options` with the lists of `mask` for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
+    lists = mask.lists(
+        q.shape[1],
+        k.shape[1],
+        causal=options.causal,
+        window_size=options.window_size or None,
+        all_partial=options.doc_start is not None or options.kv_lengths is not None,
+        # The heads of a group share a program, and so the order of its columns.
+        longest_column_first=mask.n_head == 1 or q.shape[2] == k.shape[2],
+        device=q.device,
+    )
+    return options._replace(
+        mask_rows=lists.rows,
+        mask_row_blocks=lists.row_blocks,
+        mask_cols=lists.cols,
+        mask_col_blocks=lists.col_blocks,
+        mask_block_size=mask.block_size,
+        mask_loops=(UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0),
+    )

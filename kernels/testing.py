@@ -14,7 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from kernels.reference import AttentionArguments, standard_attention
+from kernels.call import AttentionArguments
+from kernels.reference.standard import standard_attention
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
 

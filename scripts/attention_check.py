@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.reference import dropout_keep_mask
+from kernels.reference.standard import dropout_keep_mask
 from kernels.testing import relative_error
 from scripts.attention_cases import DROPOUT_SEED, Attention, Case, Tensors
 

@@ -34,9 +34,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.attention import with_mask
-from kernels.options import AttentionOptions
-from kernels.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
+from kernels.options import AttentionOptions, with_mask
+from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
 from scripts.attention_cases import Case, Sparsity, Tensors, make_tensors
 from scripts.attention_peers import CONTENDERS
 from scripts.attention_plots import save

@@ -17,7 +17,7 @@ from data.lra.batches import PixelExamples
 from data.lra.store import DisplayLists, open_split
 from data.pathfinder import Pathfinder
 from kernels.block_mask import BlockSparseMask
-from kernels.reference import visible_keys
+from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.positions import apply_rotary

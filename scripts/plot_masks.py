@@ -17,7 +17,7 @@ from torch import Tensor
 from configs.command_line import errors_as_sentences
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly, random, sliding_window, strided
-from kernels.reference import visible_keys
+from kernels.reference.standard import visible_keys
 
 BLOCK_SIZE, N_BLOCKS = 16, 16
 SEQ_LEN = BLOCK_SIZE * N_BLOCKS
@@ -34,7 +34,7 @@ LABELS = (
 
 
 class Arguments(TypedDict, total=False):
-    """What `kernels.reference.visible_keys` takes, beside the lengths."""
+    """What `kernels.reference.standard.visible_keys` takes, beside the lengths."""
 
     causal: bool
     window_size: int

@@ -2,7 +2,7 @@
 
 python -m scripts.tune_attention [--head-dims 64 128] [--seq-len 4096]
 
-For GPUs that the tables of kernels/tiles.py were not measured on; without it those tables serve.
+For GPUs that the tables of kernels/triton/tiles.py were not measured on; without it those serve.
 Each candidate is held against the tables' own result before its time counts. The choice goes to
 $PAPILIO_CACHE, or ~/.cache/papilio, from where every later process takes it; deleting the file
 undoes it.
@@ -25,8 +25,8 @@ from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from kernels import flash_attention
 from kernels.testing import relative_error
-from kernels.tiles import TABLES, Tiles
-from kernels.tuning import measured_tiles, measured_tiles_file, use_measured_tiles
+from kernels.triton.tiles import TABLES, Tiles
+from kernels.triton.tuning import measured_tiles, measured_tiles_file, use_measured_tiles
 
 TOKENS = 16_384
 CHANNELS = 2048

@@ -49,4 +49,4 @@ def check(device_for):
 @pytest.fixture
 def copy_engines(monkeypatch):
     """Small calls are read by TMA too, in 16 bits and where an operand allows it."""
-    monkeypatch.setattr("kernels.operands.LEAST_WORK", 1)
+    monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", 1)

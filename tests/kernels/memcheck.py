@@ -8,9 +8,10 @@ import sys
 
 import torch
 
-from kernels import flash_attention, operands
+from kernels import flash_attention
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
+from kernels.triton import operands
 
 CUDA = torch.device("cuda")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.operands import operand
-from kernels.reference import standard_attention
+from kernels.reference.standard import standard_attention
 from kernels.testing import check_attention, make_qkv
+from kernels.triton.operands import operand
 from tests.kernels.grids import (
     causal_or_full,
     each_dtype,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.reference import dropout_keep_mask, standard_attention, visible_keys
+from kernels.reference.standard import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import check_attention, make_qkv
 from tests.kernels.grids import (
     causal_or_full,

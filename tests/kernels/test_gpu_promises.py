@@ -68,9 +68,9 @@ def test_lists_of_a_mask_stay_small():
 
 
 def compiled_kernels():
-    from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
-    from kernels.triton_bwd_dq import attn_bwd_dq_kernel
-    from kernels.triton_fwd import attn_fwd_kernel
+    from kernels.triton.bwd_dkdv import attn_bwd_dkdv_kernel
+    from kernels.triton.bwd_dq import attn_bwd_dq_kernel
+    from kernels.triton.fwd import attn_fwd_kernel
 
     # The first entry of a device's caches maps what a kernel was specialised on to its binary.
     device = torch.cuda.current_device()
@@ -78,12 +78,12 @@ def compiled_kernels():
     return [len(kernel.device_caches[device][0]) for kernel in kernels]
 
 
-# those that are short (kernels/tiles.py), and those that are not
+# those that are short (kernels/triton/tiles.py), and those that are not
 @pytest.mark.parametrize("lengths", [(600, 601, 640, 1000, 1279), (1281, 4097, 8000)])
 @pytest.mark.parametrize("least_work", [1, 2**62], ids=["descriptors", "pointers"])
 @pytest.mark.parametrize("option", ["causal", "documents", "butterfly"])
 def test_another_length_does_not_compile_again(option, least_work, lengths, monkeypatch):
-    monkeypatch.setattr("kernels.operands.LEAST_WORK", least_work)
+    monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", least_work)
 
     def call(seq):
         options = {"causal": True}

@@ -9,7 +9,7 @@ from kernels import flash_attention
 from kernels.block_mask import BlockSparseMask
 from kernels.options import MASKED_LOOP, OPTIONS_SCHEMA, AttentionOptions, Features
 from kernels.patterns import butterfly
-from kernels.reference import visible_keys
+from kernels.reference.standard import visible_keys
 from kernels.testing import make_qkv
 
 on_gpu = pytest.mark.gpu

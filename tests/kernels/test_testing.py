@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.reference import standard_attention
-from kernels.reference_tiled import flash_attention_2_backward, flash_attention_2_forward
+from kernels.reference.standard import standard_attention
+from kernels.reference.tiled import flash_attention_2_backward, flash_attention_2_forward
 from kernels.testing import (
     assert_within_budget,
     check_attention,

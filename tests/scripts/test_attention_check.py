@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.reference import dropout_keep_mask, standard_attention
+from kernels.reference.standard import dropout_keep_mask, standard_attention
 from scripts import attention_check
 from scripts.attention_cases import DROPOUT_SEED, Case, Sparsity, Tensors, make_tensors
 from scripts.attention_check import RESULTS

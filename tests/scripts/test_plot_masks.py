@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
-from kernels.reference import visible_keys
+from kernels.reference.standard import visible_keys
 from scripts import plot_masks
 from scripts.plot_masks import BLOCK_SIZE, FULL, HIDDEN, N_BLOCKS, SEEN, SEQ_LEN, SKIPPED
 

@@ -8,7 +8,7 @@ from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
 from kernels.testing import make_qkv, poison_empty
 
-operands = pytest.importorskip("kernels.operands")
+operands = pytest.importorskip("kernels.triton.operands")
 
 
 CALLS = {

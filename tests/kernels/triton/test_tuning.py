@@ -9,9 +9,9 @@ import torch
 from kernels.block_mask import BlockSparseMask
 from kernels.checks import MAX_ROW_STRIDE
 from kernels.options import AttentionOptions
-from kernels.tiles import FP32, MAX_BLOCK, TABLES, Tiles
+from kernels.triton.tiles import FP32, MAX_BLOCK, TABLES, Tiles
 
-tuning = pytest.importorskip("kernels.tuning")
+tuning = pytest.importorskip("kernels.triton.tuning")
 
 
 def test_no_tile_is_larger_than_what_offsets_allow():

@@ -1,7 +1,7 @@
 """Tile sizes by kernel, GPU and padded head dimension: the tables, and how to read them.
 
 `hopper` was measured on an H100; `portable` fits the 99 KiB of shared memory that the smallest
-Ampere and Ada GPUs have. A name with a comma holds exceptions, which kernels/tuning.py chooses:
+Ampere and Ada GPUs have. A name with a comma holds exceptions, which tuning.py chooses:
 
     short   where a query sees at most SHORT keys, on average: there starting and ending a program
             takes a good part of its time, and more programs side by side hide it

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.reference import standard_attention
-from kernels.reference_tiled import (
+from kernels.reference.standard import standard_attention
+from kernels.reference.tiled import (
     flash_attention_1_backward,
     flash_attention_1_forward,
     flash_attention_2_backward,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.primitives import INTERPRETED
+from kernels.triton.primitives import INTERPRETED
 
 # Elements of q, times keys. Descriptors save the GPU time and cost the CPU some, and smaller calls
 # wait for the CPU as it is.
@@ -24,7 +24,7 @@ def worth_describing(q: Tensor, k: Tensor) -> bool:
 
 
 def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:
-    """What `kernels.primitives.load_tile` and `store_tile` take for x.
+    """What `kernels.triton.primitives.load_tile` and `store_tile` take for x.
 
     Args:
         x: (B, T, H, D), last dimension contiguous.

@@ -18,12 +18,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import tiles
 from kernels.options import Features
-from kernels.primitives import STIR
-from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
-from kernels.triton_bwd_dq import attn_bwd_dq_kernel
-from kernels.triton_fwd import attn_fwd_kernel
+from kernels.triton import tiles
+from kernels.triton.bwd_dkdv import attn_bwd_dkdv_kernel
+from kernels.triton.bwd_dq import attn_bwd_dq_kernel
+from kernels.triton.fwd import attn_fwd_kernel
+from kernels.triton.primitives import STIR
 
 KERNELS = {
     "fwd": (attn_fwd_kernel, tiles.FORWARD),

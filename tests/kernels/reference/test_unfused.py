@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.reference import standard_attention
+from kernels.reference.standard import standard_attention
 
 
 @pytest.mark.parametrize("causal", [False, True])

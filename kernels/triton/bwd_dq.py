@@ -1,13 +1,13 @@
 """dq: a program owns BLOCK_M queries and walks over the keys that they see.
 
 On the way it writes what the dk, dv kernel wants to know of its queries. The mathematics is in
-kernels/triton_bwd.py.
+kernels/triton/bwd.py.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.primitives import (
+from kernels.triton.primitives import (
     LOG2E,
     cap_scores,
     dropout_head_key,
@@ -15,7 +15,7 @@ from kernels.primitives import (
     load_tile,
     store_tile,
 )
-from kernels.walks import key_walk, walk_loop, walk_tile
+from kernels.triton.walks import key_walk, walk_loop, walk_tile
 
 
 @triton.jit

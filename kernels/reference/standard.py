@@ -2,14 +2,13 @@
 
 Every kernel is held against `standard_attention`. It is differentiable and computes in the dtype of
 its inputs: fp64 inputs give the exact answer, bf16 inputs the error that a bf16 kernel may have.
-The tiled algorithms of the papers are in reference_tiled.py.
+The tiled algorithms of the papers are in tiled.py.
 
 Letters in shapes: B batch, T_q queries, T_k keys, H query heads, H_kv key and value heads,
 D head_dim.
 """
 
 import math
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -21,21 +20,6 @@ _SALT = 0x85EBCA6B  # tells the seed's halves apart
 # Of the four elements of a group, by bit 3 of query and of key; the first is lowbias32's own.
 _LAST_MULTIPLIERS = ((0x846CA68B, 0x915F77F5), (0x93D765DD, 0xADB4A92D))
 _LOW_32_BITS = 0xFFFFFFFF
-
-
-class AttentionArguments(TypedDict, total=False):
-    """The keyword arguments of `standard_attention`, for those who pass them on."""
-
-    causal: bool
-    softmax_scale: float | None
-    window_size: int | None
-    mask: BlockSparseMask | None
-    doc_start: Tensor | None
-    kv_lengths: Tensor | None
-    sinks: Tensor | None
-    softcap: float | None
-    dropout_p: float
-    dropout_seed: int | Tensor | None
 
 
 def standard_attention(
@@ -188,7 +172,7 @@ def dropout_keep_mask(
     where stir(x) = (x ^ x >> 16) * 0x7FEB352D is the first step of `mix`. The four elements whose
     query and key differ in bit 3 only share x, and so cost a kernel one hash. Multiplied by the
     four odd numbers M it gives four others, each uniform, and independent of one another as far as
-    tests/kernels/test_reference.py can tell.
+    tests/kernels/reference/test_standard.py can tell.
 
     Args:
         seed: an integer in [0, 2^63), or an int64 tensor that holds one.

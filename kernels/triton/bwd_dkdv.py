@@ -1,13 +1,19 @@
 """dk and dv: a program owns BLOCK_N keys and walks over the queries that see them.
 
-The mathematics is in kernels/triton_bwd.py.
+The mathematics is in kernels/triton/bwd.py.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.primitives import cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
-from kernels.walks import (
+from kernels.triton.primitives import (
+    cap_scores,
+    dropout_head_key,
+    dropout_keep,
+    load_tile,
+    store_tile,
+)
+from kernels.triton.walks import (
     key_tile_start,
     load_doc_start,
     query_walk,

@@ -12,8 +12,8 @@ import triton
 from torch import Tensor
 
 from kernels.options import UNMASKED_LOOP, AttentionOptions, Features
-from kernels.primitives import LOG2E
-from kernels.tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
+from kernels.triton.primitives import LOG2E
+from kernels.triton.tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
 
 
 def forward_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:

@@ -20,11 +20,11 @@ import triton
 from torch import Tensor
 
 from kernels.checks import rows_in_reach
-from kernels.operands import operand, worth_describing
 from kernels.options import AttentionOptions
-from kernels.triton_bwd_dkdv import attn_bwd_dkdv_kernel
-from kernels.triton_bwd_dq import attn_bwd_dq_kernel
-from kernels.tuning import (
+from kernels.triton.bwd_dkdv import attn_bwd_dkdv_kernel
+from kernels.triton.bwd_dq import attn_bwd_dq_kernel
+from kernels.triton.operands import operand, worth_describing
+from kernels.triton.tuning import (
     backward_dkdv_tiles,
     backward_dq_tiles,
     launch_options,
@@ -51,7 +51,7 @@ def attn_bwd(
 
     Args:
         dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
-        q, k, v, out, lse: as `kernels.triton_fwd.attn_fwd` took and gave them.
+        q, k, v, out, lse: as `kernels.triton.fwd.attn_fwd` took and gave them.
 
     Returns:
         dq (B, T_q, H, D), dk and dv (B, T_k, H_kv, D) in the dtype of q.
@@ -128,7 +128,7 @@ def attn_bwd(
 
 
 def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:
-    """(B, key tiles, 2) int32: what `kernels.walks.query_walk` wants to know of documents.
+    """(B, key tiles, 2) int32: what `kernels.triton.walks.query_walk` wants to know of documents.
 
     Counts of queries, from the first on: those before the first whose document begins after the
     tile's first key, and those up to the last whose document begins at or before the tile's last.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kernels.tiles import BACKWARD_DKDV, BACKWARD_DQ, FORWARD
+from kernels.triton.tiles import BACKWARD_DKDV, BACKWARD_DQ, FORWARD
 
 pytest.importorskip("triton")
 
@@ -17,7 +17,7 @@ TABLES = {"fwd": FORWARD, "dkdv": BACKWARD_DKDV, "dq": BACKWARD_DQ}
 @pytest.fixture(scope="module")
 def results():
     done = subprocess.run(
-        [sys.executable, "tests/kernels/compile_kernels.py"],
+        [sys.executable, "tests/kernels/triton/compile_kernels.py"],
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": "."},

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.block_mask import BlockSparseMask
-from kernels.reference import dropout_keep_mask, standard_attention, visible_keys
+from kernels.reference.standard import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import make_qkv, relative_error
 
 # fp64: equal to rounding, and a wrong term is far larger than this

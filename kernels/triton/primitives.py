@@ -31,7 +31,7 @@ def load_tile(
 ):
     """Rows [row, row + ROWS) of one head of x, zero beyond its edges: (ROWS, BLOCK_D).
 
-    x is what `kernels.operands.operand` made: a TMA descriptor, or pointer and strides.
+    x is what `kernels.triton.operands.operand` made: a TMA descriptor, or pointer and strides.
     MASK_ROWS: the tile may reach past the last row.
     """
     if isinstance(x, tl.tensor_descriptor):
@@ -144,7 +144,7 @@ def dropout_keep(head_key, start_m, m, start_n, n, threshold):
 
     Of the query start_m + m and the key start_n + n, where m and n are ranges that broadcast
     against each other and start_m and start_n multiples of 16.
-    `kernels.reference.dropout_keep_mask` is the same function.
+    `kernels.reference.standard.dropout_keep_mask` is the same function.
 
     Queries, and keys, that differ in bit 3 only share a hash up to its last multiplication. On
     matrix units from Ampere to Hopper, a thread holds all four elements of such a group, be the
