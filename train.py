@@ -25,9 +25,9 @@ from configs import RUN_CONFIG, TrainConfig, load_config, to_yaml
 from configs.command_line import errors_as_sentences, help_if_asked
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.shards import TOKENIZER, TokenStream
-from data.text import Batch, TrainBatches, ValidationBatches
-from data.tokenizer import load_tokenizer
+from data.text.batches import Batch, TrainBatches, ValidationBatches
+from data.text.shards import TOKENIZER, TokenStream
+from data.text.tokenizer import load_tokenizer
 from model import GPT
 from model.extend import differences, rotary_changes, with_context_length
 from model.flops import mfu

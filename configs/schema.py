@@ -12,7 +12,7 @@ import omegaconf
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from data.text import DataConfig
+from data.text.batches import DataConfig
 from model import ModelConfig
 from training.metrics import WandbMode
 from training.numerics import Dtype

@@ -1,6 +1,6 @@
 """A call of attention, as its implementations are asked about it and given it.
 
-Each implementation has a function `obstacle(call)` beside it: why it cannot serve the call, or None.
+Each implementation has a function `obstacle(call)` beside it: why it cannot serve a call, or None.
 """
 
 import math

@@ -20,204 +20,22 @@ Runs named NAME_seed1, NAME_seed2 ... that were trained alike otherwise count as
 several seeds. Differences are to the first model. Written to --out: evaluation.json, report.md,
 pictures; for several --data into a folder for each, of its name. What has been scored is kept in
 the folder of the run and not scored again. With --sums, what a report needs of each run is written
-instead, a small file each, for scripts.reproduce_table4.
+instead, a small file each, for experiments.table4.
 """
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 
-import numpy as np
 import torch
-from torch import nn
 
 from configs.command_line import errors_as_sentences
-from data.shards import TokenStream
-from data.windows import Scoring, ScoringWindows
-from scripts.evaluation_cache import read_losses, write_losses
-from scripts.evaluation_plan import MODES, SLIDING, Plan
-from scripts.evaluation_report import write_report
-from scripts.evaluation_sums import (
-    Corpus,
-    Scored,
-    Sums,
-    Text,
-    add_up,
-    describe_corpus,
-    write_scored,
-)
-from scripts.evaluation_tables import tabulate
-from scripts.runs import Run, describe, labels, open_run
-from training.checkpoint import latest_checkpoint
-from training.distributed import Processes, start_processes
-from training.numerics import autocast
-from training.token_losses import token_losses
-
-
-def score(
-    run: Run,
-    corpora: Sequence[Corpus],
-    scorings: Sequence[Scoring],
-    processes: Processes,
-    batch_tokens: int | None = None,
-) -> list[dict[Scoring, Sums]]:
-    """Losses by every scoring, added up; from the run's folder where those of tokens are known.
-
-    Args:
-        run: the model; its weights are read if something is to be scored.
-        corpora: validation splits.
-        scorings: how to score each; those of one shape are best next to each other.
-        processes: all of them take a share.
-        batch_tokens: tokens that a GPU reads at once; None takes what training took.
-
-    Returns:
-        For each corpus the sums by scoring; the same on every process.
-
-    Raises:
-        ValueError: a stream is too short.
-    """
-    config = run.config
-    if batch_tokens is None:
-        batch_tokens = config.optim.micro_batch_size * config.model.context_length
-    sums: list[dict[Scoring, Sums]] = [{} for _ in corpora]
-    compiled_for: tuple[int, int, bool] | None = None
-    model: nn.Module = nn.Identity()
-    for scoring in scorings:
-        for corpus, of_corpus in zip(corpora, sums, strict=True):
-            stream = corpus.stream
-            known = read_losses(run, stream, scoring) if processes.is_main else None
-            known = processes.agree(known)
-            if known is None:
-                title = f"{run.folder.name}: {scoring.name}"
-                if processes.is_main:
-                    print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
-                began = perf_counter()
-                shape = scoring.history, scoring.stride, scoring.document_mask
-                if compiled_for != shape:
-                    model, compiled_for = _ready(run, scoring, processes.device), shape
-                known = token_losses(
-                    model,
-                    ScoringWindows(
-                        stream,
-                        scoring,
-                        max(1, batch_tokens // scoring.history),
-                        rank=processes.rank,
-                        world_size=processes.world_size,
-                    ),
-                    len(stream),
-                    processes,
-                    lambda: autocast(config.run.dtype, processes.device),
-                )
-                if processes.is_main:
-                    n_scored, seconds = int((~np.isnan(known)).sum()), perf_counter() - began
-                    print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
-                    write_losses(run, stream, scoring, known)
-            of_corpus[scoring] = add_up(known, scoring, corpus)
-    return sums
-
-
-def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
-    """The validation split of each folder of token shards.
-
-    Raises:
-        ValueError: two folders have the same name, by which losses and reports are kept.
-    """
-    named: dict[str, Path] = {}
-    for path in corpora:
-        name = path.resolve().name
-        if name in named:
-            raise ValueError(
-                f"{named[name]} and {path} are both called {name}, by which losses and reports are "
-                "kept: rename one of the folders, or score them one after the other with another "
-                "--out"
-            )
-        named[name] = path
-    return [TokenStream(path, "val") for path in corpora]
-
-
-def check_tokenizer(run: Run, stream: TokenStream) -> None:
-    """Refuse text that was made with another tokenizer than the run was trained with."""
-    there = stream.manifest.tokenizer.sha256
-    if there != run.tokenizer.sha256:
-        raise ValueError(
-            f"{stream.path} was made with a tokenizer of sha256={there}, and {run.folder} was "
-            f"trained with {run.tokenizer.sha256}: prepare the text with {run.folder}'s "
-            "tokenizer.json (--tokenizer)"
-        )
-
-
-def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
-    """The model as it is best for windows of this one shape."""
-    model = run.model.to(device)
-    if not run.config.run.compile:
-        return model
-    torch.compiler.reset()  # code for other shapes counts towards a limit
-    model.prepare_mask(scoring.history)
-    return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
-
-
-def evaluate_runs(
-    folders: Sequence[Path],
-    plan: Plan,
-    processes: Processes,
-    *,
-    corpora: Sequence[Path] = (),
-    batch_tokens: int | None = None,
-) -> list[tuple[list[Scored], Text]]:
-    """Score all runs, one model in memory after the other.
-
-    Args:
-        folders: of the runs.
-        plan: which scorings.
-        processes: all of them take a share.
-        corpora: token shards whose validation splits are scored; those of the first run if empty.
-        batch_tokens: as in `score`.
-
-    Returns:
-        For each corpus, what each run was scored, and on which text.
-
-    Raises:
-        ValueError: a text is too short, or was made with another tokenizer than a run; runs of
-            the same name are no seeds of one model; corpora have the same name; no run can be
-            scored by one of `plan.modes`; or windows that slide share no token.
-    """
-    # one that is still trained may get another newest checkpoint at any moment
-    newest = processes.agree([latest_checkpoint(folder) for folder in folders])
-    runs = [open_run(*of_run) for of_run in zip(folders, newest, strict=True)]
-    names = labels(runs)
-    contexts = [run.config.model.context_length for run in runs]
-    plan.check_lengths(contexts)
-    streams = validation_splits(corpora or [Path(runs[0].config.data.path)])
-    for run in runs:
-        for stream in streams:
-            check_tokenizer(run, stream)
-    for mode, why in plan.left_out([run.config for run in runs]).items():
-        if plan.modes is not None:
-            raise ValueError(f"--modes {mode} gives nothing to score: {why}")
-        if processes.is_main:
-            print(f"nothing is scored by {mode}: {why}")
-    wanted = [plan.scorings_of(run.config, contexts) for run in runs]
-    token_bytes = runs[0].tokenizer.token_bytes()
-    compared = plan.compared(contexts)
-    described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
-    scored: list[list[Scored]] = [[] for _ in streams]
-    for name, run, scorings in zip(names, runs, wanted, strict=True):
-        # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
-        sums = score(replace(run), described, scorings, processes, batch_tokens)
-        about = describe(run)
-        for of_corpus, of_run in zip(scored, sums, strict=True):
-            of_corpus.append(
-                Scored(
-                    label=name,
-                    number=run.seed_number,
-                    about=about,
-                    config=run.config,
-                    sums=of_run,
-                )
-            )
-    return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]
+from evaluation.plan import MODES, SLIDING, Plan
+from evaluation.report import write_report
+from evaluation.score import evaluate_runs
+from evaluation.sums import write_scored
+from evaluation.tables import tabulate
+from training.distributed import start_processes
 
 
 def main(argv: Sequence[str] | None = None) -> None:

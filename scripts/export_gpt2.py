@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 
 from configs.command_line import errors_as_sentences
 from data.files import sync_folder, write_atomically
-from data.tokenizer import END_OF_TEXT
+from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
+from data.text.tokenizer import END_OF_TEXT
+from evaluation.runs import open_run
 from model.hf import DTYPES, config_to_hf, state_to_hf
-from scripts.hf_folder import CONFIG, TOKENIZER, WEIGHTS
-from scripts.runs import open_run
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _UNFINISHED = ".unfinished_"

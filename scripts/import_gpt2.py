@@ -14,12 +14,12 @@ import torch
 from configs import RUN_CONFIG, RunConfig, TrainConfig, to_yaml
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
-from data.shards import TOKENIZER
-from data.text import DataConfig
-from data.tokenizer import TextTokenizer, load_tokenizer
+from data.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
+from data.text.batches import DataConfig
+from data.text.shards import TOKENIZER
+from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT, ModelConfig
 from model.hf import config_from_hf, state_from_hf
-from scripts.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
 from training.checkpoint import CHECKPOINTS, UNFINISHED, save_model
 from training.optim import OptimConfig
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from configs import RUN_CONFIG, load_config
 from configs.command_line import errors_as_sentences
-from scripts.results import COST
-from scripts.runs import what_came_before
+from evaluation.results import COST
+from evaluation.runs import what_came_before
 from training.metrics import METRICS, read_metrics
 
 if TYPE_CHECKING:

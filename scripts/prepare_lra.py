@@ -33,13 +33,13 @@ from rich.progress import (
 from rich.table import Table
 
 from configs.command_line import errors_as_sentences
+from data.lra.contact_sheet import draw
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.request import TASKS, Request
 from data.lra.store import SPLITS, Manifest, Sequences, open_split
 from data.lra.tasks import Prepared, prepare
 from data.pathfinder.parameters import DIFFICULTIES
-from scripts.lra_contact_sheet import draw
 
 _MEGABYTE = 1e6
 _MOST_NAMED = 5

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from data.documents import OPENWEBTEXT, HubSource
-from data.prepare import SHARD_TOKENS, PrepareReport, Progress, prepare
-from data.shards import Manifest
-from data.sources import open_source
-from data.tokenizer import GPT2_SHA256
+from data.text.documents import OPENWEBTEXT, HubSource
+from data.text.prepare import SHARD_TOKENS, PrepareReport, Progress, prepare
+from data.text.shards import Manifest
+from data.text.sources import open_source
+from data.text.tokenizer import GPT2_SHA256
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 """What nanoGPT's preparation of OpenWebText gives."""

@@ -18,9 +18,9 @@ from typing import Unpack, get_args
 import torch
 
 from configs.command_line import errors_as_sentences
-from data.decoder import StreamDecoder
+from data.text.decoder import StreamDecoder
+from evaluation.runs import Run, open_run
 from model.generate import DrawOptions, PastContext, generate, stream
-from scripts.runs import Run, open_run
 from training.numerics import autocast
 
 

@@ -20,12 +20,14 @@ def pytest_sessionstart(session):
     """Stop if another distribution's package (PyPI has a `kernels`) hides one of ours."""
     import configs
     import data
+    import evaluation
+    import experiments
     import kernels
     import model
     import scripts
     import training
 
-    for package in (configs, data, kernels, model, scripts, training):
+    for package in (configs, data, evaluation, experiments, kernels, model, scripts, training):
         origin = Path(package.__file__).resolve()
         if ROOT not in origin.parents:
             raise pytest.UsageError(
@@ -63,8 +65,8 @@ def corpus(tmp_path_factory):
     for name, count, sentences in (("train", 60, 40), ("val", 8, 20)):
         lines = [json.dumps({"text": document(sentences)}) for _ in range(count)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    from data.prepare import prepare
-    from data.sources import open_source
+    from data.text.prepare import prepare
+    from data.text.sources import open_source
 
     source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
     prepare(source, folder / "shards", train_bpe=300)
@@ -80,8 +82,8 @@ def other_corpus(corpus, tmp_path_factory):
             json.dumps({"text": f"a dog follows {n} birds. " * (4 + n % 5)}) for n in range(count)
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    from data.prepare import prepare
-    from data.sources import open_source
+    from data.text.prepare import prepare
+    from data.text.sources import open_source
 
     source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
     prepare(source, folder / "birds", tokenizer=str(corpus / "tokenizer.json"))

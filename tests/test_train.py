@@ -206,7 +206,7 @@ def test_errors(run, overrides, error, message, monkeypatch):
     if "run.device=cuda" in overrides:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     if "model.attention=triton" in overrides:
-        monkeypatch.setattr("kernels.attention._INTERPRETED", False)
+        monkeypatch.setattr("kernels.triton._INTERPRETED", False)
     with pytest.raises(SystemExit) as end, errors_as_sentences():
         run(*overrides)
     assert isinstance(end.value.__cause__, error)

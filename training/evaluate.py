@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from data.text import IGNORE
+from data.text.batches import IGNORE
 from training.distributed import Processes
 
 

@@ -19,8 +19,8 @@ from data.files import (
     write_atomically,
 )
 from data.lra.store import MANIFEST, Manifest, SplitInfo, array_info, array_path
-from data.prepare_state import check_settings
-from data.shards import PROGRESS
+from data.text.prepare_state import check_settings
+from data.text.shards import PROGRESS
 
 CHUNKS = "chunks"
 """Folder for finished pieces of a generated task, deleted with the end of the preparation."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data.shard_writer import ShardWriter
-from data.shards import Manifest, SplitInfo, TokenizerInfo, token_dtype
-from data.tokenizer import TextTokenizer, train_tokenizer
+from data.text.shard_writer import ShardWriter
+from data.text.shards import Manifest, SplitInfo, TokenizerInfo, token_dtype
+from data.text.tokenizer import TextTokenizer, train_tokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "said", "that", "it's", "42", "!?", "", "\t"]
 WORDS += ["naïve", "cafés,", "東京", "🦋", "\n\n", "def", "f(x):"]

@@ -10,7 +10,7 @@ from configs import ClassifyConfig, read_config
 from model.classifier import Classifier
 from model.token_predictor import TokenPredictor
 from scripts.classifier_start import AnyModel, load_first_weights, make_model, what_must_match
-from tests.scripts.tiny_lra import TINY, make_tasks
+from tests.experiments.tiny_lra import TINY, make_tasks
 from training.classification import save_best
 
 OBJECTIVES = ("labels", "masked", "causal")

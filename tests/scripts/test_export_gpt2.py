@@ -7,8 +7,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from evaluation.runs import open_run
 from scripts import export_gpt2, import_gpt2
-from scripts.runs import open_run
 
 
 @pytest.fixture(scope="module")

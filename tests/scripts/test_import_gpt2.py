@@ -8,9 +8,9 @@ import torch
 import train
 from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
-from data.tokenizer import load_tokenizer, train_tokenizer
+from data.text.tokenizer import load_tokenizer, train_tokenizer
+from evaluation.runs import open_run
 from scripts import import_gpt2, sample
-from scripts.runs import open_run
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_download_from_the_hub(asked, gpt2_folder, out):
 
 
 def test_download_takes_the_pickle_where_nothing_else_is(asked, monkeypatch, out):
-    monkeypatch.setattr("scripts.hf_folder.WEIGHTS", "absent.safetensors")
+    monkeypatch.setattr("data.hf_folder.WEIGHTS", "absent.safetensors")
     with pytest.raises(FileNotFoundError, match="holds no weights"):
         import_to(out, "some/gpt2")
     assert "pytorch_model.bin" in asked[1]

@@ -4,8 +4,8 @@ import datasets
 import pytest
 
 import scripts.prepare_text
-from data.shards import Manifest, TokenStream
-from data.tokenizer import load_tokenizer, train_tokenizer
+from data.text.shards import Manifest, TokenStream
+from data.text.tokenizer import load_tokenizer, train_tokenizer
 from scripts.prepare_text import main
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from configs.command_line import errors_as_sentences
-from data.tokenizer import train_tokenizer
+from data.text.tokenizer import train_tokenizer
 from model import GPT, ModelConfig
 from model.generate import generate
 from scripts import sample
@@ -150,7 +150,7 @@ def test_run_trained_with_our_kernels_on_a_machine_without_a_gpu(run, capsys, mo
     arguments = [str(run.out_dir), "--prompt", "the cat", "--tokens", "5", "--temperature", "0"]
     config = run.out_dir / "config.yaml"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("kernels.attention._INTERPRETED", False)
+    monkeypatch.setattr("kernels.triton._INTERPRETED", False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     capsys.readouterr()
     sample.main(arguments)

@@ -1,0 +1,181 @@
+"""Read a GPT-2 as Hugging Face stores it: a folder, or a repository on the hub.
+
+config.json                      what the model is
+model.safetensors                its tensors; or
+model.safetensors.index.json     which file holds which; or
+pytorch_model.bin                as pickled by older versions
+tokenizer.json                   or vocab.json and merges.txt
+"""
+
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import huggingface_hub.errors
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from data.text.tokenizer import TextTokenizer, gpt2_tokenizer, load_tokenizer
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+TOKENIZER = "tokenizer.json"
+VOCAB = "vocab.json"
+MERGES = "merges.txt"
+
+
+def find_folder(name: str) -> Path:
+    """The folder `name`, or else what the hub has under that name, downloaded.
+
+    Raises:
+        ValueError: it is no folder and cannot be downloaded.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    # the pickle only where nothing else is: most repositories hold the same weights twice
+    folder = _download(name, [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"], None)
+    weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
+    return _download(name, [CONFIG, TOKENIZER, VOCAB, MERGES, *weights], folder.name)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The contents of config.json.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no JSON object.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no {CONFIG}, so it is no model's folder")
+    return _read_object(path)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a model, on the CPU, in the dtype they are stored in.
+
+    Raises:
+        FileNotFoundError: there are no weights, or a file that the index names is missing.
+        ValueError: a file is damaged, or does not hold the tensors that the index says.
+    """
+    if (folder / WEIGHTS).is_file():
+        return _read_safetensors(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        return _read_sharded(folder)
+    if (folder / PICKLE).is_file():
+        return _read_pickle(folder / PICKLE)
+    raise FileNotFoundError(f"{folder} holds no weights: neither {WEIGHTS}, {INDEX} nor {PICKLE}")
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer that lies beside a model.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or has no end of text.
+    """
+    if (folder / TOKENIZER).is_file():
+        return load_tokenizer(str(folder / TOKENIZER))
+    if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        return gpt2_tokenizer(folder / VOCAB, folder / MERGES)
+    raise FileNotFoundError(
+        f"{folder} holds no tokenizer, neither {TOKENIZER} nor {VOCAB} and {MERGES}: pass "
+        "--tokenizer FILE, the tokenizer.json that the model was trained with"
+    )
+
+
+# The bases of its own error are those of the HTTP client that this version of it uses, with which
+# lost connections are reported too; a name that cannot be one is a ValueError.
+_HUB_ERRORS: tuple[type[BaseException], ...] = (
+    OSError,
+    ValueError,
+    *huggingface_hub.errors.HfHubHTTPError.__bases__,
+)
+
+
+def _download(name: str, files: list[str], revision: str | None) -> Path:
+    try:
+        found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
+    except _HUB_ERRORS as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
+            f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
+            f"and {WEIGHTS}"
+        ) from error
+    return Path(found)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} cannot be read as safetensors, and may be cut short ({error}): get it again"
+        ) from error
+
+
+def _read_sharded(folder: Path) -> dict[str, Tensor]:
+    index = _read_object(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise ValueError(
+            f"{folder / INDEX} must have a weight_map of tensors to files: get it again"
+        )
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(index.values())):
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise FileNotFoundError(f"{folder / INDEX} names {name}, which is not beside it")
+        held = _read_safetensors(path)
+        named = {tensor for tensor, file in index.items() if file == name}
+        if held.keys() != named:
+            differing = ", ".join(sorted(held.keys() ^ named)[:5])
+            raise ValueError(
+                f"{path} and {INDEX} do not agree on where {differing} lies: get both again"
+            )
+        tensors |= held
+    return tensors
+
+
+# What text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction.
+_NO_PICKLE = (
+    pickle.UnpicklingError,
+    struct.error,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+)
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        # weights_only: a pickle of anything else could run code
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except _NO_PICKLE as error:
+        # without torch's reason, which may advise to run whatever code the file holds
+        raise ValueError(
+            f"{path} is no PyTorch checkpoint of tensors alone, or is cut short: get it again, or "
+            f"give a folder with {WEIGHTS}"
+        ) from error
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise ValueError(f"{path} must hold tensors by name and nothing else: is it a checkpoint?")
+    return tensors
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, and holds a {type(values).__name__}")
+    return values

@@ -1,0 +1,118 @@
+"""A picture of samples of a prepared task: images by label, or the starts of texts."""
+
+import textwrap
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from data.lra import image, listops
+from data.lra.store import DisplayLists, Images, Sequences, open_split
+
+COLUMNS = 8
+"""Images of each label."""
+TEXTS = 6
+"""Examples of sequences."""
+
+_TEXT_COLUMNS, _TEXT_ROWS = 110, 7
+_INCHES = 1.4
+_MARKER_COLOURS = ("#0072b2", "#e69f00")  # Okabe and Ito's blue (origin) and orange (terminal)
+_CLASSES = {"image": image.CLASSES, "text": ("bad", "good"), "pairs": ("two", "one")}
+
+
+def draw(folder: Path, split: str = "train", out: Path | None = None) -> Path:
+    """Draw the first samples of a split.
+
+    Args:
+        folder: Of a prepared task.
+        split: "train", "val" or "test".
+        out: The picture; samples.png in the folder by default.
+
+    Returns:
+        Where it lies.
+    """
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    opened = open_split(folder, split)
+    figure = _texts(opened) if isinstance(opened, Sequences) else _images(opened)
+    figure.suptitle(f"{opened.manifest.task}, {split}: {len(opened):,} examples")
+    out = out or folder / "samples.png"
+    figure.savefig(out, dpi=110, bbox_inches="tight")
+    pyplot.close(figure)
+    return out
+
+
+def _images(opened: Images | DisplayLists):
+    from matplotlib import pyplot
+
+    labels = np.asarray(opened.labels)
+    rows = [np.flatnonzero(labels == c)[:COLUMNS] for c in range(opened.manifest.n_classes)]
+    numbers = np.concatenate(rows)
+    pixels = dict(zip(numbers.tolist(), _pixels(opened, numbers), strict=True))
+    figure, axes = pyplot.subplots(
+        len(rows),
+        COLUMNS,
+        figsize=(COLUMNS * _INCHES, len(rows) * _INCHES + 0.4),
+        squeeze=False,
+        layout="constrained",
+    )
+    for label, (row, row_axes) in enumerate(zip(rows, axes, strict=True)):
+        for axis in row_axes:
+            axis.set(xticks=[], yticks=[])
+        row_axes[0].set_ylabel(_class_name(opened.manifest.task, label))
+        for number, axis in zip(row.tolist(), row_axes, strict=False):
+            axis.imshow(pixels[number], cmap="gray", vmin=0, vmax=255)
+            if isinstance(opened, DisplayLists):
+                for (y, x), colour in zip(
+                    opened.display_lists["markers"][number], _MARKER_COLOURS, strict=True
+                ):
+                    axis.plot(x, y, "o", markersize=11, markerfacecolor="none", color=colour)
+    return figure
+
+
+def _pixels(opened: Images | DisplayLists, numbers: np.ndarray) -> np.ndarray:
+    """Images of these examples, uint8 (n, height, width)."""
+    if isinstance(opened, Images):
+        return opened.images[numbers]
+    from data.pathfinder.parameters import Pathfinder
+    from data.pathfinder.render import Renderer
+
+    renderer = Renderer(Pathfinder(**opened.manifest.source["parameters"]), "cpu")
+    return renderer(opened.display_lists[numbers]).numpy()
+
+
+def _texts(opened: Sequences):
+    from matplotlib import pyplot
+
+    documents = opened.manifest.documents_per_example
+    lines = []
+    for example in range(min(TEXTS, len(opened))):
+        label = _class_name(opened.manifest.task, int(opened.labels[example]))
+        for tokens in opened.documents(example):
+            shown = _readable(opened.manifest.task, tokens[: _TEXT_COLUMNS * _TEXT_ROWS])
+            lines.append(f"label {label}, {len(tokens):,} tokens")
+            lines += textwrap.wrap(shown, _TEXT_COLUMNS)[: _TEXT_ROWS // documents]
+            lines.append("")
+    figure = pyplot.figure(figsize=(10, 0.16 * len(lines)))
+    figure.text(
+        *(0, 0.95),
+        "\n".join(lines),
+        family="monospace",
+        fontsize=8,
+        verticalalignment="top",
+        parse_math=False,
+    )
+    return figure
+
+
+def _readable(task: str, tokens: np.ndarray) -> str:
+    if task.startswith("listops"):
+        return " ".join(listops.SYMBOLS[token - 1] for token in tokens.tolist())
+    text = (tokens - 1).astype(np.uint8).tobytes().decode("ascii", errors="replace")
+    return text.replace("\ufffd", "?")
+
+
+def _class_name(task: str, label: int) -> str:
+    names = _CLASSES.get(task)
+    return str(label) if names is None else f"{label} ({names[label]})"

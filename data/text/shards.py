@@ -1,0 +1,274 @@
+"""Token shards: the prepared corpus on disk, and the reader that sees it as one stream of tokens.
+
+    manifest.json             written last: a folder without it is not finished
+    tokenizer.json            the tokenizer that made the ids
+    train_00000.bin ...       token ids, little endian uint16 (uint32 from 65,536 entries)
+    train_00000.offsets.npy   int64, where in that shard each document starts
+    val_00000.bin ...
+
+Every document ends with the end-of-text id, and shards hold whole documents.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.files import load_json, to_json, write_atomically
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+TOKENIZER = "tokenizer.json"
+
+_PREPARE = "python -m scripts.prepare_text SOURCE --out"
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """One finished shard."""
+
+    name: str
+    """File name of the token ids, such as train_00000.bin."""
+    tokens: int
+    """Token ids in the file, ends of text included."""
+    documents: int
+    """Documents in the file, all of them whole."""
+    sha256: str
+    """Of the whole file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo:
+    """One split, "train" or "val"."""
+
+    tokens: int = 0
+    """Token ids, one end of text per document included."""
+    documents: int = 0
+    """Documents, empty ones included."""
+    text_bytes: int = 0
+    """UTF-8 bytes of the documents' text: the divisor of bits per byte."""
+    shards: tuple[ShardInfo, ...] = ()
+    """The finished shards, in stream order."""
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> "SplitInfo":
+        """Build from what `dataclasses.asdict` gave."""
+        shards = tuple(ShardInfo(**shard) for shard in values["shards"])
+        return SplitInfo(**{**values, "shards": shards})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerInfo:
+    """What the shards record of their tokenizer."""
+
+    name: str
+    """What the user called it."""
+    sha256: str
+    """Of its meaning, see data/text/tokenizer.py."""
+    vocab_size: int
+    """Every id is below this."""
+    eot_id: int
+    """The id that ends each document and occurs nowhere else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The contents of manifest.json."""
+
+    format_version: int = FORMAT_VERSION
+    """Of the folder's layout."""
+    settings: dict[str, Any]
+    """Source, tokenizer and shard size as they were asked for."""
+    tokenizer: TokenizerInfo
+    """The tokenizer of all ids."""
+    dtype: str
+    """"uint16" or "uint32", little endian."""
+    splits: dict[str, SplitInfo]
+    """By name: "train" and "val"."""
+
+    def save(self, folder: Path) -> None:
+        """Write manifest.json atomically."""
+        write_atomically(folder / MANIFEST, to_json(asdict(self)))
+
+    @staticmethod
+    def load(folder: Path) -> "Manifest":
+        """Read manifest.json.
+
+        Raises:
+            FileNotFoundError: The folder is missing or preparation has not finished.
+            ValueError: The format is of another version.
+        """
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"{folder} does not exist; prepare it with: {_PREPARE} {folder}"
+            )
+        if not (folder / MANIFEST).exists():
+            if (folder / PROGRESS).exists():
+                raise FileNotFoundError(
+                    f"{folder} is not finished; run the prepare command again, it goes on where it "
+                    f"stopped: {_PREPARE} {folder}"
+                )
+            raise FileNotFoundError(
+                f"{folder} holds no {MANIFEST}, so it is no folder of token shards; "
+                f"prepare one with: {_PREPARE} {folder}"
+            )
+        values = load_json(folder / MANIFEST)
+        if values.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"{folder / MANIFEST} has format_version={values.get('format_version')}, but this "
+                f"code reads {FORMAT_VERSION}; prepare the folder again."
+            )
+        try:
+            values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
+            values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+            return Manifest(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{folder / MANIFEST} lacks what a manifest must have ({error}); prepare the "
+                "folder again."
+            ) from error
+
+
+class TokenStream:
+    """One split as a single memory-mapped stream of token ids over all its shards."""
+
+    def __init__(self, path: str | Path, split: str) -> None:
+        """Open a folder of shards; reads the manifest and the sizes of the files.
+
+        Raises:
+            FileNotFoundError: The folder, its manifest or a shard is missing.
+            ValueError: The split is unknown, or a shard's size is not what the manifest says.
+        """
+        self.path = Path(path)
+        self.split = split
+        self.manifest = Manifest.load(self.path)
+        if split not in self.manifest.splits:
+            raise ValueError(
+                f"split={split!r} must be one of {sorted(self.manifest.splits)} of {self.path}."
+            )
+        self.info = self.manifest.splits[split]
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        self._shards = [_map_shard(self.path, shard, dtype) for shard in self.info.shards]
+        self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
+
+    def __len__(self) -> int:
+        """Tokens in the split."""
+        return self.info.tokens
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """Token ids [start, start + length) of the stream, across shard borders.
+
+        Returns:
+            int64 array (length,).
+
+        Raises:
+            IndexError: The range leaves the stream.
+            ValueError: An id is outside the tokenizer's vocabulary.
+        """
+        if start < 0 or length < 0 or start + length > len(self):
+            raise IndexError(
+                f"start={start}, length={length} must stay within the {len(self)} tokens of "
+                f"{self.split} in {self.path}."
+            )
+        ids = np.empty(length, dtype=np.int64)
+        filled = 0
+        index = int(np.searchsorted(self._ends, start, side="right"))
+        while filled < length:
+            shard = self._shards[index]
+            first = start + filled - (int(self._ends[index]) - len(shard))
+            part = shard[first : first + length - filled]
+            ids[filled : filled + len(part)] = part
+            filled += len(part)
+            index += 1
+        vocab_size = self.manifest.tokenizer.vocab_size
+        if length and (largest := int(ids.max())) >= vocab_size:
+            raise ValueError(
+                f"{self.path}, {self.split} tokens from {start} on: token id {largest} must be "
+                f"below the tokenizer's vocab_size={vocab_size}; the shard is damaged, prepare the "
+                "folder again."
+            )
+        return ids
+
+    @cached_property
+    def document_starts(self) -> np.ndarray:
+        """Where in the stream each document starts: int64 (documents,), ascending from 0."""
+        firsts = self._ends - [shard.tokens for shard in self.info.shards]
+        starts = [
+            first + load_offsets(self.path, shard)
+            for first, shard in zip(firsts, self.info.shards, strict=True)
+        ]
+        return np.concatenate(starts)
+
+    def verify(self) -> None:
+        """Read everything: checksums, and every id below the vocabulary size.
+
+        Raises:
+            ValueError: Names the shard, what it holds and what it must hold.
+        """
+        verify_split(self.path, self.info, self.manifest.dtype, self.manifest.tokenizer.vocab_size)
+
+
+def token_dtype(vocab_size: int) -> str:
+    """How ids below `vocab_size` are stored: "uint16", or "uint32" from 65,536 entries."""
+    return "uint16" if vocab_size < 1 << 16 else "uint32"
+
+
+def offsets_name(shard_name: str) -> str:
+    """File name of the document starts that belong to a shard."""
+    return shard_name.removesuffix(".bin") + ".offsets.npy"
+
+
+def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
+    """Where in the shard each of its documents starts: int64 (documents,)."""
+    path = folder / offsets_name(shard.name)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
+    offsets = np.load(path)
+    if offsets.shape != (shard.documents,) or offsets.dtype != np.int64:
+        raise ValueError(
+            f"{path} holds {offsets.dtype} {offsets.shape}, but must hold int64 "
+            f"({shard.documents},); prepare the folder again."
+        )
+    return offsets
+
+
+def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> None:
+    """Check every shard of a split against its checksum and the vocabulary size."""
+    for shard in info.shards:
+        ids = _map_shard(folder, shard, np.dtype(dtype).newbyteorder("<"))
+        found, largest = hashlib.sha256(), 0
+        step = _CHUNK_BYTES // ids.itemsize
+        for first in range(0, len(ids), step):
+            chunk = ids[first : first + step]
+            found.update(chunk.data)
+            largest = max(largest, int(chunk.max()))
+        if found.hexdigest() != shard.sha256:
+            raise ValueError(
+                f"{folder / shard.name} has sha256={found.hexdigest()}, but the manifest says "
+                f"{shard.sha256}; the shard is damaged, prepare the folder again."
+            )
+        if largest >= vocab_size:
+            raise ValueError(
+                f"{folder / shard.name} holds token id {largest}, which must be below the "
+                f"tokenizer's vocab_size={vocab_size}; prepare the folder again."
+            )
+        load_offsets(folder, shard)
+
+
+def _map_shard(folder: Path, shard: ShardInfo, dtype: np.dtype) -> np.ndarray:
+    path = folder / shard.name
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
+    size, expected = path.stat().st_size, shard.tokens * dtype.itemsize
+    if size != expected:
+        raise ValueError(
+            f"{path} is a torn shard: it has {size} bytes, but the manifest says {shard.tokens} "
+            f"tokens of {dtype.itemsize} bytes, {expected} in all; copy or prepare it again."
+        )
+    # a plain array over the map: slices of np.memmap itself are several times slower
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))

@@ -1,0 +1,1 @@
+"""What a trained run is worth, and how sure that is."""

@@ -1,0 +1,261 @@
+"""The pictures of an evaluation, from what evaluation/tables.py made.
+
+matplotlib takes a second to load, which --help should not wait for: functions load it themselves.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluation.results import Row
+from evaluation.style import IN_A_ROW, LINES, Styles, save, styles_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
+RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
+SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
+
+
+def draw(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw what `result` has tables for, and delete the pictures that it has no table for.
+
+    Args:
+        result: as `evaluation.tables.tabulate` gave it, or read back from its JSON.
+        folder: where the pictures go; one of an earlier evaluation must not stay beside this one.
+
+    Returns:
+        The pictures, TABLE.png each.
+    """
+    styles = styles_of(run["label"] for run in result["runs"])
+    drawn = []
+    for name, make in PICTURES.items():
+        path = folder / f"{name}.png"
+        if not result[name]:
+            path.unlink(missing_ok=True)
+            continue
+        save(make(result[name], styles), path)
+        drawn.append(path)
+    return drawn
+
+
+def by_history(rows: list[Row], styles: Styles) -> "Figure":
+    """Loss by the history of a window; on the right its difference to the first model.
+
+    A line is one model; where a history has several strides or document masks, one of these.
+    """
+    ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
+    strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
+
+    def line_of(row: Row) -> tuple[str, int | None, bool]:
+        return row["label"], row["stride"] if strides else None, row["document_mask"]
+
+    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
+        lines = list(dict.fromkeys(map(line_of, rows)))
+        for number, (label, stride, masked) in enumerate(lines):
+            line = [row for row in rows if line_of(row) == (label, stride, masked)]
+            shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
+            name = label
+            name += f", stride {stride:,}" if stride is not None else ""
+            name += ", documents masked" if masked else ""
+            look = {
+                **styles[label],
+                **(
+                    {}
+                    if stride is None
+                    else {"linestyle": LINES[strides.index(stride) % len(LINES)]}
+                ),
+                "markerfacecolor": "white" if masked else styles[label]["color"],
+                "label": name,
+            }
+            histories = _floats([row["history"] for row in line]) * shift
+            _error_bars(loss, histories, line, "nats", "nats_interval", look)
+            if difference is not None:
+                # The row that others are compared with stands at zero, and has no interval; what
+                # has no row of that one, documents alike, is compared with nothing.
+                zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
+                gaps = [row["difference"] or zero for row in line]
+                drawn = np.array([gap is not None for gap in gaps])
+                known = [gap for gap in gaps if gap is not None]
+                _error_bars(difference, histories[drawn], known, "nats", "interval", look)
+
+    two = any(row["difference"] for row in rows)
+    figure = _rows_of_panels(rows, two, "tokens that the model may see", draw_lines)
+    for axes in figure.axes:
+        axes.set_xticks(sorted({row["history"] for row in rows}))
+        axes.margins(x=0.1)
+    return figure
+
+
+def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
+    """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
+
+    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
+        lines = []
+        for label in _labels(rows):
+            line = [row for row in rows if row["label"] == label]
+            places = [_middle(row) for row in line]
+            look = {**styles[label], "label": label}
+            _band(loss, places, line, "nats", "interval", look)
+            if difference is not None:
+                _band(difference, places, line, "difference", "difference_interval", look)
+            lines.append(line)
+        if difference is not None:
+            _limit(difference, lines)
+
+    return _rows_of_panels(rows, len(_labels(rows)) > 1, x_label, draw_lines)
+
+
+def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
+    """Differences over the middles of logarithmic bins: by panel, the rows of each line.
+
+    Bins with a share of the tokens below RARE are left out: their means are not known well.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(6 * columns, 5 * rows), layout="constrained")
+    for number, (title, lines) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        styles = styles_of(lines)
+        for label, line in lines.items():
+            tokens = sum(row["tokens"] for row in line)
+            line = [row for row in line if row["tokens"] >= RARE * tokens]
+            places = [_middle(row) for row in line]
+            look = {**styles[label], "label": label}
+            _band(axes, places, line, "difference", "difference_interval", look)
+        axes.axhline(0, color="black", lw=0.8, zorder=1)
+        axes.set_title(title)
+        axes.set_ylabel("difference, nats per token")
+        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+        _logarithmic(axes, x_label)
+    return figure
+
+
+PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
+    "strided": by_history,
+    "chunk_position": lambda rows, styles: by_bin(rows, styles, "position in the window"),
+    "document_position": lambda rows, styles: by_bin(
+        rows, styles, "tokens before the scored one in its document"
+    ),
+    "document_length": lambda rows, styles: by_bin(rows, styles, "tokens of the document"),
+}
+
+
+def _rows_of_panels(
+    rows: list[Row],
+    two: bool,
+    x_label: str,
+    draw_lines: "Callable[[list[Row], Axes, Axes | None], None]",
+) -> "Figure":
+    """A panel for the loss, and one for its difference to the first model if there are two.
+
+    More models than can be told apart go to further rows of panels, each with the first of all.
+    """
+    from matplotlib.figure import Figure
+
+    first, *others = _labels(rows)
+    groups = [others[at : at + IN_A_ROW] for at in range(0, len(others), IN_A_ROW)] or [[]]
+    figure = Figure(figsize=(11 if two else 6.5, 4.5 * len(groups)), layout="constrained")
+    parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    for part, group in zip(parts, groups, strict=True):
+        loss, *rest = part.subplots(1, 1 + two, squeeze=False)[0]
+        difference = rest[0] if two else None
+        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, difference)
+        loss.set_ylabel("loss, nats per token")
+        if difference is not None:
+            difference.set_ylabel(f"difference to {first}, nats per token")
+            difference.axhline(0, color="black", lw=0.8, zorder=1)
+        for axes in part.axes:
+            _logarithmic(axes, x_label)
+        handles, names = loss.get_legend_handles_labels()
+        columns = min(3, len(names))
+        part.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
+    return figure
+
+
+def _labels(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row["label"] for row in rows))
+
+
+def _logarithmic(axes: "Axes", x_label: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.set_xlabel(x_label)
+    axes.grid(alpha=0.3)
+
+
+def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
+    """Show all means, and all intervals but those of bins with a share below FEW."""
+    limits = []
+    for line in lines:
+        tokens = sum(row["tokens"] for row in line)
+        limits += [row["difference"] for row in line]
+        for row in line:
+            if row["tokens"] >= FEW * tokens:
+                limits += row["difference_interval"]
+    limits = _floats(limits)
+    limits = limits[~np.isnan(limits)]
+    if limits.size and np.ptp(limits) > 0:
+        margin = 0.05 * np.ptp(limits)
+        axes.set_ylim(limits.min() - margin, limits.max() + margin)
+
+
+def _error_bars(
+    axes: "Axes",
+    places: np.ndarray,
+    rows: Sequence[Row],
+    mean: str,
+    interval: str,
+    look: dict[str, str],
+) -> None:
+    means, low, high = _estimates(rows, mean, interval)
+    errors = np.maximum(0, [means - low, high - means])  # the mean of few may lie outside
+    axes.errorbar(places, means, yerr=errors, ms=5, lw=1.2, capsize=3, **look)  # pyright: ignore
+
+
+def _band(
+    axes: "Axes",
+    places: Sequence[float],
+    rows: Sequence[Row],
+    mean: str,
+    interval: str,
+    look: dict[str, str],
+) -> None:
+    means, low, high = _estimates(rows, mean, interval)
+    axes.plot(places, means, ms=4, lw=1.2, **look)  # pyright: ignore
+    axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
+
+
+def _estimates(rows: Sequence[Row], mean: str, interval: str) -> tuple[np.ndarray, ...]:
+    """(n,) means and both ends of their intervals; NaN where there is none."""
+    ends = _floats([row[interval] for row in rows]).reshape(-1, 2)
+    return _floats([row[mean] for row in rows]), ends[:, 0], ends[:, 1]
+
+
+def _floats(values: Any) -> np.ndarray:
+    """Numbers, of which JSON has null for NaN."""
+    return np.array(values, dtype=np.float64)
+
+
+def _middle(row: Row) -> float:
+    """Of a bin of `evaluation.sums.log_bins`, on a logarithmic axis; 0 is at 1/2."""
+    number = row["bin"]
+    return 0.5 if number == 0 else math.sqrt(2 ** (number - 1) * (2**number - 1))
+
+
+def _short(tokens: float, _: Any = None) -> str:
+    """4096 as 4K."""
+    if tokens < 1:
+        return "0"
+    return f"{tokens:g}" if tokens < 1024 else f"{tokens / 1024:g}K"

@@ -1,0 +1,186 @@
+"""Which scorings an evaluation takes of which model, and what it leaves out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from configs import TrainConfig
+from evaluation.sums import LEAST_SEEN
+from evaluation.windows import Scoring
+
+SLIDING = ("strided", "cross", "control")
+MODES = ("chunk", *SLIDING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which scorings are wanted."""
+
+    modes: tuple[str, ...] | None = None
+    """None means all that there is something to score by."""
+    strides: tuple[int, ...] | None = None
+    """None means an eighth of each history, so that all tokens see LEAST_SEEN of it."""
+    histories: tuple[int, ...] = ()
+    """For cross; none means the contexts of all runs."""
+    near: int | None = None
+    """For control: tokens before the scored ones that stay as they are; None means the shortest
+    context of all runs, or a quarter of it if they have no other."""
+    first: int | None = None
+    """Positions up to this one are scored in chunks only; None means the longest context."""
+    document_masks: tuple[bool, ...] | None = None
+    """Whether a token sees what stands before its document; None means as in training."""
+
+    def check_lengths(self, contexts: Sequence[int]) -> None:
+        """Refuse lengths that cannot be, or that fit into none of these contexts, nor into `first`.
+
+        Raises:
+            ValueError: names the option, and what it may be.
+        """
+        # from 0 on, windows that slide by their length would be those of chunk
+        for option, length, least in (("--first", self.first, 1), ("--near", self.near, 0)):
+            if length is not None and length < least:
+                raise ValueError(f"{option}={length} must be at least {least}")
+        longest = max(*contexts, self.first or 0)
+        for option, values in (("--histories", self.histories), ("--stride", self.strides or ())):
+            for value in values:
+                if not 1 <= value <= longest:
+                    raise ValueError(
+                        f"{option}={value} must be from 1 to the longest context, {longest} tokens"
+                    )
+
+    def scorings(
+        self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
+    ) -> list[Scoring]:
+        """What a model is scored by.
+
+        Args:
+            context_length: the model's.
+            contexts: of all models, this one among them.
+            document_mask: whether it was trained with documents masked.
+
+        Raises:
+            ValueError: strided is wanted, and no stride fits into the context.
+        """
+        first, modes = self._first(contexts), self._modes()
+        if self.strides and "strided" in modes and not self._strides(context_length):
+            raise ValueError(
+                f"--stride={min(self.strides)} is longer than a context of {context_length} "
+                "tokens that is to be scored: take a shorter one, or --modes without strided"
+            )
+        wanted = []
+        masks = (document_mask,) if self.document_masks is None else self.document_masks
+        for masked in masks:
+            if "chunk" in modes:
+                wanted.append(
+                    Scoring(history=context_length, stride=context_length, document_mask=masked)
+                )
+            histories = {context_length} if "strided" in modes else set()
+            if "cross" in modes:
+                histories |= {h for h in self.histories or contexts if h <= context_length}
+            for history in sorted(histories):
+                wanted += [
+                    Scoring(history=history, stride=stride, first=first, document_mask=masked)
+                    for stride in self._strides(history)
+                ]
+        if "control" in modes and not document_mask:
+            near, stride = self._near(contexts), self._control_stride(context_length)
+            if near < context_length - stride:
+                wanted += [
+                    Scoring(
+                        history=context_length,
+                        stride=stride,
+                        first=first,
+                        control=control,
+                        near=near,
+                    )
+                    for control in ("intact", "shuffle", "replace")
+                ]
+        return list(dict.fromkeys(wanted))
+
+    def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
+        """`scorings` of the model of a run."""
+        return self.scorings(
+            config.model.context_length, contexts, document_mask=config.data.document_mask
+        )
+
+    def compared(self, contexts: Sequence[int]) -> list[Scoring]:
+        """What models of these contexts are scored by, and of `histories` if some are not there.
+
+        So a run alone has the same tokens counted as all together (`well_seen`).
+        """
+        lengths = set(contexts)
+        if "cross" in self._modes():
+            lengths |= {h for h in self.histories if h <= self._first(contexts)}
+        return [
+            scoring
+            for length in sorted(lengths)
+            if self._strides(length)
+            for scoring in self.scorings(length, contexts)
+        ]
+
+    def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
+        """The modes by which none of these runs is scored: why, and what to change.
+
+        Raises:
+            ValueError: as in `scorings`.
+        """
+        contexts = [config.model.context_length for config in configs]
+        why = {}
+        for mode in self._modes():
+            alone = replace(self, modes=(mode,))
+            if not any(alone.scorings_of(config, contexts) for config in configs):
+                why[mode] = self._why_none(mode, configs)
+        return why
+
+    def _why_none(self, mode: str, configs: Sequence[TrainConfig]) -> str:
+        """For cross and control, as the others always score or refuse."""
+        contexts = [config.model.context_length for config in configs]
+        if mode == "cross":
+            histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
+            least = f"--stride={min(self.strides)}" if self.strides else "1"
+            return (
+                f"of the histories {histories} none lies between {least} and "
+                f"the longest context, {max(contexts)} tokens: change --histories or --stride"
+            )
+        packed = [c.model.context_length for c in configs if not c.data.document_mask]
+        if not packed:
+            return (
+                "all runs were trained with data.document_mask, and such models have never seen "
+                "the distant text of other documents: give a run without it"
+            )
+        context, stride = max(packed), self._control_stride(max(packed))
+        if stride >= context:
+            return (
+                f"windows of {context} tokens that slide by {stride} have no distant part: take "
+                "a shorter --stride"
+            )
+        return (
+            f"--near={self._near(contexts)} leaves nothing distant in windows of {context} tokens "
+            f"that slide by {stride}: take a --near below {context - stride}, or a shorter --stride"
+        )
+
+    def _modes(self) -> tuple[str, ...]:
+        return MODES if self.modes is None else self.modes
+
+    def _first(self, contexts: Sequence[int]) -> int:
+        return max(contexts) if self.first is None else self.first
+
+    def _near(self, contexts: Sequence[int]) -> int:
+        """The tokens that controls leave as they are; `contexts` are of all models."""
+        if self.near is not None:
+            return self.near
+        shortest = min(contexts)
+        # all of the only context would leave nothing distant
+        return shortest // 4 if shortest == max(contexts) else shortest
+
+    def _control_stride(self, context_length: int) -> int:
+        """By what the windows of controls slide.
+
+        They take three more passes, so there are fewer; their distant part is large all the same.
+        """
+        return max(*(self.strides or ()), context_length // 4, 1)
+
+    def _strides(self, history: int) -> tuple[int, ...]:
+        """By what windows of this history slide."""
+        if self.strides is None:
+            return (max(1, int(history * (1 - LEAST_SEEN))),)
+        return tuple(stride for stride in self.strides if stride <= history)

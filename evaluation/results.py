@@ -1,0 +1,159 @@
+"""Results that others can check: numbers with the machine, versions, commit and command."""
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from data.files import write_atomically
+from training.environment import machine
+
+Row = dict[str, Any]  # a case, a contender and what was measured of it
+Stage = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
+
+
+COST = ("tokens", "gpu_hours")  # of training
+
+
+def cost_before(run: Row) -> dict[str, float]:
+    """What the run took whose weights this one started with: zeros if there is none.
+
+    Args:
+        run: as `evaluation.runs.describe` tells it, with `init_from`; NaN where it does not tell.
+    """
+    if run["before"] is not None:
+        return {name: run["before"][name] for name in COST}
+    return dict.fromkeys(COST, 0 if run.get("init_from") is None else math.nan)
+
+
+def read_result(path: Path, *names: str) -> dict[str, Any]:
+    """Read a result that `write_result` wrote.
+
+    Args:
+        path: of the JSON file.
+        names: of values that it must have.
+
+    Raises:
+        ValueError: the file is damaged, or of another kind.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): make it anew") from error
+    missing = [name for name in names if not isinstance(values, dict) or name not in values]
+    if missing:
+        raise ValueError(f"{path} has no {', '.join(missing)}: give a file of the right kind")
+    return values
+
+
+def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], Any]) -> list[Row]:
+    """Runs, and those that other results tell of, each once: the first that is found counts.
+
+    Args:
+        runs: found here.
+        results: JSON files with `runs`, of other machines or earlier times.
+        key: tells a run from all others, and their order.
+
+    Returns:
+        In order of `key`.
+
+    Raises:
+        ValueError: as `read_result`.
+    """
+    every: dict[Any, Row] = {}
+    for some in (runs, *(read_result(path, "runs")["runs"] for path in results)):
+        every = {key(run): run for run in some} | every
+    return [every[found] for found in sorted(every)]
+
+
+def environment() -> dict[str, str | None]:
+    """What a measurement depends on, to be kept beside its numbers."""
+    command = f"python -m {_module()} {shlex.join(_arguments())}".strip()
+    return {**machine(), "command": command}
+
+
+def write_result(path: Path, values: dict[str, Any]) -> None:
+    """Write a result as JSON, with the environment that it was measured in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"environment": environment(), **values}, indent=1) + "\n"
+    write_atomically(path, text.encode())
+
+
+def collect_rows(
+    path: Path,
+    stages: Iterable[Stage],
+    relate: Callable[[list[Row]], None] = lambda rows: None,
+    *,
+    resume: bool = False,
+    **values: Any,
+) -> list[Row]:
+    """Write rows as they are measured: a run that is stopped leaves them beside `path`.
+
+    Args:
+        path: NAME.json; until all is measured, the result is in NAME.unfinished.json.
+        stages: what is measured. A stage that was stopped is measured anew as a whole, so that
+            what is compared within it was measured by one process.
+        relate: adds to all rows so far what compares them with each other, or refuses the last.
+        resume: keep the finished stages of NAME.unfinished.json, and go on after them.
+        values: what the result holds beside `rows`.
+
+    Raises:
+        FileNotFoundError: resume, and there is no NAME.unfinished.json.
+        ValueError: resume, and it was measured on another device, by another command or commit, or
+            with other versions.
+    """
+    unfinished = path.with_suffix(".unfinished.json")
+    rows, finished_stages = _finished(unfinished) if resume else ([], 0)
+
+    def write(finished_stages: int, finished_rows: int) -> None:
+        finished = {"stages": finished_stages, "rows": finished_rows}
+        write_result(unfinished, {**values, "finished": finished, "rows": rows})
+
+    for number, stage in islice(enumerate(stages), finished_stages, None):
+        before = len(rows)
+        for some in stage():
+            rows += some
+            relate(rows)
+            write(number, before)
+        write(number + 1, len(rows))
+    write_result(path, {**values, "rows": rows})
+    unfinished.unlink(missing_ok=True)
+    return rows
+
+
+def _finished(unfinished: Path) -> tuple[list[Row], int]:
+    """The rows of the finished stages of a stopped run, and how many stages those are."""
+    if not unfinished.exists():
+        raise FileNotFoundError(f"--resume: there is no {unfinished} to go on from; leave it out")
+    result = json.loads(unfinished.read_text(encoding="utf-8"))
+    now = environment()
+    for key, value in result["environment"].items():
+        same = _without_resume(now[key]) == _without_resume(value)
+        if key != "date" and not same:
+            raise ValueError(
+                f"--resume: {unfinished} was measured with {key} {value}, and this run has "
+                f"{now[key]}: leave --resume out to measure everything anew"
+            )
+    return result["rows"][: result["finished"]["rows"]], result["finished"]["stages"]
+
+
+def _without_resume(value: str | None) -> str | None:
+    return value and value.replace(" --resume", "")
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name
+
+
+def _arguments() -> list[str]:
+    """The command line without the folders of this machine, which mean nothing on another."""
+    parts = [arg.rpartition("=") for arg in sys.argv[1:]]  # also --option=/folder/file
+    return [
+        option + equals + (Path(value).name if Path(value).is_absolute() else value)
+        for option, equals, value in parts
+    ]

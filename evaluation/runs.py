@@ -1,0 +1,240 @@
+"""Folders of runs: open one, tell whether it is the run that it should be, and what to call it."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from configs import RUN_CONFIG, ClassifyConfig, TrainConfig, load_config
+from data.text.shards import TOKENIZER
+from data.text.tokenizer import TextTokenizer, load_tokenizer
+from model import GPT
+from model.flops import count_params
+from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
+from training.environment import read_starts, what_runs_took
+from training.metrics import read_evaluations, read_metrics
+
+WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
+HOW = (
+    "optim.micro_batch_size",
+    *("run.device", "run.compile", "run.deterministic", "run.resume"),
+    *("run.log_every", "run.save_every", "run.keep_last", "run.wandb", "run.wandb_project"),
+)
+"""Settings that change nothing in what is trained but its rounding."""
+
+_SEED = re.compile(r"_seed(\d+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained model and what belongs to it."""
+
+    folder: Path
+    config: TrainConfig
+    tokenizer: TextTokenizer
+    checkpoint: Path
+    """Its newest, when it was opened."""
+    progress: Progress
+    """How far it was trained."""
+    text_tokens: int | None = None
+    """Tokens of the text that it was trained on; None if its checkpoint does not tell."""
+
+    @cached_property
+    def model(self) -> GPT:
+        """The weights of the checkpoint, read when they are first asked for.
+
+        On the CPU until somebody moves it, in evaluation mode, float32.
+
+        Raises:
+            FileNotFoundError: training went on meanwhile, and the checkpoint is gone.
+        """
+        if not self.checkpoint.exists():
+            raise FileNotFoundError(
+                f"{self.checkpoint} is gone, as training went on (run.keep_last="
+                f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
+            )
+        model = GPT(self.config.model)
+        load_model(self.checkpoint, model)
+        return model.eval()
+
+    @property
+    def seed_number(self) -> int:
+        """N of a folder NAME_seedN; of another folder the seed itself.
+
+        Not the seed: that of a run which starts with another's weights is another one's.
+        """
+        named = _SEED.search(self.folder.resolve().name)
+        return int(named[1]) if named else self.config.run.seed
+
+
+def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
+    """The run in `folder` at its newest checkpoint, or at the one that processes agreed on.
+
+    Raises:
+        FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
+        ConfigError: the configuration is none.
+    """
+    checkpoint = checkpoint or latest_checkpoint(folder)
+    if checkpoint is None:
+        raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
+    config = load_config([str(folder / RUN_CONFIG)])
+    tokenizer = load_tokenizer(str(folder / TOKENIZER))
+    progress, must_match = read_progress(checkpoint)
+    return Run(
+        folder=folder,
+        config=config,
+        tokenizer=tokenizer,
+        checkpoint=checkpoint,
+        progress=progress,
+        text_tokens=must_match.get("training tokens"),
+    )
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """What was trained, and what it took, as JSON can hold it.
+
+    `evaluations` are the records with a validation loss; `before` is the last of these of the run
+    whose weights this one started with, with what led to it (`what_runs_took`), None if there is
+    none or it is not known.
+    """
+    config, records = run.config, read_metrics(run.folder)
+    speeds = [record["tokens_per_s"] for record in records if "tokens_per_s" in record]
+    return {
+        "folder": run.folder.resolve().name,
+        "seed": config.run.seed,
+        "context_length": config.model.context_length,
+        "positions": config.model.positions,
+        "mask": config.model.mask.pattern,
+        "document_mask": config.data.document_mask,
+        "text_tokens": run.text_tokens,
+        "parameters_without_positions": count_params(config.model),
+        "step": run.progress.step,
+        "tokens": run.progress.tokens,
+        "gpu_hours": run.progress.gpu_hours,
+        "tokens_per_s": median(speeds) if speeds else None,
+        "starts": read_starts(run.folder),
+        "evaluations": read_evaluations(run.folder),
+        "before": what_came_before(run.folder, run.config),
+    }
+
+
+def what_came_before(run: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """The last evaluation of the run whose weights this one started with, with all it took.
+
+    As it was noted, or else of the run in run.init_from, or beside this one if both moved. None if
+    there is none or it is not known.
+    """
+    if config.run.init_from is None:
+        return None
+    noted = [start["before"] for start in read_starts(run) if "before" in start]
+    if noted:
+        return noted[0]
+    origin, here = Path(config.run.init_from), run.resolve()
+    beside = here.parent / origin.name
+    for folder in (origin, beside):
+        if folder.resolve() != here and (took := what_runs_took(folder)) is not None:
+            return took
+    return None
+
+
+def check_same_settings(
+    folder: Path, config: TrainConfig, *, may_differ: Collection[str] = ()
+) -> None:
+    """Refuse to take a run for one of `config` that was begun with other settings.
+
+    Args:
+        folder: of the run; nothing is refused if there is none yet.
+        config: that it should have. Where it lies may differ: a folder may have been moved.
+        may_differ: more such settings, as "optim.max_steps".
+
+    Raises:
+        ValueError: names the settings with both values.
+    """
+    begun = folder / RUN_CONFIG
+    if begun.exists():
+        check_settings(folder, load_config([str(begun)]), config, may_differ=may_differ)
+
+
+def check_settings(
+    place: Path,
+    there: TrainConfig | ClassifyConfig,
+    here: TrainConfig | ClassifyConfig,
+    *,
+    may_differ: Collection[str] = (),
+) -> None:
+    """The same for settings that were found in `place`."""
+    differing = _differing(there, here, {*WHERE, *may_differ})
+    if differing:
+        settings = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in differing)
+        raise ValueError(
+            f"{place} holds a run with other settings: {settings}. Remove it, or choose another "
+            "folder"
+        )
+
+
+def _differing(
+    a: TrainConfig | ClassifyConfig, b: TrainConfig | ClassifyConfig, may_differ: Collection[str]
+) -> list[tuple[str, Any, Any]]:
+    """Settings, as "optim.lr", with both values."""
+    these, those = _settings(a), _settings(b)
+    return [
+        (name, value, those[name])
+        for name, value in these.items()
+        if value != those[name] and name not in may_differ
+    ]
+
+
+def _settings(config: TrainConfig | ClassifyConfig) -> dict[str, Any]:
+    """By names as "optim.lr", and as "objective" where a setting is in no group."""
+    settings: dict[str, Any] = {}
+    for group, values in asdict(config).items():
+        if isinstance(values, dict):
+            settings |= {f"{group}.{name}": value for name, value in values.items()}
+        else:
+            settings[group] = values
+    settings["data.path"] = str(Path(settings["data.path"]).resolve())
+    return settings
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What each run is called: its folder, without the seed where it is one of several.
+
+    Raises:
+        ValueError: runs that are called the same differ in more than their seed, or not at all.
+    """
+    names = [_SEED.sub("", run.folder.resolve().name) for run in runs]
+    known: dict[str, list[Run]] = {}
+    for name, run in zip(names, runs, strict=True):
+        for other in known.setdefault(name, []):
+            if differing := _differing(run.config, other.config, ("run.seed", *WHERE, *HOW)):
+                settings = "; ".join(f"{name} is {a!r} and {b!r}" for name, a, b in differing)
+                raise ValueError(
+                    f"{run.folder} and {other.folder} are both called {name}, but differ in more "
+                    f"than run.seed: {settings}. Rename one of the folders"
+                )
+            if run.progress.step != other.progress.step:
+                raise ValueError(
+                    f"{run.folder} is at step {run.progress.step} and {other.folder} at step "
+                    f"{other.progress.step}, so they are no two seeds of {name}: train both to "
+                    "the same step"
+                )
+            if _origin(run.config) == _origin(other.config):
+                raise ValueError(
+                    f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
+                    "two seeds would seem to agree, leave one out"
+                )
+            if run.seed_number == other.seed_number:
+                raise ValueError(
+                    f"{run.folder} and {other.folder} would both be seed {run.seed_number} of "
+                    f"{name}: name the folders {name}_seed1, {name}_seed2 ..."
+                )
+        known[name].append(run)
+    return names
+
+
+def _origin(config: TrainConfig) -> tuple[int, str | None]:
+    """What two seeds of one model differ in."""
+    return config.run.seed, config.run.init_from

@@ -1,0 +1,158 @@
+"""Means of token losses and how sure they are: documents are what varies, not tokens.
+
+Neighbouring tokens share a document, so intervals come from a bootstrap that draws whole documents
+(a cluster bootstrap: Field and Welsh 2007, doi 10.1111/j.1467-9868.2007.00593.x). Two models are
+compared in the same draws.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import stats
+
+from evaluation.sums import Sums
+
+RESAMPLES = 4000
+LEAST_DOCUMENTS = 5
+"""Fewer have no interval: means of so few draws cannot lie far enough out. What counts are
+documents of equal length that would tell as much, rounded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean and the interval that holds it with 95% confidence, nats.
+
+    NaN where nothing counts; low and high also where nearly all tokens are of fewer documents than
+    LEAST_DOCUMENTS, which do not tell how others would differ.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def estimate(
+    of: Sums, minus: Sums | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+) -> list[Estimate]:
+    """Mean of each bin, or what it differs by, with the interval of a bootstrap over documents.
+
+    A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
+    is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
+    percentile" interval). Of many, few may hold most of the tokens: they count as so many of equal
+    length (Kish's effective sample size).
+
+    Args:
+        of: losses.
+        minus: losses to subtract, of the same documents, each mean over its own tokens. The same
+            documents are drawn for both, so that what is hard in both cancels; so does what is hard
+            in a document where the tokens are the same.
+        resamples: sets of documents that are drawn.
+        seed: of the draws: the same documents are drawn for all bins.
+    """
+    terms = [of] if minus is None else [of, minus]
+    n_bins = of.tokens.shape[1]
+    counts = [_with_bins(term.tokens, n_bins).astype(np.float64) for term in terms]
+    sums = [_with_bins(term.nats, n_bins) for term in terms]
+    # documents without a scored token tell nothing
+    present = np.flatnonzero(np.any([c.sum(axis=1) for c in counts], axis=0))
+    if len(present) == 0:
+        return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
+    draws = _draws(len(present), resamples, seed)
+    drawn = np.zeros((resamples, n_bins))
+    middle = np.zeros(n_bins)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where a draw has no token of a bin
+        for sign, nats, tokens in zip((1, -1), sums, counts, strict=False):
+            nats, tokens = nats[present], tokens[present]
+            drawn += sign * ((draws @ nats) / (draws @ tokens))
+            middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
+    both = np.all(counts, axis=0)
+    documents = np.min([_effective_number(np.where(both, c, 0)) for c in counts], axis=0)
+    result = []
+    for number in range(n_bins):
+        known = drawn[:, number][~np.isnan(drawn[:, number])]
+        low = high = math.nan
+        if round(documents[number]) >= LEAST_DOCUMENTS:
+            tail = _tail(documents[number])
+            low, high = np.quantile(known, [tail, 1 - tail])
+        result.append(Estimate(mean=float(middle[number]), low=float(low), high=float(high)))
+    return result
+
+
+def _effective_number(tokens: np.ndarray) -> np.ndarray:
+    """(n_bins,): documents of equal length whose mean varies as much as that of all.
+
+    (sum w)^2 / sum w^2 (Kish 1965, Survey Sampling), w the tokens: (n_documents, n_bins).
+    """
+    squares = np.sum(tokens**2, axis=0)
+    return np.sum(tokens, axis=0) ** 2 / np.maximum(squares, 1)
+
+
+def _with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
+    """(n_documents, n_bins): empty bins added, or those that the other does not have left out."""
+    missing = max(0, n_bins - table.shape[1])
+    return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
+
+
+def _tail(documents: float) -> float:
+    """The share of the draws to leave out on each side."""
+    expanded = math.sqrt(documents / (documents - 1)) * _t_975(documents - 1)
+    return float(stats.norm.cdf(-expanded))
+
+
+def _t_975(freedom: float) -> float:
+    """The two-sided 95% point of Student's t, by degrees of freedom."""
+    return float(stats.t.ppf(0.975, freedom))
+
+
+# drawing takes longer than all else, and rows of a table share their draws; chunks and windows that
+# slide may score another number of documents
+@lru_cache(maxsize=2)
+def _draws(n_documents: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each draw has each document: (resamples, n_documents), float64 to be fast."""
+    chances = np.full(n_documents, 1 / n_documents)
+    draws = np.random.default_rng(seed).multinomial(n_documents, chances, size=resamples)
+    return draws.astype(np.float64)
+
+
+def seed_half_width(a: list[float], b: list[float]) -> float | None:
+    """Half the 95% interval of mean(b) - mean(a) over independent seeds, nats.
+
+    Welch's standard error with the degrees of freedom of the smaller sample, the cautious choice.
+    None where a sample has a single seed.
+    """
+    smaller = min(len(a), len(b))
+    if smaller < 2:
+        return None
+    error = math.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b))
+    return _t_975(smaller - 1) * error
+
+
+def paired_half_width(differences: list[float]) -> float | None:
+    """Half the 95% interval of the mean difference over pairs of seeds, nats; None for one pair.
+
+    Student's t. What both runs of a pair have in common, such as the weights that they start with,
+    does not widen it.
+    """
+    n = len(differences)
+    if n < 2:
+        return None
+    return _t_975(n - 1) * float(np.std(differences, ddof=1)) / math.sqrt(n)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95% interval of a probability of which n draws gave `share` (Wilson 1927)."""
+    found = stats.binomtest(round(share * n), n).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
+def widen(document: Estimate, seeds: float | None) -> Estimate:
+    """The interval of a difference that also counts the seeds, whose errors are independent."""
+    if seeds is None:
+        return document
+    return Estimate(
+        mean=document.mean,
+        low=document.mean - math.hypot(document.mean - document.low, seeds),
+        high=document.mean + math.hypot(document.high - document.mean, seeds),
+    )

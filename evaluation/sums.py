@@ -1,0 +1,251 @@
+"""Losses of a run, added up by document: all that tables and intervals need, in a small file.
+
+    losses of single tokens -> add_up -> Sums -> evaluation/tables.py
+                                          |
+                                  FOLDER/CORPUS/RUN.npz, which can be copied and kept
+
+Means, differences and bootstraps over documents are linear in the losses, so nothing is lost but
+the single tokens. Which of them count is settled before: where windows slide, those that see nearly
+all of the history in every way of scoring (LEAST_SEEN).
+"""
+
+import io
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+
+from configs import TrainConfig, from_yaml, to_yaml
+from data.files import write_atomically
+from data.text.shards import TokenStream
+from evaluation.windows import Scoring
+
+LEAST_SEEN = Fraction(7, 8)
+"""Of its history, for a token to count where windows slide. Windows that all slide by half of a
+short context show three quarters of it on average, but nearly all of a long one: tokens at their
+start would flatter the longer context, as the paper's windows do."""
+
+DAMAGED = (
+    BadZipFile, EOFError, KeyError, OSError, RuntimeError, TokenError, TypeError, ValueError,
+    zlib.error,
+)  # fmt: skip
+"""What a file with a wrong byte may raise when it is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Losses of one run by one scoring, added up by document and bin."""
+
+    nats: np.ndarray
+    """(n_documents, n_bins) float64."""
+    tokens: np.ndarray
+    """(n_documents, n_bins) int64: how many."""
+    n_bytes: int
+    """UTF-8 bytes that all of them stand for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What was scored."""
+
+    name: str
+    sha256: str
+    """Of the validation split."""
+    counted: str
+    """Hash of which tokens count where windows slide: sums of others must not be compared."""
+    tokens: int
+    text_bytes: int
+    document_lengths: np.ndarray
+    """(n_documents,) tokens of each, the end of text included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A run and what it was scored."""
+
+    label: str
+    """Of the model; runs that differ in their seed share it."""
+    number: int
+    """Of the seed."""
+    about: dict[str, Any]
+    """What was trained, and what it took, as `evaluation.runs.describe` tells it."""
+    config: TrainConfig
+    sums: dict[Scoring, Sums]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """A validation stream and what is known of each of its tokens; arrays are (n_tokens,)."""
+
+    stream: TokenStream
+    text: Text
+    document: np.ndarray
+    """Number of its document."""
+    history: np.ndarray
+    """Tokens before it in its document."""
+    n_bytes: np.ndarray
+    """UTF-8 bytes that it stands for; 0 for the end of text."""
+    well_seen: np.ndarray
+    """Whether it counts where windows slide."""
+
+
+def describe_corpus(
+    stream: TokenStream, token_bytes: np.ndarray, scorings: Iterable[Scoring]
+) -> Corpus:
+    """The facts about every token of `stream`.
+
+    Args:
+        stream: a validation split.
+        token_bytes: (vocab_size,) bytes of each entry of the tokenizer.
+        scorings: all that are to be compared.
+
+    Raises:
+        ValueError: no token is well seen in all of them.
+    """
+    text, counted = describe_text(stream, scorings)
+    document = np.repeat(np.arange(len(text.document_lengths)), text.document_lengths)
+    return Corpus(
+        stream=stream,
+        text=text,
+        document=document,
+        history=np.arange(len(stream)) - stream.document_starts[document],
+        n_bytes=token_bytes[stream.read(0, len(stream))],
+        well_seen=counted,
+    )
+
+
+def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Text, np.ndarray]:
+    """What is scored, and what `well_seen` gives for it; see `describe_corpus`."""
+    scorings = list(dict.fromkeys(scorings))
+    counted = well_seen(scorings, len(stream))
+    if not counted.any():
+        names = ", ".join(s.name for s in scorings if kind_of(s) == "sliding")
+        raise ValueError(
+            f"none of the {len(stream):,} tokens of {stream.path} sees {LEAST_SEEN} of the history "
+            f"in each of {names}: take a single --stride, a smaller --first, or a longer text"
+        )
+    text = Text(
+        name=stream.path.resolve().name,
+        sha256=sha256_of(stream),
+        counted=sha256(np.packbits(counted).tobytes()).hexdigest(),
+        tokens=len(stream),
+        text_bytes=stream.info.text_bytes,
+        document_lengths=np.diff(np.append(stream.document_starts, len(stream))),
+    )
+    return text, counted
+
+
+def sha256_of(stream: TokenStream) -> str:
+    """Of all shards of a split."""
+    return sha256("".join(shard.sha256 for shard in stream.info.shards).encode()).hexdigest()
+
+
+def kind_of(scoring: Scoring) -> Literal["chunk", "sliding", "control"]:
+    """Whether windows stand side by side, slide, or have a distant part that is changed."""
+    if scoring.control != "none":
+        return "control"
+    return "sliding" if scoring.first else "chunk"
+
+
+def well_seen(scorings: Iterable[Scoring], n_tokens: int) -> np.ndarray:
+    """(n_tokens,) bool: the tokens that see LEAST_SEEN of the history wherever windows slide."""
+    counted = np.ones(n_tokens, dtype=bool)
+    for scoring in scorings:
+        if kind_of(scoring) == "sliding":
+            counted &= scoring.seen(n_tokens) >= LEAST_SEEN * scoring.history
+    return counted
+
+
+def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
+    """Add up (n_tokens,) losses, of which NaN does not count.
+
+    Bins are those of `log_bins`: of the position in the window where these do not overlap, of the
+    position in the document where they slide. A control has a single one.
+    """
+    counted = ~np.isnan(losses)
+    kind = kind_of(scoring)
+    if kind == "chunk":
+        places = (np.arange(len(losses)) - 1) % scoring.history  # of the token before the target
+        most = scoring.history - 1
+    elif kind == "sliding":
+        counted &= corpus.well_seen
+        places, most = corpus.history, int(corpus.text.document_lengths.max()) - 1
+    else:
+        places, most = np.zeros(len(losses), dtype=np.int64), 0
+    shape = len(corpus.text.document_lengths), int(log_bins(np.array(most))) + 1
+    cell = corpus.document[counted] * shape[1] + log_bins(places[counted])
+    size = shape[0] * shape[1]
+    nats = np.bincount(cell, weights=losses[counted].astype(np.float64), minlength=size)
+    return Sums(
+        nats=nats.reshape(shape),
+        tokens=np.bincount(cell, minlength=size).reshape(shape),
+        n_bytes=int(corpus.n_bytes[counted].sum()),
+    )
+
+
+def log_bins(lengths: np.ndarray) -> np.ndarray:
+    """Bin b of 1 and more holds [2^(b-1), 2^b), bin 0 holds 0."""
+    return np.ceil(np.log2(lengths + 1.0)).astype(np.int64)
+
+
+def bin_name(number: int) -> str:
+    """The numbers in a bin of `log_bins`."""
+    if number <= 1:
+        return str(number)
+    return f"{2 ** (number - 1):,} to {2**number - 1:,}"
+
+
+def write_scored(scored: Scored, text: Text, folder: Path) -> Path:
+    """Keep what a report needs of a run as FOLDER/CORPUS/RUN.npz, whole or not at all."""
+    path = folder / text.name / f"{scored.about['folder']}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "scored": {name: getattr(scored, name) for name in ("label", "number", "about")},
+        "config": to_yaml(scored.config),
+        "text": {name: value for name, value in vars(text).items() if name != "document_lengths"},
+        "scorings": [asdict(scoring) for scoring in scored.sums],
+        "n_bytes": [sums.n_bytes for sums in scored.sums.values()],
+    }
+    arrays = {"facts": np.array(json.dumps(facts)), "document_lengths": text.document_lengths}
+    for number, sums in enumerate(scored.sums.values()):
+        arrays |= {f"nats_{number}": sums.nats, f"tokens_{number}": sums.tokens}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def read_scored(path: Path) -> tuple[Scored, Text]:
+    """What `write_scored` kept.
+
+    Raises:
+        ValueError: the file is damaged, or of a newer version.
+    """
+    content = io.BytesIO(path.read_bytes())
+    try:
+        with np.load(content, allow_pickle=False) as kept:
+            facts = json.loads(str(kept["facts"]))
+            sums = {
+                Scoring(**scoring): Sums(
+                    nats=kept[f"nats_{number}"], tokens=kept[f"tokens_{number}"], n_bytes=n_bytes
+                )
+                for number, (scoring, n_bytes) in enumerate(
+                    zip(facts["scorings"], facts["n_bytes"], strict=True)
+                )
+            }
+            text = Text(document_lengths=kept["document_lengths"], **facts["text"])
+            config = from_yaml(facts["config"])
+            return Scored(config=config, sums=sums, **facts["scored"]), text
+    except DAMAGED as error:
+        raise ValueError(
+            f"{path} is damaged, or was written by another version ({error}): copy it again, or "
+            "score the run again"
+        ) from error

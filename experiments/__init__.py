@@ -1,0 +1,1 @@
+"""What stands behind our numbers, a folder a result: `python -m experiments.NAME`."""

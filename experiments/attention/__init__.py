@@ -1,0 +1,1 @@
+"""Attention alone: speed, memory and traffic, beside the best there is."""

@@ -1,0 +1,285 @@
+"""Speed, memory and error of attention, ours beside others', on one GPU.
+
+python -m experiments.attention --preset peers     dense and butterfly, against the best
+python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
+python -m experiments.attention --preset sparsity  time against density: Figure 2, right
+python -m experiments.attention --preset io        bytes to and from HBM: Figure 2, left
+
+All contenders of a case run in this process on the same tensors (Triton's tutorial, with
+`--tutorial`, on their values in fp16), and a wrong result gets no speed: check.py holds the
+rule. Times are medians of the GPU's time; the backward is timed by itself, on a saved
+forward. `eager` is both from call to call, with the time that the CPU takes to launch kernels,
+which bounds short sequences. FLOPs are 4 B H T^2 D forward, half of it if causal, times the density
+of a mask, and 2.5 times that backward. Memory is the peak of a forward and backward, beside the
+inputs. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
+"""
+
+import argparse
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from configs.command_line import errors_as_sentences
+from evaluation.results import Row, Stage, collect_rows
+from experiments.attention import hbm_bytes
+from experiments.attention.cases import Case, Sparsity
+from experiments.attention.measure import measure_case
+from experiments.attention.peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
+from experiments.attention.plots import draw_paper, draw_peers, draw_sparsity
+from experiments.attention.tables import show_rows
+
+PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
+PEER_LENGTHS = (1024, 4096, 16_384)
+BUTTERFLY_LENGTHS = (4096, 16_384, 32_768, 65_536)
+
+PAPER_LENGTHS = [2**n for n in range(7, 17)]
+PAPER_VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dropout": {"dropout_p": 0.1},
+    "padded": {"padded": True},
+    "dropout, padded": {"dropout_p": 0.1, "padded": True},
+}
+VARIANT_LENGTHS = (1024, 4096, 16_384)  # of all variants but "plain", unless --full
+# Table 20 of arXiv 2205.14135: ms forward and backward on an A100, by PAPER_LENGTHS
+PAPER_DENSE_MS = [0.31, 0.31, 0.73, 2.29, 7.64, 30.09, 118.50, 470.51, 1876.08, 7492.85]
+PAPER_SPARSE_MS = [0.74, 0.77, 0.82, 0.88, 1.71, 3.21, 6.56, 12.60, 24.93, 50.39]
+
+TIMES = ["forward_ms", "backward_ms"]
+SPEEDS = ["forward_tflops", "backward_tflops"]
+BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
+PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
+PROPORTION_CAPTION = "/ density: the time over (density x our dense time); 1 is proportional"
+
+
+# ---- peers
+
+
+def peers(full: bool) -> Iterator[Stage]:
+    """All head dimensions, masks and lengths of `measure_peers`."""
+    for head_dim in (64, 128):
+        for causal in (True, False):
+            for seq_len in sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS}):
+                batch = max(1, 16_384 // seq_len)
+                case = Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
+                yield partial(measure_peers, case)
+
+
+def measure_peers(case: Case) -> Iterator[list[Row]]:
+    """Dense attention against all contenders, then a full butterfly against FlexAttention."""
+    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
+    yield measure_case(case, names if case.seq_len in PEER_LENGTHS else names[:1])
+    if case.seq_len in BUTTERFLY_LENGTHS:
+        sparse = replace(case, sparsity=Sparsity("butterfly"))
+        yield measure_case(sparse, ["ours", "FlexAttention"])
+
+
+def relate_peers(rows: list[Row]) -> None:
+    """Add what compares rows with others."""
+    add_best_peer(rows)
+    add_proportion(rows)
+
+
+def problem(row: Row) -> tuple[Any, ...]:
+    """What rows have in common whose contenders computed the same."""
+    return (*dense_problem(row), row["sparsity"])
+
+
+def dense_problem(row: Row) -> tuple[Any, ...]:
+    """The same with the block-sparse mask left out."""
+    names = ("batch", "seq_len", "n_head", "head_dim", "dtype", "causal", "dropout_p", "padded")
+    return tuple(row[name] for name in names)
+
+
+def our_dense(rows: list[Row]) -> dict[tuple[Any, ...], Row]:
+    """Our rows without a block-sparse mask, by `dense_problem`."""
+    wanted = ("ours", "dense", "ok")
+    found = [row for row in rows if (row["name"], row["mask"], row["status"]) == wanted]
+    return {dense_problem(row): row for row in found}
+
+
+def add_best_peer(rows: list[Row]) -> None:
+    """To our rows: our speed over that of the fastest peer, forward and backward by themselves."""
+    for row in rows:
+        if row["name"] != "ours" or row["status"] != "ok":
+            continue
+        same = [r for r in rows if r["status"] == "ok" and problem(r) == problem(row)]
+        others = [r for r in same if r["name"] != "ours"]
+        for part in ("forward", "backward"):
+            if others:
+                best = min(r[f"{part}_ms"] for r in others)
+                row[f"{part}_over_best_peer"] = best / row[f"{part}_ms"]
+
+
+def add_proportion(rows: list[Row]) -> None:
+    """To block-sparse rows: the time over what it would be in proportion to our dense time."""
+    dense = our_dense(rows)
+    for row in rows:
+        base = dense.get(dense_problem(row))
+        if row["mask"] == "dense" or row["status"] != "ok" or base is None:
+            continue
+        for part in ("forward", "backward", "both"):
+            share = row["density"] * base[f"{part}_ms"]
+            row[f"{part}_over_proportional"] = row[f"{part}_ms"] / share
+
+
+def show_peers(rows: list[Row]) -> None:
+    """Print dense rows, then butterfly rows."""
+    dense = [row for row in rows if row["mask"] == "dense"]
+    title = "Dense attention, bf16, 16,384 tokens or one sequence, 2,048 channels"
+    caption = "x best: our speed over that of the fastest peer"
+    show_rows(title, dense, [*SPEEDS, "peak_mib", *BEST_PEER], caption)
+    sparse = [row for row in rows if row["mask"] != "dense"]
+    title = "Full butterfly of blocks of 128"
+    show_rows(title, sparse, [*TIMES, *BEST_PEER, *PROPORTION], PROPORTION_CAPTION)
+
+
+# ---- paper
+
+
+def paper_sparsity(seq_len: int) -> Sparsity:
+    """256 keys a row, or an eighth of them, as the paper's times suggest for its benchmark.
+
+    From 2,048 tokens on that is each block of 128 and one partner, otherwise a block by itself.
+    """
+    if seq_len >= 2048:
+        return Sparsity("butterfly", 1, 128)
+    return Sparsity("butterfly", 0, max(16, seq_len // 8))
+
+
+def paper(full: bool) -> Iterator[Stage]:
+    """All variants and lengths of `measure_paper`, as in Appendix E."""
+    for variant in PAPER_VARIANTS:
+        for seq_len in PAPER_LENGTHS if full or variant == "plain" else VARIANT_LENGTHS:
+            yield partial(measure_paper, variant, seq_len)
+
+
+def measure_paper(variant: str, seq_len: int) -> Iterator[list[Row]]:
+    """Standard attention, SDPA, ours dense and ours block-sparse."""
+    case = Case(16, seq_len, 8, 64, torch.float16, **PAPER_VARIANTS[variant])
+    rows = measure_case(case, ["standard", "SDPA flash", "ours"])
+    rows += measure_case(replace(case, sparsity=paper_sparsity(seq_len)), ["ours"])
+    yield [{"variant": variant, **row} for row in rows]
+
+
+def add_speedup(rows: list[Row]) -> None:
+    """To our block-sparse rows: how much faster than dense, forward and backward; the paper's."""
+    ms = zip(PAPER_LENGTHS, PAPER_DENSE_MS, PAPER_SPARSE_MS, strict=True)
+    paper_speedup = {seq_len: dense / sparse for seq_len, dense, sparse in ms}
+    dense = our_dense(rows)
+    for row in rows:
+        base = dense.get(dense_problem(row))
+        if row["mask"] == "dense" or row["status"] != "ok" or base is None:
+            continue
+        row["speedup"] = base["both_ms"] / row["both_ms"]
+        if row["variant"] == "plain":
+            row["paper_speedup"] = paper_speedup[row["seq_len"]]
+
+
+def show_paper(rows: list[Row]) -> None:
+    """Print the rows of each variant."""
+    columns = [*TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
+    caption = "x dense: ours block-sparse over ours dense, both passes; the paper's: Table 20, A100"
+    for variant in PAPER_VARIANTS:
+        here = [row for row in rows if row["variant"] == variant]
+        show_rows(f"{variant}: batch 16, 8 heads of 64, fp16, not causal", here, columns, caption)
+
+
+# ---- sparsity
+
+
+def sparsity() -> Iterator[list[Row]]:
+    """Ours at 4,096 tokens in blocks of 128: butterflies and windows from sparse to dense."""
+    case = Case(4, 4096, 32, 64)
+    masks: list[Sparsity | None] = [None]
+    masks += [Sparsity("butterfly", n_factors) for n_factors in range(6)]
+    masks += [Sparsity("window", width) for width in (2, 3, 5, 9, 17)]
+    for mask in masks:
+        yield measure_case(replace(case, sparsity=mask), ["ours"])
+
+
+def show_sparsity(rows: list[Row]) -> None:
+    """Print the rows by density."""
+    rows = sorted(rows, key=lambda row: row["density"])
+    title = "T 4,096, batch 4, 32 heads of 64, bf16, not causal, blocks of 128"
+    show_rows(title, rows, ["density", *TIMES, *PROPORTION], PROPORTION_CAPTION)
+
+
+# ---- all presets
+
+
+def io() -> Iterator[list[Row]]:
+    """Bytes to and from HBM, with times beside them: experiments/attention/hbm_bytes.py."""
+    rows = {}
+    for name, case in hbm_bytes.CASES.items():
+        (rows[name],) = measure_case(case, [hbm_bytes.contender(name)])
+    gc.collect()  # the profiled runs are processes of their own, on the same GPU
+    torch.cuda.empty_cache()
+    yield hbm_bytes.with_bytes(rows)
+
+
+class Preset(NamedTuple):
+    """What is measured, with --full or without; compare the rows; print; draw."""
+
+    stages: Callable[[bool], Iterable[Stage]]
+    relate: Callable[[list[Row]], None]
+    show: Callable[[list[Row]], None]
+    draw: Callable[[list[Row], Path], None]
+
+
+PRESETS = {
+    "peers": Preset(peers, relate_peers, show_peers, draw_peers),
+    "paper": Preset(paper, add_speedup, show_paper, draw_paper),
+    "sparsity": Preset(lambda full: [sparsity], add_proportion, show_sparsity, draw_sparsity),
+    "io": Preset(lambda full: [io], lambda rows: None, hbm_bytes.show, hbm_bytes.draw),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", choices=PRESETS, required=True)
+    parser.add_argument("--full", action="store_true", help="paper: all lengths of all variants")
+    parser.add_argument(
+        "--tutorial",
+        type=Path,
+        metavar="FILE",
+        help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
+        "as one more peer",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    parser.add_argument("--out", type=Path, help="default: docs/results/attention_PRESET.json")
+    parser.add_argument("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
+    args = parser.parse_args(argv)
+    for option, preset in (("full", "paper"), ("tutorial", "peers"), ("one_run", "io")):
+        if getattr(args, option) and args.preset != preset:
+            name = option.replace("_", "-")
+            parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmark_attention measures a GPU, and PyTorch sees none")
+    if args.one_run:
+        return hbm_bytes.one_run(args.one_run)
+    if args.tutorial:
+        CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
+    preset = PRESETS[args.preset]
+    out = args.out or Path(f"docs/results/attention_{args.preset}.json")
+    stages = preset.stages(args.full)
+    rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
+    preset.show(rows)
+    print(f"wrote {out}")
+    preset.draw(rows, out.with_suffix(".png"))
+    if wrong := [row for row in rows if row["status"].startswith("wrong")]:
+        raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong, and have no speed")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,263 @@
+"""Bytes that attention moves to and from HBM, counted and measured: the paper's Figure 2, left.
+
+`python -m experiments.attention --preset io`. The counts are those of arXiv 2205.14135,
+section 3.2, with their constants, for what is run here. X is the size of q, of k, of v or of out,
+and L that of lse or delta:
+
+    standard      every operation of plain PyTorch reads its inputs and writes its outputs once;
+                  its matrices of T x T make that Theta(T D + T^2)
+    ours, forward           2 X + L + 2 X passes(BLOCK_M): q and out once, k and v once for each
+                            tile of queries
+    ours, backward, dq      4 X + 3 L + 2 X passes(BLOCK_M): q, out and dout once, and dq
+                    dk, dv  4 X + (2 X + 2 L) passes(BLOCK_N)
+
+passes(n) = density T / n: Theorem 2, whose tile size is what SRAM holds, and Proposition 4. This is
+what the tiles load. Most of it comes out of the L2 cache, which the theory does not have: `minimum`
+is the same with one pass, when each kernel reads a byte from HBM but once.
+
+The measurement is Nsight Compute's, which empties the caches before each kernel. What a kernel
+leaves in the L2 cache when it ends, at most its size (50 MB on an H100), counts as not yet written.
+"""
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
+from experiments.attention.peers import CONTENDERS
+from experiments.attention.plots import save
+from kernels.options import AttentionOptions, with_mask
+from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
+
+PARTS = ("forward", "backward")
+METRICS = {"dram__bytes_read.sum": "read_bytes", "dram__bytes_write.sum": "written_bytes"}
+UNITS = {"byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9}
+PAPER_GB = {"standard": 40.3, "FlashAttention": 4.4}  # Figure 2, left: A100, forward and backward
+
+# GPT-2 medium's, as in the paper
+CASES = {
+    "standard": Case(64, 1024, 16, 64, torch.float16),
+    "ours": Case(64, 1024, 16, 64, torch.float16),
+    "ours, butterfly": Case(64, 1024, 16, 64, torch.float16, sparsity=Sparsity("butterfly")),
+}
+
+
+def contender(name: str) -> str:
+    """The name in CONTENDERS of one in CASES."""
+    return name.split(",")[0]
+
+
+# ---- counted
+
+
+class CountBytes(TorchDispatchMode):
+    """Counts what PyTorch's operations read and write, every input and every output once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operation. Views move nothing."""
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
+            tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+            self.bytes += sum(x.numel() * x.element_size() for x in tensors)
+        return result
+
+
+def standard_bytes(case: Case) -> dict[str, int]:
+    """Bytes of standard attention by part, from a run on tensors without data."""
+    shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
+    q, k, v, dout = (torch.empty(shape, dtype=case.dtype, device="meta") for _ in range(4))
+    tensors = Tensors(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout)
+    counted = {}
+    for part in PARTS:
+        run = part_of_a_run("standard", case, tensors, part)
+        with CountBytes() as count:
+            run()
+        counted[part] = count.bytes
+    return counted
+
+
+def flash_bytes(
+    case: Case, *, block_m_fwd: int, block_m_dq: int, block_n_dkdv: int
+) -> dict[str, dict[str, float]]:
+    """Bytes of our kernels by part: `loaded` by all tiles, and the `minimum` of the kernels."""
+    rows = case.batch * case.n_head * case.seq_len
+    X, L = rows * case.head_dim * case.dtype.itemsize, rows * 4
+
+    def total(passes: Callable[[int], float]) -> dict[str, float]:
+        return {
+            "forward": 2 * X + L + 2 * X * passes(block_m_fwd),
+            "backward": (4 * X + 3 * L + 2 * X * passes(block_m_dq))
+            + (4 * X + (2 * X + 2 * L) * passes(block_n_dkdv)),
+        }
+
+    loaded = total(lambda block: case.density * -(-case.seq_len // block))
+    minimum = total(lambda block: 1.0)
+    return {part: {"loaded": loaded[part], "minimum": minimum[part]} for part in PARTS}
+
+
+def our_tiles(case: Case, device: torch.device | str) -> dict[str, int]:
+    """The tile sizes with which `case` runs on a device, as `flash_bytes` takes them."""
+    shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
+    q = torch.empty((), dtype=case.dtype, device=device).expand(shape)
+    options = AttentionOptions(causal=case.causal)
+    if case.sparsity is not None:
+        options = with_mask(options, case.sparsity.mask(case.seq_len), q, q)
+    return {
+        "block_m_fwd": forward_tiles(q, q, options).block_m,
+        "block_m_dq": backward_dq_tiles(q, q, options).block_m,
+        "block_n_dkdv": backward_dkdv_tiles(q, q, options).block_n,
+    }
+
+
+# ---- measured
+
+
+def part_of_a_run(name: str, case: Case, tensors: Tensors, part: str) -> Callable[[], object]:
+    """The forward or the backward of one of CASES, to be called."""
+    q, k, v, dout = tensors
+    attention = CONTENDERS[contender(name)](case, q.device)
+    if part == "forward":
+        return lambda: attention(q, k, v)
+    out = attention(q, k, v)
+    return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+
+def one_run(name: str) -> None:
+    """Run "CASE/PART" twice; the profiler sees the second time, when all is compiled."""
+    case_name, part = name.split("/")
+    case = CASES[case_name]
+    run = part_of_a_run(case_name, case, make_tensors(case), part)
+    run()
+    torch.cuda.synchronize()
+    with torch.cuda.profiler.profile():
+        run()
+        torch.cuda.synchronize()
+
+
+def profile(name: str) -> dict[str, Any]:
+    """What Nsight Compute reads for "CASE/PART": bytes and kernels, or why it reads nothing."""
+    if shutil.which("ncu") is None:
+        return {"profiler": "no ncu (Nsight Compute) on the PATH"}
+    # The clocks stay as they are: bytes do not depend on them.
+    command = ["ncu", "--clock-control", "none", "--profile-from-start", "off"]
+    command += ["--metrics", ",".join(METRICS), "--csv", "--target-processes", "all"]
+    command += [sys.executable, "-m", "experiments.attention", "--preset", "io"]
+    ran = subprocess.run([*command, "--one-run", name], capture_output=True, text=True)
+    if ran.returncode != 0:
+        said = (ran.stdout + ran.stderr).strip().splitlines()
+        said = [line for line in said if line.startswith("==ERROR==")] or said[-1:]
+        return {"profiler": f"ncu failed ({ran.returncode}): {' '.join(said)}"}
+    measured = parse_ncu(ran.stdout)
+    return measured or {"profiler": "ncu saw no kernel"}
+
+
+def parse_ncu(text: str) -> dict[str, int]:
+    """Sum the METRICS over the kernels in what `ncu --csv` prints; {} where it saw none.
+
+    Raises:
+        ValueError: a metric is missing or has an unknown unit.
+    """
+    # Its messages and the program's own words stand before the table, which quotes every field.
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    totals: dict[str, int] = {}
+    kernels = set()
+    for row in csv.DictReader(lines):
+        metric = METRICS.get(row["Metric Name"])
+        value = row["Metric Value"].replace(",", "")
+        unit = row["Metric Unit"]
+        if metric is None or unit not in UNITS or not value.replace(".", "", 1).isdecimal():
+            raise ValueError(f"ncu printed {row['Metric Name']} = {value!r} {unit!r}")
+        totals[metric] = totals.get(metric, 0) + round(float(value) * UNITS[unit])
+        kernels.add(row["ID"])
+    if totals and set(totals) != set(METRICS.values()):
+        raise ValueError(f"ncu gave {sorted(totals)} and not all of {sorted(METRICS.values())}")
+    return {**totals, "kernels": len(kernels)} if totals else {}
+
+
+# ---- the preset
+
+
+def with_bytes(rows: dict[str, dict[str, Any]], device: str = "cuda") -> list[dict[str, Any]]:
+    """Add counted and measured bytes to the row of each of CASES, under its parts' names."""
+    results = []
+    for name, row in rows.items():
+        case = CASES[name]
+        if name == "standard":
+            counted = {
+                part: {"loaded": x, "minimum": x} for part, x in standard_bytes(case).items()
+            }
+        else:
+            counted = flash_bytes(case, **our_tiles(case, device))
+        measured = {part: profile(f"{name}/{part}") for part in PARTS}
+        results.append({**row, "name": name, "bytes": {p: counted[p] | measured[p] for p in PARTS}})
+        print(f"{name}: {measured}", flush=True)
+    return results
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print GB counted and measured, with the times."""
+    table = Table(title="HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal")
+    for column in ("", "part"):
+        table.add_column(column)
+    for column in ("minimum", "tile loads", "read", "written", "measured", "ms"):
+        table.add_column(column, justify="right")
+    table.add_column("note")
+    for row in rows:
+        for part in PARTS:
+            moved = row["bytes"][part]
+            measured = [moved.get(key) for key in METRICS.values()]
+            total = None if None in measured else sum(measured)
+            shown = [moved["minimum"], moved["loaded"], *measured, total]
+            table.add_row(
+                row["name"],
+                part,
+                *("-" if x is None else f"{x / 1e9:.2f}" for x in shown),
+                f"{row[f'{part}_ms']:.2f}" if row["status"] == "ok" else "-",
+                "; ".join(
+                    x for x in (moved.get("profiler"), row["status"]) if x not in (None, "ok")
+                ),
+            )
+        table.add_section()
+    paper = ", ".join(f"{name} {gb} GB" for name, gb in PAPER_GB.items())
+    table.caption = f"the paper, forward and backward on an A100: {paper}"
+    Console(width=110).print(table)
+
+
+def draw(rows: Sequence[dict[str, Any]], out: Path) -> None:
+    """Draw counted and measured GB as bars, of each part."""
+    from matplotlib.figure import Figure
+
+    bars = [(row["name"], part, row["bytes"][part]) for row in rows for part in PARTS]
+    series = {
+        "counted, minimum": lambda moved: moved["minimum"],
+        "counted, tile loads": lambda moved: moved["loaded"],
+        "measured": lambda moved: sum(moved.get(key, 0) for key in METRICS.values()),
+    }
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (label, value) in enumerate(series.items()):
+        places = [group + (number - 1) * 0.27 for group in range(len(bars))]
+        heights = [value(moved) / 1e9 or float("nan") for _, _, moved in bars]
+        drawn = axes.bar(places, heights, 0.25, label=label)
+        axes.bar_label(drawn, ["" if x != x else f"{x:.1f}" for x in heights], fontsize=7)
+    axes.set_ylabel("HBM traffic, GB")
+    axes.set_xticks(range(len(bars)), [f"{name}\n{part}" for name, part, _ in bars])
+    axes.legend(fontsize=8)
+    save(figure, out)

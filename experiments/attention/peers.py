@@ -1,0 +1,199 @@
+"""The contenders of experiments.attention.
+
+A contender is a function of q, k and v (B, T, H, D) that returns out of the same shape. All
+contenders of a case get the same tensors, but for those in TENSORS.
+"""
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from experiments.attention.cases import DROPOUT_SEED, Attention, Case, Tensors
+from kernels import flash_attention
+
+TUTORIAL = "Triton tutorial"
+
+
+class UnsupportedError(Exception):
+    """A contender that cannot run this case here; the message says why."""
+
+
+def padding_mask(case: Case, device: torch.device) -> Tensor | None:
+    """(B, 1, 1, T) bool, True where there is a key; None without padding."""
+    if not case.padded:
+        return None
+    keys = torch.arange(case.seq_len, device=device)
+    return (keys < case.kv_lengths(device).unsqueeze(1))[:, None, None]
+
+
+def ours(case: Case, device: torch.device) -> Attention:
+    """This project's Triton kernels."""
+    options: dict[str, Any] = {"causal": case.causal}
+    if case.sparsity is not None:
+        options["mask"] = case.sparsity.mask(case.seq_len, device)
+    if case.padded:
+        options["kv_lengths"] = case.kv_lengths(device)
+    if case.dropout_p > 0:
+        options["dropout_p"] = case.dropout_p
+        options["dropout_seed"] = torch.tensor([DROPOUT_SEED], device=device)
+    return partial(flash_attention, impl="triton", **options)
+
+
+def standard(case: Case, device: torch.device) -> Attention:
+    """Plain PyTorch with the T x T matrix in memory, in case.dtype: Algorithm 0 of the paper."""
+    assert not case.causal, "nothing here compares standard attention with a causal mask"
+    padding = padding_mask(case, device)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (q * case.head_dim**-0.5).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        x = q @ k.mT  # one name for scores and probabilities, so that unneeded ones are freed
+        if padding is not None:
+            x = x.masked_fill(~padding, -math.inf)
+        x = x.softmax(-1)
+        if case.dropout_p > 0:
+            x = F.dropout(x, case.dropout_p)
+        return (x @ v).transpose(1, 2)
+
+    return attend
+
+
+def sdpa(backend: SDPBackend, case: Case, device: torch.device) -> Attention:
+    """PyTorch's scaled_dot_product_attention on one backend, on transposed views."""
+    padding = padding_mask(case, device)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        try:
+            with sdpa_kernel(backend):
+                out = F.scaled_dot_product_attention(
+                    q.transpose(1, 2),
+                    k.transpose(1, 2),
+                    v.transpose(1, 2),
+                    attn_mask=padding,
+                    dropout_p=case.dropout_p,
+                    is_causal=case.causal,
+                )
+        except RuntimeError as error:
+            # What it says on a GPU, and what it says on a CPU.
+            if not any(x in str(error) for x in ("No available kernel", "No viable backend")):
+                raise
+            raise UnsupportedError("PyTorch has no such kernel") from error
+        return out.transpose(1, 2)
+
+    return attend
+
+
+def flex(case: Case, device: torch.device) -> Attention:
+    """PyTorch's compiled FlexAttention, with a block mask for causal and for sparse attention."""
+    # Past a few recompilations PyTorch would run it uncompiled. A saved forward is run backward
+    # many times here, which buffers that the backward gives away do not survive.
+    torch._dynamo.reset()
+    functorch_config.donated_buffer = False
+    mask = None
+    if case.sparsity is not None:
+        ours = case.sparsity.mask(case.seq_len, device)
+        mask = ours.to_flex(case.seq_len, case.seq_len, causal=case.causal)
+        if case.causal:
+            # Compiled, it is asked about listed blocks only, which the layout need not confirm.
+            mask.mask_mod = lambda b, h, i, j: i >= j
+    elif case.causal:
+        mask = create_block_mask(
+            lambda b, h, i, j: i >= j, None, None, case.seq_len, case.seq_len, device=str(device)
+        )
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+def flash_attn_4(case: Case, device: torch.device) -> Attention:
+    """The package flash-attn-4 (CuTe), where it is installed."""
+    try:
+        from flash_attn.cute import flash_attn_func  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UnsupportedError(f"cannot be imported ({error})") from error
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result = flash_attn_func(q, k, v, causal=case.causal, softmax_scale=case.head_dim**-0.5)
+        return result[0] if isinstance(result, tuple) else result
+
+    return attend
+
+
+def load_tutorial(file: Path) -> ModuleType:
+    """Triton's tutorial 06-fused-attention.py, as a module.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not that tutorial.
+    """
+    advice = "give Triton's 06-fused-attention.py, of the installed version"
+    if not file.is_file():
+        raise FileNotFoundError(f"--tutorial={file} is no file: {advice}")
+    spec = importlib.util.spec_from_file_location("triton_tutorial", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--tutorial={file} is no Python file: {advice}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["triton_tutorial"] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, "attention") or not hasattr(module, "_attn_fwd"):
+        raise ValueError(f"--tutorial={file} has no attention or no _attn_fwd: {advice}")
+    return module
+
+
+def tutorial_tensors(tensors: Tensors) -> Tensors:
+    """The same values in fp16 and, in memory, as (B, H, T, D): views of that, (B, T, H, D) each."""
+    q, k, v, dout = (x.detach().transpose(1, 2).contiguous().half() for x in tensors)
+    q, k, v, dout = (x.transpose(1, 2) for x in (q, k, v, dout))
+    return Tensors(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout)
+
+
+def triton_tutorial(tutorial: ModuleType, case: Case, device: torch.device) -> Attention:
+    """Triton's tutorial on fused attention, from `load_tutorial`, on `tutorial_tensors`.
+
+    It takes the same values in fp16 and in its own layout, because it knows no other.
+    """
+    if case.sparsity is not None or case.dropout_p > 0 or case.padded:
+        raise UnsupportedError("the tutorial has no block-sparse mask, dropout or padding")
+    if case.seq_len % 128 != 0:
+        raise UnsupportedError("the tutorial takes multiples of 128 tokens")
+    # It is tuned by length and head_dim, but not by `causal`: what it chose for one mask, it would
+    # take for the other.
+    tutorial._attn_fwd.cache.clear()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        warp_specialize = False  # which the tutorial's own test tries on Blackwell only
+        out = tutorial.attention(q, k, v, case.causal, case.head_dim**-0.5, warp_specialize)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+# Also "Triton tutorial", where the command names its file
+CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
+    "ours": ours,
+    "SDPA flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    "SDPA cuDNN": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    "SDPA math": partial(sdpa, SDPBackend.MATH),
+    "FlexAttention": flex,
+    "flash-attn-4": flash_attn_4,
+    "standard": standard,
+}
+
+# What a contender is run on, where it cannot take the tensors of the case; copying is not timed
+TENSORS: dict[str, Callable[[Tensors], Tensors]] = {TUTORIAL: tutorial_tensors}

@@ -1,0 +1,147 @@
+"""Draw what masks leave of attention: the blocks that are visited whole, those cut, and the rest.
+
+python -m experiments.attention.plot_masks [--out docs/masks.png]
+
+Rows are queries, columns keys. The blocks of a block-sparse mask are coloured by the lists that the
+kernels walk; those of the other masks by the definition of the mask.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from configs.command_line import errors_as_sentences
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly, random, sliding_window, strided
+from kernels.reference.standard import visible_keys
+
+BLOCK_SIZE, N_BLOCKS = 16, 16
+SEQ_LEN = BLOCK_SIZE * N_BLOCKS
+
+SKIPPED, HIDDEN, SEEN, FULL = range(4)  # the kinds of elements in a picture
+# Okabe and Ito's blue and orange, which all kinds of colour vision tell apart.
+COLOURS = ("#f1f1f1", "#fbe2b5", "#e69f00", "#0072b2")
+LABELS = (
+    "skipped block",
+    "partial block, hidden",
+    "partial block, seen",
+    "full block: no mask needed",
+)
+
+
+class Arguments(TypedDict, total=False):
+    """What `kernels.reference.standard.visible_keys` takes, beside the lengths."""
+
+    causal: bool
+    window_size: int
+    mask: BlockSparseMask
+    doc_start: Tensor
+    kv_lengths: Tensor
+
+
+def masks() -> dict[str, Arguments]:
+    """The masks of the picture by title; edges lie within blocks where they can."""
+
+    def blocks(layout: Tensor) -> BlockSparseMask:
+        return BlockSparseMask(layout, BLOCK_SIZE)
+
+    lengths = torch.tensor([88, 117, 51])  # of three documents, SEQ_LEN together
+    doc_start = (lengths.cumsum(0) - lengths).repeat_interleave(lengths).unsqueeze(0)
+    widened = butterfly(N_BLOCKS, global_blocks=1) | sliding_window(N_BLOCKS, 2)
+    return {
+        "causal": {"causal": True},
+        "sliding window, causal": {"causal": True, "window_size": 72},
+        "packed documents, causal": {"causal": True, "doc_start": doc_start},
+        "key padding": {"kv_lengths": torch.tensor([200])},
+        "butterfly": {"mask": blocks(butterfly(N_BLOCKS))},
+        "butterfly, causal": {"mask": blocks(butterfly(N_BLOCKS)), "causal": True},
+        "butterfly + global + window": {"mask": blocks(widened)},
+        "strided": {"mask": blocks(strided(N_BLOCKS, 4))},
+        "random": {"mask": blocks(random(N_BLOCKS, 5, seed=0))},
+    }
+
+
+def block_kinds(arguments: Arguments) -> Tensor:
+    """(N_BLOCKS, N_BLOCKS) int: SKIPPED, SEEN (partial) or FULL."""
+    kinds = torch.full((N_BLOCKS, N_BLOCKS), SKIPPED)
+    mask = arguments.get("mask")
+    if mask is None:
+        visible = visible_keys(SEQ_LEN, SEQ_LEN, **arguments)[0, 0]
+        tiles = visible.view(N_BLOCKS, BLOCK_SIZE, N_BLOCKS, BLOCK_SIZE)
+        kinds[tiles.any(3).any(1)] = SEEN
+        kinds[tiles.all(3).all(1)] = FULL
+    else:
+        lists = mask.lists(SEQ_LEN, SEQ_LEN, causal=arguments.get("causal", False))
+        for row, begin, n_full, n_partial, *_ in lists.rows[0].tolist():
+            listed = lists.row_blocks[begin : begin + n_full + n_partial].long()
+            kinds[row, listed[:n_full]] = FULL
+            kinds[row, listed[n_full:]] = SEEN
+    return kinds
+
+
+def picture(arguments: Arguments) -> Tensor:
+    """(SEQ_LEN, SEQ_LEN) int: the kind of each element, of COLOURS."""
+    kinds = block_kinds(arguments)
+    kinds = kinds.repeat_interleave(BLOCK_SIZE, 0).repeat_interleave(BLOCK_SIZE, 1)
+    visible = visible_keys(SEQ_LEN, SEQ_LEN, **arguments)[0, 0]
+    kinds[(kinds == SEEN) & ~visible] = HIDDEN
+    return kinds
+
+
+def draw(out: Path) -> None:
+    """Draw all masks as a grid of pictures, into `out`."""
+    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(9, 10.7), facecolor="white", layout="constrained")
+    grid = figure.subplots(3, 3)
+    for axes, (title, arguments) in zip(grid.flat, masks().items(), strict=True):
+        axes.imshow(
+            picture(arguments).numpy(),
+            cmap=ListedColormap(COLOURS),
+            vmin=SKIPPED,
+            vmax=FULL,
+            interpolation="nearest",
+            extent=(0, N_BLOCKS, N_BLOCKS, 0),
+        )
+        for edge in range(1, N_BLOCKS):
+            axes.axhline(edge, color="white", lw=0.8)
+            axes.axvline(edge, color="white", lw=0.8)
+        visited = int((block_kinds(arguments) != SKIPPED).sum())
+        axes.set_title(f"{title}\n{visited} of {N_BLOCKS**2} blocks", fontsize=11)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color("#bbbbbb")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("queries")
+    for axes in grid[-1]:
+        axes.set_xlabel("keys")
+    patches = [
+        Patch(facecolor=colour, edgecolor="#bbbbbb", label=label)
+        for colour, label in zip(COLOURS, LABELS, strict=True)
+    ]
+    figure.legend(handles=patches[::-1], loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(out, dpi=120)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.attention.plot_masks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/masks.png"), help="picture")
+    args = parser.parse_args(argv)
+    draw(args.out)
+    print(f"drew {args.out}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

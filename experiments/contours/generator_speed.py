@@ -1,0 +1,102 @@
+"""How fast Pathfinder images are made and drawn.
+
+    python -m experiments.contours.generator_speed [--out docs/results/pathfinder_speed.json]
+
+Generating is timed on one thread and on all cores of this machine, in images of their own numbers
+each time; drawing in batches, on a GPU where there is one. Compiling comes before.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from configs.command_line import errors_as_sentences
+from data.pathfinder import DIFFICULTIES, Pathfinder, Renderer, generate, pack
+from evaluation.results import write_result
+
+IMAGES = {32: 4000, 64: 200, 128: 300, 256: 2000}
+"""Of one thread's timing; as many more as there are cores for all of them."""
+BATCH = 256
+
+
+def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
+    """Times of one kind of images, in milliseconds."""
+    parameters, n = Pathfinder(size, DIFFICULTIES[difficulty]), IMAGES[size]
+    cores = len(os.sched_getaffinity(0))
+    generate(parameters, 0, range(2))
+    started, clock = time.perf_counter(), time.process_time()
+    lists = generate(parameters, 0, range(n), n_threads=1)
+    one_cpu = time.process_time() - clock
+    one = time.perf_counter() - started
+    started = time.perf_counter()
+    generate(parameters, 0, range(n, n + n * cores))
+    all_cores = time.perf_counter() - started
+    return {
+        "size": size,
+        "difficulty": difficulty,
+        "images": n,
+        "restarts": float(lists["restarts"].mean()),
+        "ms_one_core": 1e3 * one / n,
+        "cpu_ms_one_core": 1e3 * one_cpu / n,
+        "cores": cores,
+        "images_per_s_all_cores": n * cores / all_cores,
+        "bytes": lists.dtype.itemsize,
+        "images_drawn_per_s": drawing_speed(parameters, lists[:BATCH], device),
+    }
+
+
+def drawing_speed(parameters: Pathfinder, lists: Any, device: torch.device) -> float:
+    """Images drawn a second from lists that lie on `device`."""
+    renderer, packed = Renderer(parameters, device), pack(lists, device)
+    renderer(packed)
+    repeats = 50 if device.type == "cuda" else 2
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(repeats):
+        renderer(packed)
+    _wait(device)
+    return repeats * len(packed) / (time.perf_counter() - started)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.contours.generator_speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_speed.json"))
+    args = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = [measure(size, name, device) for size in IMAGES for name in DIFFICULTIES]
+    write_result(args.out, {"rows": rows, "drawn_on": device.type})
+    table = Table(title=f"Pathfinder images; drawn on {device.type}")
+    columns = ("size", "difficulty", "ms an image, one core", "images/s, all cores", "drawn/s")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['size']}",
+            row["difficulty"],
+            f"{row['ms_one_core']:.3f}",
+            f"{row['images_per_s_all_cores']:,.0f}",
+            f"{row['images_drawn_per_s']:,.0f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,174 @@
+"""What a viewer sees at the two markers of Pathfinder images, and predictions made of it.
+
+The order of the markers says nothing to a viewer. Swapping rows and columns changes nothing either,
+but turning and mirroring would: the generator rounds coordinates up, so contours drift down and to
+the right, and a classifier can use that.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.files import write_atomically
+from data.lra.store import DisplayLists, Manifest, open_split
+from data.pathfinder import Pathfinder, endpoint_geometry
+
+TASKS = {32: "pathfinder32", 64: "pathfinder64", 128: "pathx", 256: "pathfinder256"}
+"""Folder of the prepared images by their size."""
+
+_TANGENTS = tuple(f"{axis}_direction_{marker}" for marker in "ab" for axis in ("row", "column"))
+_POSITIONS = ("distance", "row_a", "column_a", "row_b", "column_b")
+
+ALL = "all endpoint geometry"
+KNOWLEDGE: dict[str, tuple[str, ...]] = {
+    "distance": ("distance",),
+    "distance and positions": _POSITIONS,
+    "distance and one direction": ("distance", "size_of_turn_a"),
+    "distance and both directions": ("distance", "folded_turn_a", "folded_turn_b"),
+    ALL: (
+        *_POSITIONS,
+        *("row_difference", "column_difference", "turn_a", "turn_b"),
+        *("folded_turn_a", "folded_turn_b"),
+        *_TANGENTS,
+    ),
+}
+"""What a classifier may know: names of features that `features` gives. One direction is that at a
+marker of which nobody says whether a contour begins or ends there."""
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Markers of N images; the order of the two is that of the generator, origin end first."""
+
+    labels: np.ndarray
+    """(N,) uint8, 1 where both are on one contour."""
+    positions: np.ndarray
+    """(N, 2, 2) float64, (y, x) in pixels from the middle of the image."""
+    directions: np.ndarray
+    """(N, 2, 2) float64, unit vectors (y, x) along which the contour leaves each marker."""
+    period: float
+    """Pixels from the start of one stroke of a contour to that of the next, mean over margins."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def swapped(self) -> "Endpoints":
+        """The same with the markers in the other order."""
+        return replace(self, positions=self.positions[:, ::-1], directions=self.directions[:, ::-1])
+
+    def transposed(self, which: np.ndarray | slice = slice(None)) -> "Endpoints":
+        """The same with rows and columns swapped, in all images or in `which`, (N,) bool."""
+        positions, directions = self.positions.copy(), self.directions.copy()
+        positions[which] = self.positions[which][..., ::-1]
+        directions[which] = self.directions[which][..., ::-1]
+        return replace(self, positions=positions, directions=directions)
+
+
+def read_endpoints(folder: Path, split: str) -> Endpoints:
+    """Markers of a split of a prepared task.
+
+    Raises:
+        ValueError, FileNotFoundError: the folder holds no generated Pathfinder images.
+    """
+    opened = open_split(folder, split)
+    if not isinstance(opened, DisplayLists):
+        raise ValueError(
+            f"{folder} holds {opened.manifest.kind}, which do not tell where contours end; prepare "
+            "the task without --source, so that its images are generated."
+        )
+    parameters = Pathfinder(**opened.manifest.source["parameters"])
+    found = endpoint_geometry(opened.display_lists, parameters)
+    return Endpoints(
+        labels=np.array(opened.labels),
+        positions=found.positions - (parameters.size - 1) / 2,
+        directions=np.stack([np.sin(found.directions), np.cos(found.directions)], axis=-1),
+        period=parameters.stroke_length + 2 * float(np.mean(parameters.margins)),
+    )
+
+
+def views(endpoints: Endpoints) -> Iterator[Endpoints]:
+    """Images from either marker, each transposed where that one is below the diagonal."""
+    for view in (endpoints, endpoints.swapped()):
+        first = view.positions[:, 0]
+        yield view.transposed(first[:, 0] > first[:, 1])
+
+
+def features(endpoints: Endpoints) -> dict[str, np.ndarray]:
+    """Float64 arrays (N,) by name; a is the first marker, b the second one.
+
+    Lengths are in pixels, and a turn is the angle in (-pi, pi] from the line to the other marker to
+    the contour. A mirrored image has both turns with the other sign, and seen from the other marker
+    they change places: folded turns, |a| <= b, are the same for all of these.
+    """
+    positions, directions = endpoints.positions, endpoints.directions
+    line = positions[:, 1] - positions[:, 0]
+    towards = np.arctan2(line[:, 0], line[:, 1])
+    angles = np.arctan2(directions[..., 0], directions[..., 1])
+    turn_a, turn_b = _wrap(angles[:, 0] - towards), _wrap(angles[:, 1] - towards - np.pi)
+    a_is_less = np.abs(turn_a) <= np.abs(turn_b)
+    less, more = np.where(a_is_less, turn_a, turn_b), np.where(a_is_less, turn_b, turn_a)
+    found = {
+        "distance": np.hypot(line[:, 0], line[:, 1]),
+        "row_difference": line[:, 0],
+        "column_difference": line[:, 1],
+        "turn_a": turn_a,
+        "turn_b": turn_b,
+        "size_of_turn_a": np.abs(turn_a),
+        "folded_turn_a": np.where(more < 0, -less, less),
+        "folded_turn_b": np.abs(more),
+    }
+    for m, marker in enumerate("ab"):
+        for a, axis in enumerate(("row", "column")):
+            found[f"{axis}_{marker}"] = positions[:, m, a]
+            found[f"{axis}_direction_{marker}"] = directions[:, m, a]
+    return found
+
+
+def _wrap(angles: np.ndarray) -> np.ndarray:
+    """To (-pi, pi]."""
+    return np.pi - (np.pi - angles) % (2 * np.pi)
+
+
+def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
+    """Keep what classifiers of endpoint geometry say of a task's test images.
+
+    Args:
+        folder: where TASK.npz goes.
+        task: folder of the prepared task.
+        logits: (n,) by the classifier's name, log-odds of label 1.
+    """
+    file = io.BytesIO()
+    arrays: dict[str, Any] = {"images": _test_sha256(task), **logits}
+    np.savez_compressed(file, **arrays)
+    path = folder / f"{task.name}.npz"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, file.getvalue())
+    return path
+
+
+def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
+    """What `write_predictions` kept of a task: (n,) log-odds of label 1 by classifier.
+
+    Raises:
+        FileNotFoundError: nothing was kept of it.
+        ValueError: it was of other images.
+    """
+    path = folder / f"{task.name}.npz"
+    command = f"python -m experiments.contours.yardsticks --predictions {folder}"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: make it with {command}")
+    with np.load(path, allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files}
+    if str(found.pop("images")) != _test_sha256(task):
+        raise ValueError(
+            f"{path} is of other test images than {task} holds: make it anew with {command}"
+        )
+    return found
+
+
+def _test_sha256(task: Path) -> str:
+    return Manifest.load(task).splits["test"].arrays["display_lists"].sha256

@@ -1,0 +1,128 @@
+"""Draw where the attention of a trained classifier goes on a Pathfinder image.
+
+    python -m experiments.contours.plot_attention out/pathx/pathx --image 3 --out docs/attention.png
+
+For each of the two markers (a row): the attention that the pixels under it pay in each layer, mean
+over its pixels and the heads, and on the right attention rollout from it through all layers. The
+ring is around the marker that pays. Colours say how many times as much as if it went to all pixels
+alike.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from configs.command_line import errors_as_sentences
+from evaluation.style import save
+from experiments.contours.rollout import Trace, trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# From light to dark through one hue, so that it does not matter which colours one sees; the rings
+# are Okabe and Ito's orange-red and green-blue, which no pixel has.
+SHADES = ("#e4e4e4", "#9ccbe8", "#2f86c1", "#0b3c6f", "#06101f")
+RINGS = ("#d55e00", "#009e73")
+LEAST, MOST = 0.1, 100.0  # times uniform attention, the ends of the colours
+NO_TOKEN = "white"
+
+
+def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
+    """Put amounts back where their pixels are.
+
+    Args:
+        amounts: (T,) attention, which sums to 1.
+        places: (T,) int64, row * size + column.
+        size: pixels in a row.
+
+    Returns:
+        (size, size) float64, times what each of T tokens had if all had the same; NaN where no
+        token is.
+    """
+    picture = np.full(size * size, np.nan)
+    picture[places.numpy()] = amounts.double().numpy() * len(amounts)
+    return picture.reshape(size, size)
+
+
+def draw(found: Trace, title: str) -> "Figure":
+    """The image, then a column a layer and one for the rollout; a row a marker."""
+    # not at the top: matplotlib takes a second to load, which --help should not wait for
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.figure import Figure
+
+    shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad=NO_TOKEN)
+    norm = LogNorm(LEAST, MOST, clip=True)
+    n_layer, size = len(found.layers), len(found.image)
+    paid, rollout = found.paid(), found.rollout()
+    figure = Figure(
+        figsize=(1.2 + 2.3 * (n_layer + 2), 5.2), facecolor="white", layout="constrained"
+    )
+    panels = figure.subplots(2, n_layer + 2, squeeze=False)
+    for marker, row in enumerate(panels):
+        row[0].imshow(255 - found.image.numpy(), cmap="gray", vmin=0, vmax=255)
+        columns = [*paid[:, marker], rollout[marker]]
+        for axes, amounts in zip(row[1:], columns, strict=True):
+            painted = paint(amounts, found.places, size)
+            axes.imshow(painted, cmap=shades, norm=norm, interpolation="nearest")
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_color("#bbbbbb")
+            _ring(axes, found, marker)
+        row[0].set_ylabel(f"from marker {marker + 1}")
+    names = ["image", *(f"layer {number}" for number in range(1, n_layer + 1)), "rollout"]
+    for axes, name in zip(panels[0], names, strict=True):
+        axes.set_title(name, fontsize=11)
+    figure.suptitle(title, fontsize=12)
+    bar = figure.colorbar(ScalarMappable(norm, shades), ax=panels, shrink=0.8, extend="both")
+    bar.set_label("attention, times that of all pixels alike")
+    return figure
+
+
+def _ring(axes: "Axes", found: Trace, marker: int) -> None:
+    from matplotlib.patches import Circle
+
+    y, x = found.markers[marker].tolist()
+    radius = 2 * found.marker_radius
+    axes.add_patch(Circle((x, y), radius, fill=False, color=RINGS[marker], lw=1.8))
+
+
+def title_of(found: Trace, number: int) -> str:
+    """What the image is and what the model says."""
+    words = ("on different contours", "on the same contour")
+    shares = found.logits.softmax(-1).tolist()
+    said = int(shares[1] > shares[0])
+    return (
+        f"test image {number}: markers {words[found.label]}; "
+        f"the model says {words[said]}, {shares[said]:.1%}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.contours.plot_attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of scripts.train_classifier")
+    parser.add_argument("--image", type=int, default=0, metavar="N", help="of the test split")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
+    parser.add_argument(
+        "--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)"
+    )
+    args = parser.parse_args(argv)
+    found = trace(args.run, args.image, args.task)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    save(draw(found, title_of(found, args.image)), args.out)
+    print(f"drew {args.out}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,247 @@
+"""Does a trained model follow the contour, or look at its ends?
+
+    python -m experiments.contours.tracing out/pathx/pathx_dense --data out/data/lra \\
+        --out docs/results/pathfinder_tracing.json
+
+Where the markers lie and how contours leave them gives most labels away. So test images of label 1
+are paired with those of label 0 that look alike there (matching.py). Of each pair,
+a model that sees endpoint geometry alone orders the logits rightly half of the time, and one that
+traces nearly always. Controls are classifiers of endpoint geometry (yardsticks.py,
+which must have run before); of these, "held_out" had no part in the matching.
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.command_line import errors_as_sentences
+from evaluation.markdown import markdown_table
+from evaluation.results import read_result, write_result
+from evaluation.statistics import wilson
+from experiments.classifier_runs import read_run_config
+from experiments.contours.geometry import read_endpoints, read_predictions
+from experiments.contours.matching import Tolerance, match
+from experiments.contours.yardsticks import PREDICTIONS
+from scripts.train_classifier import TEST_LOGITS
+from training.metrics import read_metrics
+
+CONTROL = "held_out"
+MATCHED_BY = ("trees", "network")
+CONFIDENCE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+"""Edges of the bins: the larger probability that a classifier of geometry gives a label."""
+
+
+def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> dict[str, Any]:
+    """What a run does on its test split, on matched pairs and by how much geometry tells.
+
+    Args:
+        run: folder of scripts.train_classifier, finished.
+        data: folder of the prepared tasks.
+        predictions: that experiments.contours.yardsticks kept.
+        tolerance: of the pairs.
+
+    Raises:
+        FileNotFoundError: the run is not finished, or geometry was not classified before.
+        ValueError: run, data and predictions do not belong together, or nothing matches.
+    """
+    config = read_run_config(run)
+    task = data / Path(config.data.path).name
+    endpoints = read_endpoints(task, "test")
+    geometry = read_predictions(predictions, task)
+    log_odds = {"run": read_log_odds(run, endpoints.labels), **geometry}
+    matched_by = np.stack([geometry[name] for name in MATCHED_BY])
+    by = matched_by.mean(axis=0)
+    pairs = match(endpoints, matched_by, tolerance)
+    if not len(pairs):
+        raise ValueError(
+            f"{task}: no two test images are alike within {tolerance}; widen it with --tolerance "
+            "or --caliper, or prepare more images"
+        )
+    return {
+        "run": str(run),
+        "task": task.name,
+        "test_images": len(endpoints),
+        "pairs": len(pairs),
+        "on_pairs": {name: on_pairs(x, pairs) for name, x in log_odds.items()},
+        "by_confidence": by_confidence(log_odds, by, endpoints.labels),
+        "where_geometry_is": {
+            word: {
+                name: accuracy(x[where], endpoints.labels[where]) for name, x in log_odds.items()
+            }
+            for word, where in (
+                ("right", (by > 0) == endpoints.labels),
+                ("wrong", (by > 0) != endpoints.labels),
+            )
+        },
+        "accuracy": {name: accuracy(x, endpoints.labels) for name, x in log_odds.items()},
+    }
+
+
+def read_log_odds(run: Path, labels: np.ndarray) -> np.ndarray:
+    """(n,) float64 log-odds of label 1 that a run gave its test images.
+
+    Raises:
+        FileNotFoundError: there are no logits.
+        ValueError: they are of other images than `labels`.
+    """
+    path = run / TEST_LOGITS
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: name a run that is finished")
+    logits = np.load(path, allow_pickle=False)
+    if logits.shape != (len(labels), 2):
+        raise ValueError(
+            f"{path} has shape {logits.shape}, but the test split needs {(len(labels), 2)}: name "
+            "the data that the run was trained on with --data"
+        )
+    found = float(np.mean(logits.argmax(-1) == labels))
+    expected = read_metrics(run)[-1]["test_accuracy"]
+    if abs(found - expected) > 0.5 / len(labels):
+        raise ValueError(
+            f"{path} scores {found:.2%} on this test split, but the run says {expected:.2%}: the "
+            "images are others; name the data that the run was trained on with --data"
+        )
+    return logits[:, 1].astype(np.float64) - logits[:, 0]
+
+
+def on_pairs(log_odds: np.ndarray, pairs: np.ndarray) -> dict[str, Any]:
+    """Accuracy on the images of the pairs, and the share of pairs in the right order.
+
+    Two equal logits count as half of a right order. Intervals are 95%; those of the accuracy treat
+    pairs, not images, as what was drawn.
+    """
+    same, different = log_odds[pairs[:, 0]], log_odds[pairs[:, 1]]
+    right = ((same > 0).astype(float) + (different <= 0)) / 2  # of each pair: 0, 1/2 or 1
+    half = 1.96 * float(np.std(right)) / len(pairs) ** 0.5
+    mean = float(np.mean(right))
+    ordered = float(np.mean((same > different) + 0.5 * (same == different)))
+    return {
+        "accuracy": mean,
+        "accuracy_interval": [mean - half, mean + half],
+        "ordered": ordered,
+        "ordered_interval": wilson(ordered, len(pairs)),
+    }
+
+
+def accuracy(log_odds: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Share of images with the right label, with its 95% interval; None of no image."""
+    n = len(labels)
+    share = float(np.mean((log_odds > 0) == labels)) if n else None
+    return {
+        "images": n,
+        "accuracy": share,
+        "interval": None if share is None else wilson(share, n),
+    }
+
+
+def by_confidence(
+    log_odds: dict[str, np.ndarray], by: np.ndarray, labels: np.ndarray
+) -> list[dict[str, Any]]:
+    """Accuracies in bins of how sure classifiers of geometry are, whose log-odds `by` is."""
+    confidence = 1 / (1 + np.exp(-np.abs(by)))
+    bins = np.digitize(confidence, CONFIDENCE[1:-1])
+    return [
+        {
+            "confidence": [low, high],
+            **{name: accuracy(x[bins == k], labels[bins == k]) for name, x in log_odds.items()},
+        }
+        for k, (low, high) in enumerate(pairwise(CONFIDENCE))
+    ]
+
+
+def earlier_rows(
+    path: Path, rows: Sequence[dict[str, Any]], matching: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of another result, but for the runs that `rows` tell of.
+
+    Raises:
+        ValueError: its pairs were matched otherwise, or it is none of ours.
+    """
+    result = read_result(path, "matching", "rows")
+    if result["matching"] != matching:
+        raise ValueError(
+            f"{path} has pairs of another matching, {result['matching']}, than {matching}: give it "
+            "the same --tolerance and --caliper, or leave --add out"
+        )
+    here = {row["run"] for row in rows}
+    return [row for row in result["rows"] if row["run"] not in here]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The pairs of each run, and the control's, in percent."""
+    lines = []
+    for row in rows:
+        for name in ("run", CONTROL, *MATCHED_BY):
+            found = row["on_pairs"][name]
+            lines.append(
+                [
+                    row["run"] if name == "run" else f"geometry, {name}",
+                    row["task"],
+                    f"{100 * row['accuracy'][name]['accuracy']:.1f}",
+                    f"{row['pairs']:,}",
+                    _percent(found["accuracy"], found["accuracy_interval"]),
+                    _percent(found["ordered"], found["ordered_interval"]),
+                ]
+            )
+    header = ["", "task", "accuracy, %", "pairs", "accuracy on pairs, %", "pairs in order, %"]
+    return markdown_table(header, lines)
+
+
+def _percent(share: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.contours.tracing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
+    parser.add_argument(
+        "--add",
+        type=Path,
+        metavar="FILE",
+        help="an earlier result, whose other runs are kept as they are",
+    )
+    parser.add_argument("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
+    standard = Tolerance()
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=standard.geometry,
+        metavar="STROKES",
+        help="how differently the ends of a pair may lie and point (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--caliper",
+        type=float,
+        default=standard.log_odds,
+        metavar="NATS",
+        help="by how much the odds that geometry gives may differ (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    tolerance = Tolerance(geometry=args.tolerance, log_odds=args.caliper)
+    rows = [measure(run, args.data, args.predictions, tolerance) for run in args.runs]
+    matching = {
+        "tolerance_strokes": tolerance.geometry,
+        "caliper_log_odds": tolerance.log_odds,
+        "matched_by": list(MATCHED_BY),
+        "control": CONTROL,
+    }
+    if args.add is not None:
+        rows += earlier_rows(args.add, rows, matching)
+    write_result(args.out, {"unit": "share", "matching": matching, "rows": rows})
+    print(f"{table(rows)}\nwrote {args.out}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,195 @@
+"""How far one gets on Pathfinder without tracing: from what is seen at the two markers alone.
+
+    python -m experiments.contours.yardsticks --data out/data/lra \\
+        --out docs/results/pathfinder_yardsticks.json --sizes 32 64 128 256
+
+Gradient-boosted trees, and a small neural network that sees everything at the markers, learn from
+the training split and are scored on the whole test split. --predictions keeps what they say of each
+test image, which experiments.contours.tracing needs.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.command_line import errors_as_sentences
+from evaluation.markdown import markdown_table
+from evaluation.results import write_result
+from evaluation.statistics import wilson
+from experiments.contours.geometry import (
+    ALL,
+    KNOWLEDGE,
+    TASKS,
+    Endpoints,
+    features,
+    read_endpoints,
+    views,
+    write_predictions,
+)
+
+NETWORK = "all endpoint geometry, by a network"
+PREDICTIONS = Path("out/pathfinder_yardsticks")
+_ONE_MARKER = "distance and one direction"
+_MAX_ITERATIONS = 2000
+
+Predict = Callable[[np.ndarray], np.ndarray]  # (n, n_features) to (n,) log-odds of label 1
+
+
+def measure(task: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Score all classifiers on the test split of a prepared task.
+
+    Returns:
+        Numbers of images, and by name the accuracies (shares) with 95% intervals; and (n,) log-odds
+        of label 1 of the test images by "trees", "network" and "held_out", a second network, all of
+        which know the whole geometry.
+    """
+    train, val, test = (read_endpoints(task, split) for split in ("train", "val", "test"))
+    accuracies: dict[str, float] = {}
+    kept: dict[str, np.ndarray] = {}
+    for name, columns in KNOWLEDGE.items():
+        seen = [_columns(view, columns) for view in views(test)]
+        predict = fit_trees(_both(train, columns), _both(val, columns))
+        found = np.stack([predict(x) for x in seen])
+        if name != _ONE_MARKER:  # there, taking both together would be to see both directions
+            found = found.mean(0, keepdims=True)
+        accuracies[name] = float(np.mean((found > 0) == test.labels))
+        if name == ALL:
+            kept["trees"] = found[0]
+            for seed, network in enumerate(("network", "held_out")):
+                predict = fit_network(_both(train, columns), seed)
+                kept[network] = np.mean([predict(x) for x in seen], axis=0)
+    accuracies[NETWORK] = float(np.mean((kept["network"] > 0) == test.labels))
+    about = {
+        "accuracies": accuracies,
+        "intervals": {name: wilson(share, len(test)) for name, share in accuracies.items()},
+        "train_images": len(train),
+        "test_images": len(test),
+    }
+    return about, kept
+
+
+def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.ndarray]) -> Predict:
+    """Gradient-boosted trees on (features, labels), as many as serve the validation data best."""
+    # not at the top: it takes a second to load, and --help should not wait for it
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    trees = HistGradientBoostingClassifier(
+        max_iter=_MAX_ITERATIONS,
+        early_stopping=True,  # pyright: ignore[reportArgumentType]
+        random_state=0,
+    )
+    trees.fit(*train, X_val=val[0], y_val=val[1])
+    return trees.decision_function
+
+
+def fit_network(train: tuple[np.ndarray, np.ndarray], seed: int) -> Predict:
+    """A multilayer perceptron on (features, labels): smooth, where trees have steps."""
+    from sklearn.neural_network import MLPClassifier
+
+    x, labels = train
+    middle, spread = x.mean(0), x.std(0)
+    network = MLPClassifier(
+        (128, 128),
+        batch_size=min(1024, len(x)),  # pyright: ignore[reportArgumentType]
+        learning_rate_init=2e-3,
+        max_iter=100,
+        early_stopping=True,  # on a tenth of the training data
+        n_iter_no_change=5,
+        random_state=seed,
+    )
+    network.fit((x - middle) / spread, labels)
+
+    def predict(x: np.ndarray) -> np.ndarray:
+        shares = np.asarray(network.predict_proba((x - middle) / spread))
+        share = shares[:, 1].clip(1e-9, 1 - 1e-9)
+        return np.log(share / (1 - share))
+
+    return predict
+
+
+def _columns(endpoints: Endpoints, names: Sequence[str]) -> np.ndarray:
+    """(N, n_features) of the named features."""
+    found = features(endpoints)
+    return np.stack([found[name] for name in names], axis=-1)
+
+
+def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels of 2 N examples: each image from either marker."""
+    seen = [_columns(view, names) for view in views(endpoints)]
+    return np.concatenate(seen), np.tile(endpoints.labels, 2)
+
+
+def table(result: dict[str, Any]) -> str:
+    """Accuracies in percent, a column a size."""
+    sizes = list(result["accuracies"])
+    names = list(result["accuracies"][sizes[0]])
+    rows = []
+    for name in names:
+        cells = []
+        for size in sizes:
+            share, (low, high) = (result[k][size][name] for k in ("accuracies", "intervals"))
+            cells.append(f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})")
+        rows.append([name, *cells])
+    return markdown_table(["accuracy, %", *(f"{size} x {size}" for size in sizes)], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.contours.yardsticks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        default=[Path("out/data/lra")],
+        metavar="FOLDER",
+        help="folders with prepared tasks; the first that has a task counts",
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
+    parser.add_argument("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        default=PREDICTIONS,
+        metavar="FOLDER",
+        help="where what is said of each test image goes (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    result: dict[str, Any] = {
+        name: {} for name in ("accuracies", "intervals", "train_images", "test_images")
+    }
+    for size in args.sizes:
+        task = find_task(args.data, TASKS[size])
+        about, logits = measure(task)
+        for name, value in about.items():
+            result[name][str(size)] = value
+        write_predictions(args.predictions, task, **logits)
+        print(f"measured {task}", flush=True)
+    write_result(args.out, {"unit": "share of test images", **result})
+    print(f"\n{table(result)}\nwrote {args.out}")
+
+
+def find_task(folders: Sequence[Path], name: str) -> Path:
+    """The first of the folders' prepared tasks of this name.
+
+    Raises:
+        FileNotFoundError: none has it.
+    """
+    for folder in folders:
+        if (folder / name).is_dir():
+            return folder / name
+    raise FileNotFoundError(
+        f"{' and '.join(map(str, folders))} hold no {name}: prepare it with "
+        f"python -m scripts.prepare_lra {name} --out {folders[0]}"
+    )
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,1 @@
+"""Long Range Arena: its tasks, attentions and seeds, trained and timed."""

@@ -1,0 +1,125 @@
+"""Long Range Arena with standard attention and with ours: the FlashAttention paper's Table 3.
+
+    python -m experiments.lra --data out/data/lra --jobs-per-gpu 3
+    python -m experiments.lra --tasks listops image --seeds 1111 --attentions dense
+    python -m experiments.lra --recipe pretrained --tasks text --attentions dense
+    python -m experiments.lra --report-only
+
+Trains every task of --tasks with every attention of --attentions and every seed, --jobs-per-gpu at
+a time on each GPU of this machine (scripts.train_classifier, configs/lra/TASK.yaml), and reports
+on all finished runs in --out: accuracy with intervals beside the paper's, and speed-ups where
+speed.py measured them. Stopped, the same command goes on. Retrieval is left out where its
+texts are not prepared; the in-house task of pairs is trained where it is asked for. The images that
+data.phases begin with are made where they are missing. With --recipe rotary the configurations are
+configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: first on hidden
+tokens.
+"""
+
+import argparse
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from configs.command_line import errors_as_sentences
+from experiments.example_sets import prepare_sets
+from experiments.gpu_pool import Task, python_command
+from experiments.lra.jobs import (
+    ATTENTIONS,
+    BENCHMARK,
+    RECIPES,
+    TASKS,
+    Job,
+    make_jobs,
+    split_by_what_is_there,
+)
+from experiments.lra.report import write_report
+from experiments.lra.runs import note_sharing
+from experiments.sweep import add_options, train_and_report
+
+SEEDS = (1111, 1112, 1113)
+
+
+def task_of(job: Job, jobs_per_gpu: int, waiting: Collection[str]) -> Task:
+    """Train a run, or go on with it, and score its best weights.
+
+    Args:
+        job: the run.
+        jobs_per_gpu: how many share its GPU, at most.
+        waiting: names of all runs of this call.
+    """
+
+    def commands(n_gpu: int) -> list[list[str]]:
+        note_sharing(job.folder, jobs_per_gpu)
+        return [python_command(n_gpu, "-m", "scripts.train_classifier", *job.arguments)]
+
+    return Task(
+        name=job.folder.name,
+        needs=job.needs & frozenset(waiting),
+        commands=commands,
+        log=job.folder.with_suffix(".log"),
+    )
+
+
+def tasks_of(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
+    """The tasks that train what is not finished, whose sets of examples are made here.
+
+    Raises:
+        ValueError: `jobs_per_gpu` is below 1.
+    """
+    if jobs_per_gpu < 1:
+        raise ValueError(f"--jobs-per-gpu={jobs_per_gpu} must be at least 1")
+    finished = [job.folder.name for job in jobs if job.is_finished]
+    if finished:
+        print(f"finished before: {', '.join(finished)}")
+    waiting = {job.folder.name: job for job in jobs if not job.is_finished}
+    phases = [phase for job in waiting.values() for phase in job.config.data.phases]
+    prepare_sets(path for phase in phases for path in phase.paths)
+    return [task_of(job, jobs_per_gpu, waiting) for job in waiting.values()]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.lra",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
+        help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
+        default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--recipe", choices=RECIPES, default="paper")
+    parser.add_argument("--jobs-per-gpu", type=int, default=1, metavar="N")
+    add_options(parser, Path("out/lra"), SEEDS)
+    args = parser.parse_args(argv)
+    tasks = []
+    if not args.report_only:
+        there, left_out = split_by_what_is_there(args.tasks, args.data, args.recipe)
+        for sentence in left_out:
+            print(sentence)
+        jobs = make_jobs(
+            there,
+            args.attentions,
+            args.seeds,
+            data=args.data,
+            out=args.out,
+            recipe=args.recipe,
+            overrides=args.set,
+        )
+        tasks = tasks_of(jobs, args.jobs_per_gpu)
+    train_and_report(
+        tasks,
+        lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),
+        runs_per_gpu=args.jobs_per_gpu,
+    )
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

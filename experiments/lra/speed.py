@@ -1,0 +1,381 @@
+"""How much faster Long Range Arena trains: the speed-up of the FlashAttention paper's Table 3.
+
+    python -m experiments.lra.speed --data out/data/lra --out docs/results/lra_speed.json
+
+For each task, with its data and its configuration, times whole training steps with standard
+attention, ours, and ours under a butterfly: batch, forward and backward pass, clipping, optimizer,
+as scripts.train_classifier does them. All three run in this process and take turns; once as CUDA
+graphs, as they are trained, and once launched kernel by kernel. Nothing is reported of attention
+that gives other logits than standard attention does.
+
+Where Retrieval's texts are missing, its steps are timed on the in-house pairs, which are as many
+and as long in memory, but have more padding. A run that is stopped leaves what it measured in
+NAME.unfinished.json; --resume goes on.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from configs import ClassifyConfig, read_config
+from configs.command_line import errors_as_sentences
+from data.lra.curriculum import Curriculum
+from data.lra.store import MANIFEST
+from evaluation.results import Row, collect_rows
+from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, arguments_of, split_by_what_is_there
+from model.classifier import Classifier
+from training.classifier_step import ClassifierStep
+from training.graphs import GraphedStep
+from training.numerics import autocast, deterministic_algorithms
+from training.optim import learning_rate, make_optimizer, set_learning_rate
+
+BASE, EXACT = "standard", "dense"
+STAND_IN = {"retrieval": "pairs"}
+"""Tasks whose steps another task's data can time, as their configuration is the same."""
+TOLERANCE = 0.05
+"""Most that a logit of exact attention may differ in the first batch: bfloat16 has 8 bits."""
+WARM_UP = 5  # steps: the first compiles, and the fifth of a captured one replays
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What is timed: a task's configuration, and on which data."""
+
+    task: str
+    data_of: str
+    """The task itself, or the one that stands in."""
+    configs: dict[str, ClassifyConfig]
+    """By attention."""
+
+
+class Contender:
+    """A model with one kind of attention, and its training steps."""
+
+    def __init__(self, config: ClassifyConfig, curriculum: Curriculum, device: torch.device):
+        self._config, self._curriculum, self._device = config, curriculum, device
+        torch.manual_seed(config.run.seed)  # the same weights for all
+        self.model = Classifier(config.model).to(device)
+        self._optimizer = make_optimizer(self.model, config.optim, capturable=device.type == "cuda")
+        self._fast: nn.Module = self.model
+        if config.run.compile:
+            self._fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
+        self._learn = ClassifierStep(
+            self._fast,
+            self._optimizer,
+            self._autocast,
+            device,
+            grad_clip=config.optim.grad_clip,
+        )
+        self._lesson = curriculum.lesson(curriculum.number(config.optim.max_steps - 1))
+        self._next = self._lesson.first_step
+        self._take: GraphedStep | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a step."""
+        return self._lesson.batch_size
+
+    def prepare(self, *, captured: bool) -> None:
+        """Steps are CUDA graphs from now on, or not; takes some, of which the first compiles."""
+        self._take = GraphedStep(self._step, self._optimizer, self._device, capture=captured)
+        self.steps(WARM_UP)
+
+    def steps(self, n: int) -> None:
+        """Train for n steps."""
+        assert self._take is not None, "prepare() comes first"
+        for _ in range(n):
+            set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
+            self._take(*self._curriculum.draw(self._next))
+            self._next += 1
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Of the first batch, without dropout; (examples, n_classes) float32."""
+        numbers, changes = self._curriculum.draw(self._lesson.first_step)
+        batch = self._lesson.batch(numbers.to(self._device), changes.to(self._device))
+        self.model.eval()
+        with self._autocast():
+            found = self.model(batch.tokens, batch.lengths, batch.places).float()
+        self.model.train()
+        return found
+
+    def _step(self, numbers: Tensor, changes: Tensor) -> None:
+        self._learn(self._lesson.batch(numbers, changes))
+
+    def _autocast(self) -> AbstractContextManager:
+        return autocast(self._config.run.dtype, self._device)
+
+
+def what_is_timed(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> list[Timed]:
+    """The tasks with the data that are there; says what is left out.
+
+    Raises:
+        FileNotFoundError: a task is not prepared, and no other can stand in.
+    """
+    stood_in = {
+        task: other
+        for task in tasks
+        if (other := STAND_IN.get(task)) is not None
+        and not (data / TASKS[task].folder / MANIFEST).exists()
+        and (data / TASKS[other].folder / MANIFEST).exists()
+    }
+    there, left_out = split_by_what_is_there([t for t in tasks if t not in stood_in], data)
+    for sentence in left_out:
+        print(sentence)
+    return [
+        Timed(
+            task=task,
+            data_of=stood_in.get(task, task),
+            configs={
+                attention: read_config(
+                    ClassifyConfig,
+                    arguments_of(stood_in.get(task, task), attention, data, overrides=overrides),
+                )
+                for attention in ATTENTIONS
+            },
+        )
+        for task in tasks
+        if task in there or task in stood_in
+    ]
+
+
+def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> Iterator[list[Row]]:
+    """The rows of a task: each attention, as CUDA graphs and without.
+
+    Raises:
+        ValueError: our exact attention gives other logits than standard attention, or standard
+            attention would not be timed.
+    """
+    # recompilations are counted by code, which all models share; contenders are in cycles, so that
+    # those of the last task would keep the memory of their graphs
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    config = timed.configs[BASE]
+    if config.run.compile and config.run.dtype == "float32":
+        raise ValueError(
+            "run.dtype=float32: torch.compile then recognizes standard attention and runs "
+            "PyTorch's fused one in its place; take --set run.dtype=bfloat16"
+        )
+    curriculum = Curriculum(
+        config.data,
+        config.model.context_length,
+        config.optim.batch_size,
+        seed=config.run.seed,
+        rank=0,
+        world_size=1,
+        device=device,
+    )
+    with deterministic_algorithms(config.run.deterministic):
+        contenders: dict[str, Contender] = {}
+        logits, peaks = {}, {}
+        for attention, its_config in timed.configs.items():
+            before = _allocated(device)
+            contender = contenders[attention] = Contender(its_config, curriculum, device)
+            logits[attention] = contender.logits()
+            contender.prepare(captured=False)
+            peaks[attention] = _peak_of_a_step(contender, device) - before
+        difference = how_far(logits, timed.task)
+        about = {
+            "task": timed.task,
+            "data": TASKS[timed.data_of].folder,
+            "context_length": config.model.context_length,
+            "documents": config.model.documents,
+            "tokens_share": share_of_tokens(curriculum),
+            "batch_size": contenders[BASE].batch_size,
+            "dtype": config.run.dtype,
+        }
+        rows = []
+        for captured in (False, True) if device.type == "cuda" else (False,):
+            if captured:
+                for contender in contenders.values():
+                    contender.prepare(captured=True)
+            seconds = take_turns(contenders, device, steps=steps, repeats=repeats)
+            for attention, times in seconds.items():
+                mask = timed.configs[attention].model.mask
+                rows.append(
+                    {
+                        **about,
+                        "attention": attention,
+                        "captured": captured,
+                        "block_size": None if mask.pattern == "dense" else mask.block_size,
+                        "density": mask.density(config.model.context_length, causal=False),
+                        "step_ms": 1e3 * statistics.median(times),
+                        "step_ms_fastest": 1e3 * min(times),
+                        "step_ms_slowest": 1e3 * max(times),
+                        "peak_gib": peaks[attention] / 2**30,
+                        "logits_differ_by": difference if attention == EXACT else None,
+                    }
+                )
+    yield rows
+
+
+def how_far(logits: dict[str, Tensor], task: str) -> float:
+    """How far the logits of our exact attention lie from standard attention's, at most.
+
+    Raises:
+        ValueError: further than TOLERANCE.
+    """
+    found = (logits[EXACT] - logits[BASE]).abs().max().item()
+    if not found <= TOLERANCE:  # also where it is NaN
+        raise ValueError(
+            f"{task}: logits of our dense attention differ from standard attention's by up to "
+            f"{found:.3g} (allowed {TOLERANCE}): no speed is reported. Run the tests of kernels/ "
+            "on this device"
+        )
+    return found
+
+
+def take_turns(
+    contenders: dict[str, Contender], device: torch.device, *, steps: int, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of a step, the mean of `steps` in a row, of each contender in each repeat."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, contender in contenders.items():
+            _wait(device)
+            start = time.perf_counter()
+            contender.steps(steps)
+            _wait(device)
+            seconds[name].append((time.perf_counter() - start) / steps)
+    return seconds
+
+
+def share_of_tokens(curriculum: Curriculum) -> float:
+    """The share of the places in a batch that hold no padding, over many examples of the task."""
+    task = curriculum.task
+    numbers = torch.arange(min(len(task), 1024), device=task.labels.device)
+    batch = task.batch(numbers, torch.zeros_like(numbers))
+    if batch.lengths is None:
+        return 1.0
+    return batch.lengths.double().mean().item() / batch.tokens.shape[1]
+
+
+def relate(rows: list[Row], means: dict[str, Any]) -> None:
+    """Add `speedup` over standard attention to the rows, and the means over tasks to `means`.
+
+    The paper counts "the speedup as the geometric mean of the wall-clock speedup of each task"
+    (appendix E.3).
+    """
+    base = {(r["task"], r["captured"]): r["step_ms"] for r in rows if r["attention"] == BASE}
+    for row in rows:
+        row["speedup"] = base[row["task"], row["captured"]] / row["step_ms"]
+    means.clear()
+    for captured in (True, False):
+        of_all = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
+        if not of_all:
+            continue
+        means["captured" if captured else "plain"] = {
+            "tasks": list(dict.fromkeys(r["task"] for r in of_all)),
+            "speedup": {
+                attention: statistics.geometric_mean(
+                    r["speedup"] for r in of_all if r["attention"] == attention
+                )
+                for attention in ATTENTIONS
+            },
+        }
+
+
+def show(rows: list[Row], means: dict[str, Any]) -> None:
+    """Print the rows as a table."""
+    table = Table(title="a training step of Long Range Arena, ms, and times faster than standard")
+    for column in ("task", "data", "tokens", "not padding", "CUDA graph"):
+        table.add_column(column)
+    for attention in ATTENTIONS:
+        table.add_column(attention, justify="right")
+    table.add_column("peak GiB", justify="right")
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["captured"]), []).append(row)
+    for (task, captured), some in groups.items():
+        first = some[0]
+        table.add_row(
+            task,
+            first["data"],
+            f"{first['context_length']:,}" + (" x 2" if first["documents"] == 2 else ""),
+            f"{first['tokens_share']:.0%}",
+            "yes" if captured else "no",
+            *(f"{r['step_ms']:.2f} ({r['speedup']:.2f}x)" for r in some),
+            " / ".join(f"{r['peak_gib']:.2f}" for r in some),
+        )
+    for mode, mean in means.items():
+        table.add_row(
+            "geometric mean", "", "", "", "yes" if mode == "captured" else "no",
+            *(f"{mean['speedup'][attention]:.2f}x" for attention in ATTENTIONS), "",
+        )  # fmt: skip
+    Console(width=140).print(table)
+
+
+def _peak_of_a_step(contender: Contender, device: torch.device) -> int:
+    """Bytes that all tensors on the device take at most during a step; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    contender.steps(1)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.lra.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, default=Path("out/data/lra"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/lra_speed.json"))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
+    parser.add_argument("--steps", type=int, default=100, help="steps of one timing")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each attention")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="key=value", help="as for scripts.train_classifier"
+    )
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("lra_speed measures a GPU, and PyTorch sees none")
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda", torch.cuda.current_device())
+    all_timed = what_is_timed(args.tasks, args.data, args.set)
+    stages = [
+        partial(measure, timed, device, steps=args.steps, repeats=args.repeats)
+        for timed in all_timed
+    ]
+    means: dict[str, Any] = {}  # filled by relate, and written with the rows
+    rows = collect_rows(
+        args.out,
+        stages,
+        partial(relate, means=means),
+        resume=args.resume,
+        steps=args.steps,
+        repeats=args.repeats,
+        geometric_means=means,
+    )
+    show(rows, means)
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,1 @@
+"""Path-X and Path-256, learned in stages."""

@@ -1,0 +1,78 @@
+"""Path-X and Path-256, stage by stage: the FlashAttention paper's Table 6.
+
+    python -m experiments.pathx --stages path64 pathx          # 10 minutes on one GPU
+    python -m experiments.pathx --gpus-per-run 8               # all stages
+    python -m experiments.pathx --report-only
+
+Makes the images that the stages need, trains them one after the other (configs/pathx/STAGE.yaml,
+each from the best weights of the one before), every seed on GPUs of its own, and reports on all
+finished runs in --out: accuracy with intervals beside the paper's, and what can be had without
+following a contour. Stopped, the same command goes on.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import errors_as_sentences
+from experiments.example_sets import prepare_sets
+from experiments.gpu_pool import Task, python_command
+from experiments.pathx.report import write_report
+from experiments.pathx.stages import BEFORE, StageRun, make_runs, run_folder
+from experiments.sweep import add_options, train_and_report
+
+SEEDS = (1111,)
+
+
+def task_of(run: StageRun, waiting: set[str]) -> Task:
+    """Train a stage, or go on with it, and score its best weights.
+
+    Args:
+        run: the stage.
+        waiting: names of all tasks of this call.
+    """
+    before = BEFORE[run.stage]
+    name = None if before is None else run_folder(run.folder.parent, before, run.seed).name
+
+    def commands(n_gpu: int) -> list[list[str]]:
+        return [python_command(n_gpu, "-m", "scripts.train_classifier", *run.arguments)]
+
+    return Task(
+        name=run.folder.name,
+        needs=frozenset(waiting & {name}),
+        commands=commands,
+        log=run.folder.with_suffix(".log"),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.pathx",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--stages", nargs="+", choices=tuple(BEFORE), metavar="STAGE", default=tuple(BEFORE),
+        help=f"of {', '.join(BEFORE)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--gpus-per-run", type=int, default=1, metavar="N")
+    add_options(parser, Path("out/pathx"), SEEDS)
+    args = parser.parse_args(argv)
+    tasks = []
+    if not args.report_only:
+        runs = make_runs(args.stages, args.seeds, args.out, args.set)
+        unfinished = [run for run in runs if not run.is_finished]
+        prepare_sets(path for run in unfinished for path in run.config.data.training_paths)
+        names = {run.folder.name for run in unfinished}
+        tasks = [task_of(run, names) for run in unfinished]
+    train_and_report(
+        tasks,
+        lambda _: write_report(args.out, args.results, args.add),
+        gpus_per_run=args.gpus_per_run,
+    )
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,69 @@
+"""What the commands have in common that train many runs and report on them."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from experiments.gpu_pool import Task, groups_of_gpus, run_tasks
+
+
+def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
+    """Where runs and reports are, which seeds, and what is set for all: classifiers' sweeps.
+
+    Args:
+        parser: gets the options.
+        out, seeds: where none are given.
+    """
+    parser.add_argument("--out", type=Path, default=out, help="folder of the runs")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=seeds, metavar="SEED", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="key=value",
+        help="for all runs, as for scripts.train_classifier",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results", type=Path, default=Path("docs/results"), help="folder of the report"
+    )
+    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
+    parser.add_argument(
+        "--add", type=Path, nargs="+", default=[], metavar="FILE",
+        help="reports, of other machines or earlier ones: tell of their runs that --out lacks, too",
+    )  # fmt: skip
+
+
+def train_and_report(
+    tasks: Sequence[Task],
+    report: Callable[[list[str]], object],
+    *,
+    gpus_per_run: int = 1,
+    runs_per_gpu: int = 1,
+) -> None:
+    """Run tasks on the GPUs of this machine, then report, also where some of them failed.
+
+    Args:
+        tasks: what trains the runs; none where nothing is left to train.
+        report: gets the names of the tasks that failed.
+        gpus_per_run: how many GPUs share a run.
+        runs_per_gpu: how many runs share a GPU, at most.
+
+    Raises:
+        SystemExit: stopped, or some tasks failed.
+        ValueError: fewer GPUs than a run needs.
+    """
+    failed = []
+    if tasks:
+        # all GPUs once, then all once more: the first runs have one each
+        groups = groups_of_gpus(gpus_per_run) * runs_per_gpu
+        try:
+            failed = run_tasks(tasks, groups, partial(print, flush=True))
+        except SystemExit:
+            print("stopped: the same command goes on from here", file=sys.stderr)
+            raise
+    if failed:
+        print(f"these runs failed: {', '.join(failed)}")
+    report(failed)
+    if failed:
+        raise SystemExit(1)

@@ -1,0 +1,375 @@
+"""The runs behind our Table 4: their order, and the command line of each."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from configs import RUN_CONFIG, TrainConfig, load_config
+from data.text.shards import Manifest, SplitInfo
+from evaluation.runs import check_same_settings, check_settings
+from evaluation.sums import Scored, read_scored
+from experiments.table4.models import MODELS, Budget, Model
+from model.config import DEFAULT_ROPE_BASE
+from model.flops import train_flops_per_token
+from training.checkpoint import Progress, latest_checkpoint, read_progress
+from training.metrics import read_metrics
+
+LOG_STEPS = 10  # between records of the training loss
+EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and between checkpoints
+
+# What a run that goes on may have begun with otherwise: other GPUs; steps from times.
+OF_GPUS = ("optim.micro_batch_size",)
+OF_TIME = ("optim.max_steps", "optim.warmup_steps", "run.eval_every")
+
+SET_HERE = {
+    "run.seed": "take --seeds",
+    "run.out_dir": "take --out",
+    "run.init_from": "take --models",
+    "data.path": "take --data",
+    "model.context_length": "take --models",
+}
+"""Settings that make a run the one that its name says: what to take instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: a model with a seed."""
+
+    name: str
+    """Of the model."""
+    seed: int
+    folder: Path
+    recipe: tuple[str, ...]
+    """Arguments of train.py, but the number of steps where that follows from other runs."""
+    overrides: tuple[str, ...]
+    """Arguments that come last."""
+    needs: tuple[Path, ...]
+    """Runs that must be finished before it starts."""
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """What the arguments mean."""
+        return load_config([*self.recipe, *self.overrides])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its last evaluation is there, and the checkpoint that is saved after it."""
+        progress = self.progress
+        return progress is not None and progress.step == last_step(self.folder)
+
+    @property
+    def progress(self) -> Progress | None:
+        """Of its newest checkpoint, from which it would go on; None if there is none yet."""
+        checkpoint = latest_checkpoint(self.folder)
+        return None if checkpoint is None else read_progress(checkpoint)[0]
+
+    @property
+    def may_differ(self) -> tuple[str, ...]:
+        """Settings that a run of this job may have begun with otherwise."""
+        of_time = OF_TIME if MODELS[self.name].same_time_as is not None else ()
+        return (*OF_GPUS, *of_time, "data.path")  # the text may lie elsewhere on another machine
+
+
+def last_step(folder: Path) -> int | None:
+    """Where the last evaluation of the run in `folder` was made; None if it was not yet."""
+    begun = folder / RUN_CONFIG
+    if not begun.exists():
+        return None
+    last = load_config([str(begun)]).optim.max_steps
+    evaluated = {r["step"] for r in read_metrics(folder) if "val_loss" in r}
+    return last if last in evaluated else None
+
+
+def what_it_took(folder: Path, sums: Path) -> dict[str, Any] | None:
+    """`step` and `gpu_hours` of a finished run; None where neither its folder nor its sums tell.
+
+    Args:
+        folder: of the run.
+        sums: of all runs, as `scripts.evaluate --sums` writes them.
+    """
+    if last_step(folder) is not None:
+        return read_metrics(folder)[-1]
+    kept = [read_scored(path)[0] for path in sorted(sums.glob(f"*/{folder.name}.npz"))]
+    return next((scored.about for scored in kept if is_whole(scored)), None)
+
+
+def is_whole(scored: Scored) -> bool:
+    """Whether a run was scored after its last evaluation."""
+    last = scored.config.optim.max_steps
+    steps = [record["step"] for record in scored.about["evaluations"]]
+    return scored.about["step"] == last and last in steps
+
+
+def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
+    """Refuse a folder of sums that are of other runs than these, or of runs on another text.
+
+    Args:
+        jobs: all of the sweep.
+        sums: FOLDER/CORPUS/RUN.npz.
+        data: token shards that the jobs train on.
+
+    Raises:
+        ValueError: names the settings that differ, or how long the texts are.
+    """
+    here = _training_tokens(data)
+    for job in jobs:
+        for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
+            scored, _ = read_scored(path)
+            check_settings(path, scored.config, job.config, may_differ=job.may_differ)
+            _check_text(path, scored.about.get("text_tokens"), here, "--sums")
+
+
+def check_folders(jobs: Sequence[Job], data: Path) -> None:
+    """The same for folders of runs that were begun, as far as `make_jobs` did not."""
+    here = _training_tokens(data)
+    for job in jobs:
+        checkpoint = latest_checkpoint(job.folder)
+        if checkpoint is not None:
+            _, must_match = read_progress(checkpoint)
+            _check_text(job.folder, must_match.get("training tokens"), here, "--out")
+
+
+def _training_tokens(data: Path) -> int:
+    return Manifest.load(data).splits.get("train", SplitInfo()).tokens
+
+
+def _check_text(path: Path, there: int | None, here: int, option: str) -> None:
+    if there not in (None, here):  # early runs do not tell
+        raise ValueError(
+            f"{path} is of a run that was trained on a text of {there:,} tokens, and --data has "
+            f"{here:,}: take the text that all were trained on, or another {option}"
+        )
+
+
+def make_jobs(
+    names: Sequence[str],
+    budget: Budget,
+    out: Path,
+    *,
+    data: Path,
+    vocab_size: int,
+    seeds: int,
+    gpus_per_run: int = 1,
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """The runs of some models: those of the first seed first, of a seed the longest chain first.
+
+    Args:
+        names: of MODELS; those that others start from or are measured by are added.
+        budget: of each run.
+        out: folder of all runs: MODEL_seedN.
+        data: token shards to train on.
+        vocab_size: of their tokenizer.
+        seeds: runs of each model.
+        gpus_per_run: that share the batch.
+        overrides: key=value for all runs, last.
+
+    Raises:
+        ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
+            holds a run with other settings.
+    """
+    for name, value in (("seeds", seeds), ("gpus-per-run", gpus_per_run)):
+        if value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in SET_HERE:
+            raise ValueError(
+                f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
+            )
+    bound = [n for n in names if MODELS[n].same_time_as is not None or MODELS[n].share != 1]
+    if bound and any(override.startswith("optim.max_steps=") for override in overrides):
+        raise ValueError(
+            f"--set optim.max_steps with {', '.join(bound)}, whose steps follow from those or the "
+            "time of other models: leave one of them out"
+        )
+    jobs = [
+        _job(name, seed, budget, out, data, vocab_size, gpus_per_run, overrides)
+        for name in _with_needed(names)
+        for seed in range(1, seeds + 1)
+    ]
+    for job in jobs:
+        job.config.grad_accum_steps(gpus_per_run)
+        check_same_settings(job.folder, job.config, may_differ=job.may_differ)
+
+    flops = {
+        job.folder: train_flops_per_token(job.config.model, causal=True)
+        * job.config.optim.max_steps
+        for job in jobs
+    }
+
+    @cache
+    def chain(folder: Path) -> float:
+        """FLOPs of a run and of the longest chain of runs that wait for it."""
+        waiting = (chain(job.folder) for job in jobs if folder in job.needs)
+        return flops[folder] + max(waiting, default=0.0)
+
+    return sorted(jobs, key=lambda job: (job.seed, -chain(job.folder)))
+
+
+def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[str, ...]:
+    """The arguments of train.py, once all runs that the job needs are finished.
+
+    A run that was begun keeps the number of steps that it began with, and other seeds take that of
+    the first, wherever it was trained.
+
+    Args:
+        job: the run.
+        sums: as in `what_it_took`.
+        here: folders of all runs that are trained now; their sums are of another time.
+    """
+    model = MODELS[job.name]
+    if model.same_time_as is None:
+        return *job.recipe, *job.overrides
+    first = job.folder.with_name(f"{job.name}_seed1")
+    begun = [path for f in (job.folder, first) if (path := f / RUN_CONFIG).exists()]
+    if begun:
+        steps = load_config([str(begun[0])]).optim.max_steps
+    elif first not in {job.folder, *here} and (took := what_it_took(first, sums)) is not None:
+        steps = took["step"]
+    else:
+        steps = _affordable_steps(job, model, sums)
+    of_time = (
+        f"optim.max_steps={steps}",
+        f"optim.warmup_steps={_warmup(steps)}",
+        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
+    )
+    return *job.recipe, *of_time, *job.overrides
+
+
+def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
+    """Steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal model.
+
+    Times are those of the first seed, so that all seeds have the same steps.
+
+    Raises:
+        ValueError: what it starts with took all of the time.
+    """
+    assert model.same_time_as is not None
+
+    def first_seed(name: str) -> dict[str, Any]:
+        took = what_it_took(job.folder.with_name(f"{name}_seed1"), sums)
+        assert took is not None, f"{name} is not finished"
+        return took
+
+    def hours(name: str) -> float:
+        """With those of the run whose weights it starts with."""
+        origin = MODELS[name].starts_from
+        return first_seed(name)["gpu_hours"] + (0.0 if origin is None else hours(origin))
+
+    whole = hours(model.same_time_as)
+    spent = 0.0 if model.starts_from is None else hours(model.starts_from)
+    equal = first_seed(_equally_fast(job.name, model.same_time_as))
+    hours_a_step = equal["gpu_hours"] / equal["step"]
+    steps = round((whole - spent) / hours_a_step / LOG_STEPS) * LOG_STEPS
+    if steps < LOG_STEPS:
+        origin = model.starts_from
+        already = f", and {origin}, which it starts from, {spent:.4g} already" if origin else ""
+        raise ValueError(
+            f"{job.name} has no time left for {LOG_STEPS} steps: {model.same_time_as} took "
+            f"{whole:.4g} GPU-hours{already}: leave {job.name} out of --models, or take a larger "
+            "--budget"
+        )
+    return steps
+
+
+def _equally_fast(name: str, same_time_as: str) -> str:
+    """The model whose steps take as long as those of one that is trained for a time."""
+    same = name.removesuffix("_same_time")
+    return same_time_as if same == name else same
+
+
+def _needed_by(name: str) -> set[str]:
+    model = MODELS[name]
+    needed = set() if model.starts_from is None else {model.starts_from}
+    if model.same_time_as is not None:
+        needed |= {model.same_time_as, _equally_fast(name, model.same_time_as)}
+    return needed
+
+
+def _with_needed(names: Sequence[str]) -> list[str]:
+    """The models of `names` and those that they need, in the order of MODELS."""
+    wanted = set(names).union(*map(_needed_by, names))
+    return [name for name in MODELS if name in wanted]
+
+
+def _job(
+    name: str,
+    seed: int,
+    budget: Budget,
+    out: Path,
+    data: Path,
+    vocab_size: int,
+    gpus_per_run: int,
+    overrides: Sequence[str],
+) -> Job:
+    model = MODELS[name]
+    folder = out / f"{name}_seed{seed}"
+    recipe_arguments = _recipe(name, budget)
+    steps = round(budget.steps * model.share)
+    recipe = load_config(recipe_arguments)
+    context_length = recipe.model.context_length
+    at_once = recipe.optim.micro_batch_size * context_length
+    at_once = min(at_once, budget.batch_tokens // gpus_per_run)
+    arguments = [
+        *recipe_arguments,
+        f"model.vocab_size={vocab_size}",
+        f"data.path={data}",
+        f"optim.max_steps={steps}",
+        f"optim.warmup_steps={_warmup(steps)}",
+        f"optim.batch_tokens={budget.batch_tokens}",
+        f"optim.micro_batch_size={max(1, at_once // context_length)}",
+        # not the windows again that the first part began with
+        f"run.seed={seed if model.starts_from is None else 1000 + seed}",
+        f"run.out_dir={folder}",
+        f"run.log_every={LOG_STEPS}",
+        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
+        f"run.save_every={_every(steps // 2, SAVE_STEPS)}",
+        "run.keep_last=1",
+    ]
+    if model.starts_from is not None:
+        arguments.append(f"run.init_from={out / f'{model.starts_from}_seed{seed}'}")
+        arguments.append(f"optim.lr={recipe.optim.lr / 2}")
+        if recipe.model.positions == "rotary":
+            before = load_config(_recipe(model.starts_from, budget)).model.context_length
+            base = _stretched_base(context_length / before, recipe.model.head_dim)
+            arguments.append(f"model.rope_base={base:.0f}")
+    needs: set[Path] = set()
+    if model.same_time_as is not None:
+        needs |= {out / f"{other}_seed1" for other in _needed_by(name)}  # their times
+    if model.starts_from is not None:
+        needs.add(out / f"{model.starts_from}_seed{seed}")
+    return Job(
+        name=name,
+        seed=seed,
+        folder=folder,
+        recipe=tuple(arguments),
+        overrides=tuple(overrides),
+        needs=tuple(sorted(needs)),
+    )
+
+
+def _recipe(name: str, budget: Budget) -> list[str]:
+    """A model's YAML file with what the budget and the model change in it."""
+    model = MODELS[name]
+    return [f"configs/gpt2_small_{model.context}.yaml", *budget.overrides, *model.overrides]
+
+
+def _stretched_base(stretch: float, head_dim: int) -> float:
+    """The base at which the slowest pair turns over the longer context as before over the old one.
+
+    b0 s^(D / (D - 2)), "NTK-aware" scaling, in the words of YaRN (arXiv 2309.00071, section 3.1).
+    """
+    return DEFAULT_ROPE_BASE * stretch ** (head_dim / (head_dim - 2))
+
+
+def _warmup(steps: int) -> int:
+    """1% as in the paper, but long enough for a short run with a high learning rate."""
+    return min(steps // 4, max(steps // 100, 200))
+
+
+def _every(steps: int, most: int) -> int:
+    """So many steps or fewer, a multiple of LOG_STEPS."""
+    return max(1, min(steps, most) // LOG_STEPS) * LOG_STEPS

@@ -1,0 +1,186 @@
+"""Train the same GPT on our attention and on PyTorch's, and see whether the losses are the same.
+
+python -m experiments.train_steps.same_losses configs/gpt2_small_1k.yaml --name gpt2_small_1k ...
+
+Several runs of train.py for each, all from one seed and with run.deterministic=false. Left to
+itself, PyTorch adds some gradients in an order that varies, so equal runs drift apart: that is the
+noise, and runs on different attention must lie no further apart. What was begun before goes on, and
+a finished run is not trained again.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from configs import TrainConfig, load_config
+from configs.command_line import errors_as_sentences
+from data.text.shards import Manifest
+from evaluation.results import write_result
+from evaluation.runs import check_same_settings
+from training.metrics import read_metrics
+
+IMPLS = {"triton": "Triton (ours)", "sdpa": "SDPA (PyTorch)"}
+SKIPPED = 3  # records of the speed that are left out: compiling, and clocks that still rise
+
+
+def train_all(
+    config: str, overrides: Sequence[str], folder: Path, repeats: dict[str, int]
+) -> dict[str, Path]:
+    """Run train.py for each contender, as a user would; returns the folders by "IMPL NUMBER".
+
+    Raises:
+        ValueError: a folder holds a run with other settings.
+    """
+    folders, arguments = {}, {}
+    for impl in IMPLS:
+        for number in range(1, repeats[impl] + 1):
+            name = f"{impl} {number}"
+            folders[name] = folder / f"{impl}_{number}"
+            arguments[name] = [
+                config,
+                *overrides,
+                "run.deterministic=false",
+                f"model.attention={impl}",
+                f"run.out_dir={folders[name]}",
+            ]
+            check_same_settings(folders[name], load_config(arguments[name]))
+    for name, out in folders.items():
+        if not is_finished(out, load_config(arguments[name])):
+            print(f"\n{name}: train.py {' '.join(arguments[name])}\n", flush=True)
+            subprocess.run([sys.executable, "train.py", *arguments[name]], check=True)
+    return folders
+
+
+def is_finished(run: Path, config: TrainConfig) -> bool:
+    """Whether the last evaluation of a run is there."""
+    return any("val_loss" in r and r["step"] == config.optim.max_steps for r in read_metrics(run))
+
+
+def summarise(run: Path) -> dict[str, Any]:
+    """Losses, speed and memory of one run."""
+    records = read_metrics(run)
+    trained = [r for r in records if "loss" in r]
+    evaluated = [r for r in records if "val_loss" in r]
+    timed = trained[SKIPPED:]
+    return {
+        "tokens": trained[-1]["tokens"],
+        "validation_loss": evaluated[-1]["val_loss"],
+        "validation_perplexity": evaluated[-1]["val_perplexity"],
+        "validation_tokens": evaluated[-1]["val_tokens"],
+        "tokens_per_s": median(r["tokens_per_s"] for r in timed if "tokens_per_s" in r),
+        "mfu_causal": median(r.get("mfu_causal", 0) for r in timed),
+        "mfu_full": median(r.get("mfu_full", 0) for r in timed),
+        "memory_gib": max(r.get("memory_gib", 0) for r in trained),
+        "curve": [[r["tokens"], r["loss"]] for r in trained],
+        "validation_curve": [[r["tokens"], r["val_loss"]] for r in evaluated],
+    }
+
+
+def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """How far apart runs lie, nats: on "same" attention, and on "different"; means over pairs.
+
+    curve: mean gap of the training losses. validation: gap of the final validation losses.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {"same": [], "different": []}
+    for (a, run_a), (b, run_b) in combinations(runs.items(), 2):
+        gaps = [abs(x - y) for x, y in zip(losses(run_a), losses(run_b), strict=True)]
+        kind = "same" if a.split()[0] == b.split()[0] else "different"
+        final_gap = abs(run_a["validation_loss"] - run_b["validation_loss"])
+        pairs[kind].append((mean(gaps), final_gap))
+    return {
+        kind: {
+            "pairs": len(values),
+            "curve": mean(curve for curve, _ in values),
+            "validation": mean(final for _, final in values),
+        }
+        for kind, values in pairs.items()
+    }
+
+
+def losses(run: dict[str, Any]) -> list[float]:
+    """The training losses of a summary."""
+    return [loss for _, loss in run["curve"]]
+
+
+def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
+    """The curves of all runs, and below them their distance from the mean of the SDPA runs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    sdpa = [losses(run) for name, run in runs.items() if name.startswith("sdpa")]
+    middle = [mean(values) for values in zip(*sdpa, strict=True)]
+    for name, run in runs.items():
+        impl, number = name.split()
+        style = {"color": "C1" if impl == "triton" else "C0", "lw": 1}
+        style["label"] = IMPLS[impl] if number == "1" else None
+        tokens = [tokens / 1e6 for tokens, _ in run["curve"]]
+        top.plot(tokens, losses(run), **style)
+        gaps = [loss - base for loss, base in zip(losses(run), middle, strict=True)]
+        bottom.plot(tokens, gaps, **style)
+    top.set_title(title)
+    top.set_ylabel("training loss, nats per token")
+    bottom.set_ylabel("minus the mean of SDPA")
+    bottom.set_xlabel("tokens seen, millions")
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    top.legend()
+    figure.savefig(out, dpi=120)
+    print(f"drew {out}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.train_steps.same_losses",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="YAML file of the runs")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values to replace")
+    parser.add_argument("--name", required=True, help="of the result and of the runs' folder")
+    parser.add_argument("--triton", type=int, default=2, metavar="N", help="runs on our attention")
+    parser.add_argument("--sdpa", type=int, default=2, metavar="N", help="on PyTorch's; 2 or more")
+    parser.add_argument("--runs", type=Path, default=Path("out/compare_training"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_intermixed_args(argv)
+    if args.triton < 1 or args.sdpa < 2:
+        parser.error(
+            f"--triton={args.triton} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
+            "two equal runs the noise is unknown"
+        )
+    repeats = {"triton": args.triton, "sdpa": args.sdpa}
+    folders = train_all(args.config, args.overrides, args.runs / args.name, repeats)
+    runs = {name: summarise(folder) for name, folder in folders.items()}
+    corpus = Manifest.load(Path(load_config([args.config, *args.overrides]).data.path))
+    path = args.out / f"compare_training_{args.name}.json"
+    write_result(
+        path,
+        {
+            "corpus_tokens": {split: info.tokens for split, info in corpus.splits.items()},
+            "distances": distances(runs),
+            "runs": runs,
+        },
+    )
+    print(f"wrote {path}")
+    draw(runs, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")
+    for kind, gap in distances(runs).items():
+        print(
+            f"on {kind} attention, runs lie {gap['curve']:.4f} nats apart, and "
+            f"{gap['validation']:.4f} at the end ({gap['pairs']} pairs)"
+        )
+    for name, run in runs.items():
+        print(
+            f"{name:9} validation loss {run['validation_loss']:.4f}  "
+            f"{run['tokens_per_s']:,.0f} tokens/s  {run['memory_gib']:.1f} GiB"
+        )
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

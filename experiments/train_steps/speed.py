@@ -1,0 +1,271 @@
+"""Speed and memory of a whole training step of GPT-2 small, by context length and attention.
+
+python -m experiments.train_steps.speed [--contexts 1024 4096 16384] [--nanogpt FOLDER]
+
+Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16, under torch.compile. All
+contenders run in this process on the same tokens; with --nanogpt, karpathy/nanoGPT's model too,
+from a checkout of it. Nothing is printed for a contender whose loss differs from the others'.
+A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
+"""
+
+import argparse
+import gc
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from configs.command_line import errors_as_sentences
+from evaluation.results import Row, collect_rows
+from model import GPT, GPT2_SIZES, ModelConfig
+from model.flops import mfu, train_flops_per_token
+from training.numerics import deterministic_algorithms
+from training.optim import OptimConfig, make_optimizer
+
+TOKENS_A_STEP = 32_768
+LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
+
+NANOGPT_BACKENDS = {
+    "nanoGPT, flash": [SDPBackend.FLASH_ATTENTION],
+    "nanoGPT, cuDNN": [SDPBackend.CUDNN_ATTENTION],
+}
+
+Step = Callable[[], Tensor]
+
+
+def our_step(
+    config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool = False
+) -> Step:
+    """A training step of this project's model; returns the loss."""
+    model = GPT(config).cuda()
+    optimizer = make_optimizer(
+        model, OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
+    )
+    step = _step(model, optimizer, lambda run: run(tokens, targets))
+
+    def repeatable_step() -> Tensor:
+        with deterministic_algorithms(deterministic):
+            return step()
+
+    return repeatable_step
+
+
+def nanogpt_step(
+    folder: Path,
+    context_length: int,
+    tokens: Tensor,
+    targets: Tensor,
+    backends: list[SDPBackend],
+) -> Step:
+    """The same of nanoGPT's model, as its train.py sets it up, on the given backends of SDPA."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
+    if spec is None or spec.loader is None or not (folder / "model.py").exists():
+        raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module
+    spec.loader.exec_module(module)
+    model = module.GPT(
+        module.GPTConfig(block_size=context_length, vocab_size=50304, dropout=0.0, bias=False)
+    ).cuda()
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
+    step = _step(model, optimizer, lambda run: run(tokens, targets)[1])
+
+    def step_on_backends() -> Tensor:
+        with sdpa_kernel(backends):
+            return step()
+
+    return step_on_backends
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]
+) -> Step:
+    fast_model = torch.compile(model)
+
+    def step() -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = loss_of(fast_model)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
+    """First loss (nats), median seconds of a step, and peak memory (GiB) of a contender."""
+    torch._dynamo.reset()
+    # Cached graphs do not know which backend of SDPA they were traced for.
+    torch.compiler.config.force_disable_caches = True
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    step = make()
+    first_loss = step().item()
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - start) / steps)
+    return {
+        "first_loss": first_loss,
+        "step_s": statistics.median(seconds),
+        "step_s_fastest": min(seconds),
+        "step_s_slowest": max(seconds),
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
+    """One row for each contender."""
+    batch = TOKENS_A_STEP // context_length
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
+    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    configs = {
+        attention: ModelConfig(
+            context_length=context_length, attention=attention, **GPT2_SIZES["small"]
+        )
+        for attention in ("triton", "sdpa")
+    }
+    contenders: dict[str, Callable[[], Step]] = {
+        # The first is deterministic, which is the default of train.py.
+        "ours, triton": partial(our_step, configs["triton"], tokens, targets, deterministic=True),
+        "ours, triton, not deterministic": partial(our_step, configs["triton"], tokens, targets),
+        "ours, sdpa": partial(our_step, configs["sdpa"], tokens, targets),
+    }
+    if nanogpt is not None:
+        for name, backends in NANOGPT_BACKENDS.items():
+            contenders[name] = partial(
+                nanogpt_step, nanogpt, context_length, tokens, targets, backends
+            )
+    flops = train_flops_per_token(configs["triton"], causal=True)
+    for name, make in contenders.items():
+        measured = measure(make, steps)
+        tokens_per_s = TOKENS_A_STEP / measured["step_s"]
+        utilisation = mfu(tokens_per_s, configs["triton"], torch.cuda.get_device_name())
+        yield [
+            {
+                "context_length": context_length,
+                "name": name,
+                "tokens_per_s": tokens_per_s,
+                "tflops_causal": tokens_per_s * flops / 1e12,
+                "mfu": asdict(utilisation) if utilisation else None,
+                **measured,
+            }
+        ]
+
+
+def check_loss(rows: list[Row]) -> None:
+    """Print the speed of the last row, if its first loss is that of the first row."""
+    first, last = rows[0], rows[-1]
+    if not abs(last["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
+        raise SystemExit(
+            f"{last['name']} at {last['context_length']}: the first loss is "
+            f"{last['first_loss']:.4f}, and that of {first['name']} at {first['context_length']} "
+            f"{first['first_loss']:.4f}: no speed is reported"
+        )
+    speed = f"{last['tokens_per_s']:10,.0f} tokens/s"
+    print(f"{last['context_length']:6} {last['name']:32} {speed}", flush=True)
+
+
+def show(rows: list[Row]) -> None:
+    """Print the rows as a table, speeds also relative to nanoGPT's where it ran."""
+    table = Table(title=f"GPT-2 small, {TOKENS_A_STEP:,} tokens a step, bfloat16, torch.compile")
+    for column in (
+        "context",
+        "",
+        "tokens/s",
+        "x nanoGPT flash",
+        "MFU causal",
+        "MFU full",
+        "peak GiB",
+    ):
+        table.add_column(column, justify="right")
+    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
+    for row in rows:
+        base = peer.get(row["context_length"])
+        table.add_row(
+            f"{row['context_length']:,}",
+            row["name"],
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['tokens_per_s'] / base:.2f}" if base else "-",
+            f"{row['mfu']['causal']:.1%}" if row["mfu"] else "unknown GPU",
+            f"{row['mfu']['full']:.1%}" if row["mfu"] else "unknown GPU",
+            f"{row['peak_gib']:.1f}",
+        )
+    Console(width=100).print(table)
+
+
+def draw(rows: list[Row], out: Path) -> None:
+    """Draw tokens/s as bars, grouped by context length."""
+    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
+    from matplotlib.figure import Figure
+
+    contexts = sorted({row["context_length"] for row in rows})
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    speed = {(row["context_length"], row["name"]): row["tokens_per_s"] / 1e3 for row in rows}
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        places = [group + number * width for group in range(len(contexts))]
+        bars = axes.bar(places, [speed[c, name] for c in contexts], 0.92 * width, label=name)
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+    axes.set_xticks(
+        [group + 0.4 - width / 2 for group in range(len(contexts))], [f"{c:,}" for c in contexts]
+    )
+    axes.set_xlabel("context length, tokens")
+    axes.set_ylabel("training speed, thousand tokens/s")
+    axes.legend(fontsize=8)
+    figure.savefig(out, dpi=120)
+    print(f"drew {out}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.train_steps.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
+    parser.add_argument("--steps", type=int, default=20, help="steps of one of five timings")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/train_speed.json"))
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
+    torch.set_float32_matmul_precision("high")
+    stages = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
+    rows = collect_rows(
+        args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
+    )
+    show(rows)
+    print(f"wrote {args.out}")
+    draw(rows, args.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+
+from data.text.shards import TokenStream, token_dtype
+
+
+def test_reads_across_shard_borders(make_shards):
+    documents = [[1, 2, 3], [], [4], list(range(5, 40)), [40]]
+    folder = make_shards(documents, shard_tokens=4)
+    expected = [i for ids in documents for i in [*ids, 0]]
+    stream = TokenStream(folder, "train")
+    assert [s.tokens for s in stream.info.shards] == [4, 39, 2]
+    assert len(stream) == len(expected)
+    for start in range(len(expected) + 1):
+        for length in range(len(expected) - start + 1):
+            ids = stream.read(start, length)
+            assert ids.dtype == np.int64
+            assert ids.tolist() == expected[start : start + length]
+    assert stream.document_starts.tolist() == [0, 4, 5, 7, 43]
+    assert stream.document_starts.dtype == np.int64
+    stream.verify()
+
+
+def test_document_larger_than_a_shard_stays_whole(make_shards):
+    stream = TokenStream(make_shards([[1] * 50, [2]], shard_tokens=4), "train")
+    assert [(s.tokens, s.documents) for s in stream.info.shards] == [(51, 1), (2, 1)]
+
+
+def test_one_token_corpus(make_shards):
+    stream = TokenStream(make_shards([[]]), "train")
+    assert (len(stream), stream.read(0, 1).tolist()) == (1, [0])
+    assert stream.document_starts.tolist() == [0]
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, 3), (2, 1), (3, 0), (0, -1)])
+def test_range_outside_the_stream(make_shards, start, length):
+    stream = TokenStream(make_shards([[1]]), "train")
+    with pytest.raises(IndexError, match=f"start={start}, length={length} .* 2 tokens"):
+        stream.read(start, length)
+
+
+def test_dtype_grows_at_65536_entries(make_shards):
+    assert token_dtype(65_535) == "uint16"
+    assert token_dtype(65_536) == "uint32"
+    stream = TokenStream(make_shards([[70_000]], vocab_size=70_001), "train")
+    assert stream.read(0, 2).tolist() == [70_000, 0]
+
+
+def test_torn_shard(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    with (folder / "train_00000.bin").open("r+b") as file:
+        file.truncate(5)
+    with pytest.raises(ValueError, match=r"torn shard: it has 5 bytes.* 8 in all"):
+        TokenStream(folder, "train")
+
+
+def test_missing_shard(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    (folder / "train_00000.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"train_00000\.bin is missing"):
+        TokenStream(folder, "train")
+
+
+def test_out_of_range_id(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    np.array([1, 2, 60_000, 0], dtype="<u2").tofile(folder / "train_00000.bin")
+    stream = TokenStream(folder, "train")
+    with pytest.raises(ValueError, match=r"token id 60000 must be below .*vocab_size=100"):
+        stream.read(0, 4)
+    with pytest.raises(ValueError, match=r"has sha256=.* but the manifest says"):
+        stream.verify()
+
+
+def test_damaged_offsets(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    np.save(folder / "train_00000.offsets.npy", np.zeros(2, dtype=np.int64))
+    with pytest.raises(ValueError, match=r"\(2,\), but must hold int64 \(1,\)"):
+        TokenStream(folder, "train").verify()
+
+
+def test_missing_folder_and_manifest_name_the_command(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"does not exist.*scripts\.prepare_text"):
+        TokenStream(tmp_path / "absent", "train")
+    with pytest.raises(FileNotFoundError, match=r"no manifest\.json.*scripts\.prepare_text"):
+        TokenStream(tmp_path, "train")
+    (tmp_path / "progress.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="not finished; run the prepare command again"):
+        TokenStream(tmp_path, "train")
+
+
+def test_unknown_split_and_version(make_shards):
+    folder = make_shards([[1]])
+    with pytest.raises(ValueError, match=r"split='test' must be one of \['train', 'val'\]"):
+        TokenStream(folder, "test")
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(
+        manifest.replace('"format_version": 1', '"format_version": 9')
+    )
+    with pytest.raises(ValueError, match="format_version=9"):
+        TokenStream(folder, "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format_version": 1, "spl', "is damaged .*prepare the folder again"),
+        ("[]", "it holds list, not an object"),
+        ('{"format_version": 1, "tokenizer": {"name": "x"}}', "lacks what a manifest must have"),
+        ('{"format_version": 1, "tokenizer": 3}', "lacks what a manifest must have"),
+        ("\xff", "is damaged .*prepare the folder again"),
+    ],
+)
+def test_damaged_manifest(make_shards, text, message):
+    folder = make_shards([[1]])
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"manifest\.json .*{message}"):
+        TokenStream(folder, "train")
+
+
+def test_tokenizer_that_breaks_its_word(make_shards):
+    with pytest.raises(ValueError, match="token id 100, which must be below"):
+        make_shards([[100]])
+    with pytest.raises(ValueError, match=r"2 ends of text \(id 0\) for 1 documents"):
+        make_shards([[1, 0, 2]])

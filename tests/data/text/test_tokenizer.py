@@ -1,0 +1,180 @@
+import json
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from data.text.tokenizer import (
+    END_OF_TEXT,
+    TextTokenizer,
+    gpt2_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
+
+ODD_TEXTS = ["", " ", "\n", "a", "  two  spaces ", "naïve café 東京 🦋", "x\r\ny\u2028z\x1cw"]
+
+
+@pytest.mark.parametrize("text", [*ODD_TEXTS, f"a{END_OF_TEXT}b", END_OF_TEXT])
+def test_text_comes_back_and_never_contains_the_end_of_text_id(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eot_id not in ids
+    assert [e.ids for e in tokenizer.encode_batch([text, text])] == [ids, ids]
+
+
+def test_no_space_is_put_before_the_text(tokenizer):
+    assert tokenizer.encode("the") != tokenizer.encode(" the")
+
+
+def test_ids_are_those_of_a_plain_gpt2_bpe(tokenizer):
+    """Against GPT-2's algorithm written out naively: words, then the earliest merge first."""
+    model = json.loads(tokenizer.to_json())["model"]
+    rank = {tuple(pair): number for number, pair in enumerate(model["merges"])}
+    word = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
+    text = f"the cat's  mat,\n\n it said 42!?   {END_OF_TEXT} def f(x): that'll\n"
+    ids = []
+    for match in word.findall(text):
+        parts = list(match.replace(" ", "Ġ").replace("\n", "Ċ"))
+        while len(parts) > 1:
+            pairs = list(pairwise(parts))
+            best = min(pairs, key=lambda pair: rank.get(pair, len(rank)))
+            if best not in rank:
+                break
+            at = pairs.index(best)
+            parts[at : at + 2] = ["".join(best)]
+        ids += [model["vocab"][part] for part in parts]
+    assert tokenizer.encode(text) == ids
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab 1.,'\n\t\r\x1c\u00a0é東🦋<|>"), max_size=60))
+def test_pieces_encode_like_the_whole(tokenizer, text):
+    pieces = list(tokenizer.pieces(text, max_chars=3))
+    assert "".join(pieces) == text
+    assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
+
+
+def test_long_text_is_cut_and_text_without_borders_is_not(tokenizer):
+    assert max(map(len, tokenizer.pieces("word " * 1000, 100))) <= 105
+    assert list(tokenizer.pieces("x" * 1000, 100)) == ["x" * 1000]
+
+
+def test_other_word_rules_are_not_cut(tokenizer_file):
+    spec = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    spec["pre_tokenizer"]["add_prefix_space"] = True
+    other = TextTokenizer(Tokenizer.from_str(json.dumps(spec)), "other")
+    assert list(other.pieces("a b c d", 1)) == ["a b c d"]
+
+
+def test_file_and_folder_load_the_same_tokenizer(tokenizer, tokenizer_file):
+    for name in (tokenizer_file, tokenizer_file.parent):
+        loaded = load_tokenizer(str(name))
+        assert (loaded.sha256, loaded.eot_id, loaded.vocab_size) == (
+            tokenizer.sha256,
+            tokenizer.eot_id,
+            tokenizer.vocab_size,
+        )
+
+
+def test_hash_sees_the_meaning_and_not_the_form(tokenizer, tokenizer_file):
+    spec = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    spec["model"]["merges"] = [" ".join(pair) for pair in spec["model"]["merges"]]
+    spec["model"]["continuing_subword_prefix"] = ""
+    same = TextTokenizer(Tokenizer.from_str(json.dumps(spec)), "same")
+    assert same.sha256 == tokenizer.sha256
+    del spec["model"]["merges"][-1]
+    assert TextTokenizer(Tokenizer.from_str(json.dumps(spec)), "x").sha256 != tokenizer.sha256
+
+
+@pytest.fixture
+def two_files(tokenizer, tmp_path):
+    """The tokenizer in the files that GPT-2 was released in, as vocab.json and merges.txt."""
+    model = json.loads(tokenizer.to_json())["model"]
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocab.write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]
+    merges.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return vocab, merges
+
+
+def test_vocabulary_and_merges_give_the_same_tokenizer(tokenizer, two_files):
+    built = gpt2_tokenizer(*two_files)
+    assert (built.sha256, built.eot_id) == (tokenizer.sha256, tokenizer.eot_id)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("text", ["", "[]", "a b c", '{"a": "b"}'])
+def test_wrong_vocabulary_or_merges_are_refused(two_files, which, text):
+    if (which, text) == (1, ""):
+        text = "a"  # no merges at all would be a tokenizer of bytes
+    two_files[which].write_text(text)
+    with pytest.raises(ValueError, match="must be the vocabulary and the merges"):
+        gpt2_tokenizer(*two_files)
+
+
+@pytest.mark.parametrize("text", [*ODD_TEXTS, f"a{END_OF_TEXT}b", "東京 naïve 🦋🦋 cafés, 東"])
+def test_bytes_of_tokens_add_up_to_those_of_the_text(tokenizer, text):
+    sizes = tokenizer.token_bytes()
+    assert sizes.shape == (tokenizer.vocab_size,) and sizes.dtype == np.int64
+    ids = tokenizer.encode(text)
+    assert sizes[ids].sum() == len(text.encode())
+    assert (sizes[ids] > 0).all()  # the parts of a character that several tokens share, too
+    assert sizes[tokenizer.eot_id] == 0
+
+
+def test_bytes_of_tokens_need_a_byte_level_tokenizer(tokenizer):
+    words = Tokenizer(models.WordLevel(vocab={"a": 0, "b": 1}, unk_token="a"))
+    words.add_special_tokens([END_OF_TEXT])
+    with pytest.raises(ValueError, match="tokenizer 'words' must be a byte-level BPE"):
+        TextTokenizer(words, "words").token_bytes()
+    # an added token is written as it is, and no other special token is text either
+    inner = Tokenizer.from_str(tokenizer.to_json())
+    inner.add_tokens(["東京 "])
+    inner.add_special_tokens(["<|pad|>"])
+    more = TextTokenizer(inner, "more")
+    assert more.token_bytes()[-2:].tolist() == [7, 0]
+    assert more.token_bytes()[more.encode("x東京 y")].sum() == 9
+
+
+def test_training_is_deterministic_and_bounded_below(texts, tokenizer):
+    again = train_tokenizer(texts(200), 400)
+    assert again.to_json() == tokenizer.to_json()
+    assert train_tokenizer(texts(200), 300).vocab_size == 300
+    with pytest.raises(ValueError, match="train_bpe=256 must be at least 257"):
+        train_tokenizer(["a"], 256)
+
+
+def test_padding_and_truncation_of_the_file_are_off(tokenizer, tokenizer_file):
+    inner = Tokenizer.from_file(str(tokenizer_file))
+    inner.enable_truncation(2)
+    inner.enable_padding(length=50)
+    assert TextTokenizer(inner, "x").encode("a b c") == tokenizer.encode("a b c")
+
+
+def test_tokenizer_without_end_of_text_is_refused():
+    with pytest.raises(ValueError, match="must have the special token"):
+        TextTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "bare")
+
+
+def test_wrong_files_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is none"):
+        load_tokenizer(str(tmp_path / "absent.json"))
+    other = tmp_path / "other.json"
+    for text in ('{"a": 0}', "[]", '{"model": 3}', "no JSON", ""):
+        other.write_text(text)
+        with pytest.raises(ValueError, match=r"other\.json must be a tokenizer\.json"):
+            load_tokenizer(str(other))
+
+
+def test_offline_hub_says_to_pass_a_file(monkeypatch):
+    def offline(name):
+        raise FileNotFoundError("no connection")
+
+    monkeypatch.setattr("data.text.tokenizer.Tokenizer.from_pretrained", offline, raising=True)
+    with pytest.raises(ValueError, match=r"pass the path of a local tokenizer\.json"):
+        load_tokenizer("gpt2")

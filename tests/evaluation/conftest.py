@@ -1,0 +1,102 @@
+"""What the tests of evaluations share: known losses, runs that were never trained, tiny runs."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+
+from configs import load_config
+from data.text.shards import TokenStream
+from evaluation.plan import Plan
+from evaluation.runs import Run
+from scripts import evaluate
+from tests.data.conftest import make_shards  # noqa: F401
+from tests.evaluation import known_losses, made_up_evaluation
+from training.checkpoint import Progress
+
+
+@pytest.fixture(scope="module")
+def full(corpus, tmp_path_factory):
+    """All scorings with two strides, documents packed and masked, three seeds."""
+    plan = Plan(strides=(8, 4), document_masks=(False, True))
+    return made_up_evaluation.evaluate(corpus, tmp_path_factory, plan, seeds=3)
+
+
+@pytest.fixture
+def result(full):
+    return copy.deepcopy(full)
+
+
+@pytest.fixture(scope="module")
+def stream(corpus):
+    return TokenStream(corpus, "val")
+
+
+@pytest.fixture(scope="module")
+def base(stream):
+    """Losses of a model: some of each token's own."""
+    return np.random.default_rng(0).gamma(2.0, 1.5, len(stream))
+
+
+@pytest.fixture
+def scored(stream, tmp_path):
+    """Make a run of known losses."""
+    return partial(known_losses.made_up_run, stream, tmp_path)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A run that was never trained, for what needs no weights."""
+
+    def make(name, *overrides, step=3, gpu_hours=0.5):
+        folder = tmp_path / name
+        return Run(
+            folder=folder,
+            config=load_config(
+                ["configs/quickstart.yaml", f"run.out_dir={folder}", *map(str, overrides)]
+            ),
+            tokenizer=None,
+            checkpoint=folder / "checkpoints" / f"step_{step:08d}",
+            progress=Progress(step=step, gpu_hours=gpu_hours),
+        )
+
+    return make
+
+
+@pytest.fixture
+def train(run, tmp_path):
+    """Train for some steps into a folder of this name, which is returned."""
+
+    def train(name, *overrides, steps=2):
+        folder = tmp_path / name
+        run(f"run.out_dir={folder}", f"optim.max_steps={steps}", "optim.warmup_steps=0", *overrides)
+        return folder
+
+    return train
+
+
+@pytest.fixture
+def results_of(monkeypatch):
+    """Evaluate; returns each folder that the command would write, with what it would report."""
+
+    def main(*arguments):
+        seen = []
+        monkeypatch.setattr(
+            evaluate, "write_report", lambda result, out: seen.append((out, result))
+        )
+        evaluate.main([*map(str, arguments), "--device", "cpu"])
+        return seen
+
+    return main
+
+
+@pytest.fixture
+def result_of(results_of):
+    """Evaluate on one corpus; returns what the command would report."""
+
+    def main(*arguments):
+        ((_, result),) = results_of(*arguments)
+        return result
+
+    return main

@@ -1,0 +1,82 @@
+"""Losses that are kept in the folder of a run."""
+
+import shutil
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from data.text.shards import TokenStream
+from evaluation.cache import read_losses, write_losses
+from evaluation.windows import Scoring
+from model import ModelConfig
+
+
+def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    losses = np.full(len(stream), np.nan, dtype=np.float32)
+    losses[1] = 1.5
+    assert read_losses(run, stream, scoring) is None
+    write_losses(run, stream, scoring, losses)
+    known = read_losses(run, stream, scoring)
+    assert known.dtype == np.float32 and np.array_equal(known, losses, equal_nan=True)
+    assert read_losses(run, stream, replace(scoring, first=8)) is None
+    write_losses(run, stream, replace(scoring, first=8), losses[:-1])
+    with pytest.raises(ValueError, match=r"is damaged \(losses of \(967,\) instead of 968 tokens"):
+        read_losses(run, stream, replace(scoring, first=8))
+    for other in (
+        opened("run", step=4),
+        opened("run", gpu_hours=0.6),  # trained once more, to the same step
+        opened("run", "run.dtype=bfloat16"),
+        opened("run", "model.rope_scaling=2"),
+    ):
+        assert read_losses(other, stream, scoring) is None
+    elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)
+    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is not None
+    manifest = elsewhere / "manifest.json"
+    (shard,) = stream.info.shards
+    manifest.write_text(manifest.read_text().replace(shard.sha256, "abc"))
+    assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None
+
+
+def test_a_new_field_of_the_model_has_its_default_in_losses_that_are_kept(
+    opened, corpus, monkeypatch
+):
+    @dataclass(frozen=True, kw_only=True)
+    class Later(ModelConfig):
+        novelty: str = "none"
+
+    def later(**fields):
+        model = Later(**vars(run.config.model), **fields)
+        return replace(run, config=replace(run.config, model=model))
+
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    write_losses(run, stream, scoring, np.zeros(len(stream), dtype=np.float32))
+    monkeypatch.setattr("evaluation.cache.ModelConfig", Later)
+    assert read_losses(later(), stream, scoring) is not None
+    assert read_losses(later(novelty="some"), stream, scoring) is None
+
+
+@pytest.mark.parametrize("length", [0, 10, 300, -5])
+def test_damaged_files_are_named(opened, corpus, length):
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    write_losses(run, stream, scoring, np.zeros(200, dtype=np.float32))
+    (path,) = (run.folder / "scores").rglob("*.npz")
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"h8_s8_f0\.npz is damaged \(.*\): copy it again, or"):
+        read_losses(run, stream, scoring)
+
+
+def test_a_file_that_cannot_be_read_is_no_damaged_one(opened, corpus, monkeypatch):
+    def too_many(_):
+        raise OSError(24, "Too many open files")
+
+    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
+    run = opened("run")
+    write_losses(run, stream, scoring, np.zeros(len(stream), dtype=np.float32))
+    monkeypatch.setattr("pathlib.Path.read_bytes", too_many)
+    with pytest.raises(OSError, match="Too many open files"):
+        read_losses(run, stream, scoring)

@@ -1,0 +1,255 @@
+"""Differences of losses that are known: to what, on which tokens, and how sure."""
+
+import math
+
+import numpy as np
+import pytest
+
+from evaluation.statistics import paired_half_width, seed_half_width
+from evaluation.windows import Scoring
+from tests.evaluation.known_losses import (
+    CHUNK_LONG,
+    LONG,
+    SHORT,
+    comparisons_of,
+    find,
+    scored_from,
+    scored_to,
+    tables_of,
+)
+
+
+def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base):
+    masks = {"document_mask": True}
+    masked_short = Scoring(history=32, stride=4, first=64, **masks)
+    masked_long = Scoring(history=64, stride=4, first=64, **masks)
+    finer = Scoring(history=32, stride=2, first=64)
+    a = scored("a", {SHORT: base, masked_short: base + 1, finer: base + 2})
+    b = scored("b", {SHORT: base + 3, LONG: base + 4, masked_long: base + 6, finer: base + 7})
+
+    def differences(result):
+        return {
+            (row["label"], row["history"], row["stride"], row["document_mask"]): (
+                row["difference"]
+                and (
+                    row["difference"]["to_label"],
+                    row["difference"]["to_history"],
+                    round(row["difference"]["nats"], 4),
+                )
+            )
+            for row in result["strided"]
+        }
+
+    assert differences(tables_of([a, b], stream)) == {
+        ("a", 32, 4, False): None,
+        ("a", 32, 4, True): None,
+        ("a", 32, 2, False): None,
+        ("b", 32, 4, False): ("a", 32, 3.0),
+        ("b", 64, 4, False): ("a", 32, 4.0),
+        ("b", 64, 4, True): ("a", 32, 5.0),
+        ("b", 32, 2, False): ("a", 32, 5.0),
+    }
+    assert differences(tables_of([b, a], stream)) == {
+        ("b", 32, 4, False): ("b", 64, -1.0),
+        ("b", 64, 4, False): None,
+        ("b", 64, 4, True): None,
+        ("b", 32, 2, False): ("b", 64, 3.0),
+        ("a", 32, 4, False): ("b", 64, -4.0),
+        ("a", 32, 4, True): ("b", 64, -5.0),
+        ("a", 32, 2, False): ("b", 64, -2.0),
+    }
+
+
+def test_a_difference_of_every_token_is_sure_and_one_of_some_documents_is_not(scored, stream, base):
+    late = Scoring(history=64, stride=8, first=2 * 121)
+    halves = base + np.where(np.arange(len(stream)) < 5 * 121, 0.5, -0.1)  # three documents each
+    result = tables_of(
+        [scored("a", {late: base}), scored("b", {late: base - 0.5}), scored("c", {late: halves})],
+        stream,
+    )
+    for label, expected in (("b", (-0.5, -0.5)), ("c", (-0.1, 0.5))):
+        difference = find(result["strided"], label)["difference"]
+        assert difference["interval"] == pytest.approx(expected, abs=1e-5)
+        assert difference["interval_of_documents"] == difference["interval"]
+        assert difference["half_width_of_seeds"] is None
+
+
+def test_a_difference_on_fewer_documents_has_no_interval(scored, stream, base):
+    late = Scoring(history=64, stride=8, first=4 * 121)  # all of four documents
+    runs = [
+        scored(label, {late: base + up}, seed=seed)
+        for label, ups in (("a", (0.0, 0.1)), ("b", (0.9, 1.2)))
+        for seed, up in enumerate(ups)
+    ]
+    _, row = tables_of(runs, stream)["strided"]
+    difference = row["difference"]
+    assert difference["nats"] == pytest.approx(1.0, abs=1e-5)
+    assert difference["half_width_of_seeds"] > 0  # seeds alone make no interval
+    none = [None, None]
+    assert row["nats_interval"] == none
+    assert difference["interval"] == difference["interval_of_documents"] == none
+
+
+def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
+    runs = [
+        scored(label, {LONG: base + up}, seed=seed)
+        for label, ups in (("a", {0: 0.0, 1: 0.1, 2: 0.5}), ("b", {3: 1.0, 4: 1.4}))
+        for seed, up in ups.items()
+    ]
+    result = tables_of(runs, stream)
+    assert [row["label"] for row in result["strided"]] == ["a", "b"]
+    a, b = result["strided"]
+    here = slice(scored_from(LONG), scored_to(LONG, len(stream)))
+    mean = base[here].mean()
+    assert a["nats"] == pytest.approx(mean + 0.2, rel=1e-6)
+    expected = [mean, mean + 0.1, mean + 0.5]
+    assert a["nats_of_seeds"] == pytest.approx(expected, rel=1e-6)
+    difference = b["difference"]
+    assert difference["nats"] == pytest.approx(1.0, abs=1e-5)
+    half = seed_half_width([0.0, 0.1, 0.5], [1.0, 1.4])
+    assert difference["seeds"] == 2
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
+    assert difference["interval"] == pytest.approx([1 - half, 1 + half], rel=1e-4)
+    assert difference["interval_of_documents"] == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert [(run["label"], run["seed"]) for run in result["runs"]] == [
+        ("a", 0), ("a", 1), ("a", 2), ("b", 3), ("b", 4)
+    ]  # fmt: skip
+
+
+def test_a_shorter_history_is_compared_over_the_seeds(scored, stream, base):
+    gaps = [0.1, 0.2, 0.6]
+    runs = [
+        scored("a", {SHORT: base + n + gap, LONG: base + n}, seed=n) for n, gap in enumerate(gaps)
+    ]
+    difference = find(tables_of(runs, stream)["strided"], "a", history=32)["difference"]
+    assert (difference["to_label"], difference["seeds"]) == ("a", 3)
+    assert difference["nats"] == pytest.approx(0.3, abs=1e-5)
+    half = paired_half_width(gaps)
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
+
+
+def test_no_difference_where_one_window_ends_within_a_bin(scored, stream, base):
+    ends = {"a": 48, "b": 64, "c": 48}
+    result = tables_of(
+        [scored(label, {Scoring(history=h, stride=h): base}) for label, h in ends.items()], stream
+    )
+    bins = [row["range"] for row in result["chunk_position"] if row["label"] == "b"]
+    assert bins[-1] == "32 to 63"
+    for name in bins:
+        row = find(result["chunk_position"], "b", range=name)
+        assert (row["difference"] is None) == (row["difference_interval"][0] is None)
+        assert (row["difference"] is None) == (name == "32 to 63")
+    assert find(result["chunk_position"], "c", range="32 to 63")["difference"] == 0
+
+
+def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream, base):
+    runs = []
+    for label, history in (("short", 32), ("long", 64)):
+        scoring = Scoring(history=history, stride=16, first=64)
+        seen = scoring.seen(len(stream))  # from 17 and 49 tokens on
+        chunk = Scoring(history=history, stride=history)
+        runs.append(scored(label, {chunk: base, scoring: base + np.maximum(0, 28 - seen)}))
+    result = tables_of(runs, stream)
+    short, long = result["strided"]
+    assert short["tokens"] == long["tokens"] == (len(stream) - 65) // 16 * 5
+    assert long["difference"]["nats"] == 0
+    (row,) = comparisons_of(runs, stream, [("long", "short")])
+    assert row["strided"]["nats"] == 0
+
+
+def test_windows_that_share_no_token_are_refused(scored, stream, base):
+    one_window = {"history": 64, "first": 900}  # of 64 tokens the last 9 count, of 48 the last 9
+    long, short = (Scoring(**one_window, stride=stride) for stride in (64, 48))
+    with pytest.raises(
+        ValueError,
+        match=r"968 tokens .* in each of h64_s64_f900, h64_s48_f900: take",
+    ):
+        tables_of([scored("a", {long: base, short: base})], stream)
+
+
+def test_a_single_pair_of_seeds_does_not_make_up_for_the_others(scored, stream, base):
+    a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.1, 3: 0.5}.items()]
+    b = [scored("b", {LONG: base + up}, seed=n) for n, up in {3: 1.0, 4: 1.4}.items()]
+    difference = tables_of([*a, *b], stream)["strided"][1]["difference"]
+    assert difference["seeds"] == 2 and difference["nats"] == pytest.approx(1.0, abs=1e-5)
+    half = seed_half_width([0.0, 0.1, 0.5], [1.0, 1.4])
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-4)
+
+
+def test_the_same_seeds_are_pairs(scored, stream, base):
+    rng = np.random.default_rng(1)
+    ups = dict(zip((3, 1, 2), rng.normal(size=3), strict=True))  # what both runs of a pair share
+    gaps = {1: 0.30, 2: 0.31, 3: 0.32}
+    a = [scored("a", {LONG: base + ups[n]}, seed=n) for n in ups]
+    b = [scored("b", {LONG: base + ups[n] + gaps[n]}, seed=n) for n in gaps]
+    result = tables_of([*a, *b], stream)
+    difference = result["strided"][1]["difference"]
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert difference["nats"] == pytest.approx(0.31, abs=1e-5)
+    assert difference["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
+    for row in result["document_position"]:  # seeds count in every bin as well
+        low, high = row["difference_interval"]
+        if row["label"] == "b" and low is not None:
+            assert [low, high] == pytest.approx([0.31 - half, 0.31 + half], abs=1e-4)
+
+
+def test_seeds_that_only_one_model_has_do_not_count(scored, stream, base):
+    a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.3, 3: 9.0}.items()]
+    b = [scored("b", {LONG: base + up}, seed=n) for n, up in {5: 7.0, 2: 0.5, 1: 0.1}.items()]
+    a_row, b_row = tables_of([*a, *b], stream)["strided"]
+    assert [len(row["nats_of_seeds"]) for row in (a_row, b_row)] == [3, 3]
+    assert b_row["difference"]["seeds"] == 2
+    assert b_row["difference"]["nats"] == pytest.approx(0.15, abs=1e-5)
+    half = 12.706205 * 0.05
+    assert b_row["difference"]["half_width_of_seeds"] == pytest.approx(half, rel=1e-3)
+
+    one = tables_of([a[0], *b], stream)["strided"][1]["difference"]
+    assert one["seeds"] == 1 and one["half_width_of_seeds"] is None
+    assert one["nats"] == pytest.approx(0.1, abs=1e-5)
+
+
+def test_comparisons_of_other_pairs(scored, stream, base):
+    shift = np.where(np.arange(len(stream)) % 2, 0.2, 0.4)
+    up = {"a": 0.0, "b": 1.0, "c": shift}
+    runs = [
+        scored(label, {SHORT: base + 9, LONG: base + more, CHUNK_LONG: base + 2 * more})
+        for label, more in up.items()
+    ]
+    pairs = [("c", "b"), ("b", "a"), ("b", "missing"), ("missing", "a")]
+    one, two = comparisons_of(runs, stream, pairs)
+    assert [(row["label"], row["to_label"]) for row in (one, two)] == pairs[:2]
+    assert two["strided"]["nats"] == pytest.approx(1.0, abs=1e-5)
+    assert two["chunk"]["nats"] == pytest.approx(2.0, abs=1e-5)
+    here = slice(scored_from(LONG), scored_to(LONG, len(stream)))
+    assert one["strided"]["nats"] == pytest.approx((shift[here] - 1).mean(), abs=1e-5)
+    bins = one["document_position"]
+    assert {row["label"] for row in bins} == {"c"}
+    assert sum(row["tokens"] for row in bins) == one["strided"]["tokens"]
+    total = sum(row["tokens"] * row["difference"] for row in bins)
+    assert total / one["strided"]["tokens"] == pytest.approx(one["strided"]["nats"], abs=1e-6)
+
+
+@pytest.mark.parametrize("shortest", [16, 32])
+def test_comparisons_before_and_behind_the_shortest_context(scored, stream, base, shortest):
+    history = np.arange(len(stream)) % 121  # documents are that long
+    gains = np.where(history < shortest, -0.1, 0.3)
+    runs = [
+        scored("short", {LONG: base, CHUNK_LONG: base}, context_length=shortest),
+        scored("long", {LONG: base + gains, CHUNK_LONG: base}),
+    ]
+    (row,) = comparisons_of(runs, stream, [("long", "short")])
+    start, rest = row["parts"]
+    assert start["range"] == f"0 to {shortest - 1}" and rest["range"] == f"{shortest} and more"
+    assert start["nats"] == pytest.approx(-0.1, abs=1e-5)
+    assert rest["interval"] == pytest.approx([0.3, 0.3], abs=1e-5)
+    here = history[scored_from(LONG) : scored_to(LONG, len(stream))]
+    assert start["tokens"] == np.count_nonzero(here < shortest)
+    assert start["tokens"] + rest["tokens"] == row["strided"]["tokens"]
+
+
+def test_no_document_is_as_long_as_the_shortest_context(scored, stream, base):
+    runs = [scored(label, {LONG: base, CHUNK_LONG: base}, context_length=128) for label in "ab"]
+    (row,) = comparisons_of(runs, stream, [("b", "a")])
+    start, rest = row["parts"]
+    assert start["tokens"] == row["strided"]["tokens"] and start["nats"] == 0
+    assert rest == {"range": "128 and more", "tokens": 0, "nats": None, "interval": [None, None]}

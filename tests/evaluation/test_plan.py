@@ -1,0 +1,170 @@
+"""Which scorings a plan takes, and that none is left out without a word."""
+
+from dataclasses import replace
+
+import pytest
+
+from evaluation.plan import Plan
+from evaluation.sums import LEAST_SEEN
+from evaluation.windows import Scoring
+
+
+def test_the_default_plan():
+    contexts = (1024, 4096)
+    assert Plan().scorings(1024, contexts) == [
+        Scoring(history=1024, stride=1024),
+        Scoring(history=1024, stride=128, first=4096),
+    ]
+    full = {"history": 4096, "stride": 512, "first": 4096}
+    assert Plan().scorings(4096, contexts) == [
+        Scoring(history=4096, stride=4096),
+        Scoring(history=1024, stride=128, first=4096),
+        Scoring(**full),
+        *(
+            Scoring(history=4096, stride=1024, first=4096, control=control, near=1024)
+            for control in ("intact", "shuffle", "replace")
+        ),
+    ]
+    assert Plan().scorings(1024, (1024,)) == [
+        Scoring(history=1024, stride=1024),
+        Scoring(history=1024, stride=128, first=1024),
+        *(
+            Scoring(history=1024, stride=256, first=1024, control=control, near=256)
+            for control in ("intact", "shuffle", "replace")
+        ),
+    ]
+    assert Plan().scorings(1024, (1024, 1024)) == Plan().scorings(1024, (1024,))
+
+
+def test_other_plans():
+    plan = Plan(
+        modes=("strided", "cross"), strides=(64, 512), histories=(256, 2048), document_masks=(True,)
+    )
+    assert [scoring.name for scoring in plan.scorings(1024, (1024, 4096))] == [
+        "h256_s64_f4096_documents",
+        "h1024_s64_f4096_documents",
+        "h1024_s512_f4096_documents",
+    ]
+    both = Plan(modes=("chunk",), document_masks=(False, True))
+    assert [scoring.name for scoring in both.scorings(32, (32,))] == [
+        "h32_s32_f0",
+        "h32_s32_f0_documents",
+    ]
+    later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
+    assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
+    near = Plan(modes=("control",), strides=(8,), near=95)
+    assert near.scorings(64, (64, 128)) == []
+    assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [
+        "h128_s32_f128_intact95",
+        "h128_s32_f128_shuffle95",
+        "h128_s32_f128_replace95",
+    ]
+    assert replace(near, near=96).scorings(128, (64, 128)) == []  # nothing distant is left
+    wide = replace(near, strides=(8, 40, 33), near=87)
+    assert {scoring.stride for scoring in wide.scorings(128, (64, 128))} == {40}
+    assert replace(wide, near=88).scorings(128, (64, 128)) == []
+    assert near.scorings(128, (128,), document_mask=True) == []
+    with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
+        Plan(strides=(600, 512)).scorings(256, (256, 1024))
+    assert Plan(modes=("chunk", "cross"), strides=(512,)).scorings(256, (256,)) == [
+        Scoring(history=256, stride=256)
+    ]
+    side_by_side = Plan(modes=("strided",), strides=(256,))  # a stride may be all of a context
+    assert [scoring.name for scoring in side_by_side.scorings(256, (256,))] == ["h256_s256_f256"]
+
+
+@pytest.mark.parametrize("history", [1, 2, 7, 8, 9, 15, 16, 100, 1000])
+def test_by_default_all_tokens_are_well_seen(history):
+    (scoring,) = Plan(modes=("strided",)).scorings(history, (history, 1024))
+    seen = scoring.seen(1024 + 1 + 500)[1024 + 1 :][: 500 // scoring.stride * scoring.stride]
+    assert seen.min() >= LEAST_SEEN * history and seen.max() == history
+
+
+def test_what_is_compared_does_not_depend_on_which_runs_are_there():
+    plan = Plan(strides=(16, 48), histories=(32, 64), near=4, first=64)
+    both = set(plan.compared((32, 64)))
+    assert set(plan.compared((32,))) == set(plan.compared((64,))) == both
+    assert {(s.history, s.stride) for s in both if s.first and s.control == "none"} == {
+        (32, 16), (64, 16), (64, 48)
+    }  # fmt: skip
+    alone = replace(plan, modes=("strided",)).compared((64,))  # --histories are for cross
+    assert {s.history for s in alone} == {64}
+    assert {s.history for s in replace(plan, histories=(128,)).compared((64,))} == {64}
+
+
+MASKED = ("data.document_mask=true",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "mode", "why"),
+    [
+        ((), ("--near", 24), "control", "--near=24 leaves nothing distant in windows of 32 tokens "
+         "that slide by 8: take a --near below 24, or a shorter --stride"),
+        ((), ("--stride", 8, 32), "control", "windows of 32 tokens that slide by 32 have no "
+         "distant part: take a shorter --stride"),
+        (MASKED, (), "control", "all runs were trained with data.document_mask, and"),
+        ((), ("--histories", 7, 6), "cross", "of the histories 6, 7 none lies between --stride=8 "
+         "and the longest context, 32 tokens: change --histories or --stride"),
+    ],
+)  # fmt: skip
+def test_nothing_is_left_out_without_a_word(
+    train, result_of, capsys, overrides, options, mode, why
+):
+    folder = train("run", *overrides, steps=1)
+    command = (folder, "--stride", 8, *options)
+    for modes in ((mode,), ("chunk", mode)):
+        with pytest.raises(ValueError, match=f"^--modes {mode} gives nothing to score: {why}"):
+            result_of(*command, "--modes", *modes)
+    assert not (folder / "scores").exists()
+    capsys.readouterr()
+    result = result_of(*command)
+    assert f"nothing is scored by {mode}: {why}" in capsys.readouterr().out
+    assert len(result["chunk"]) == 1
+    # enough if another run has it
+    other = train("other", "model.context_length=64", steps=1)
+    near = ("--near", 20) if mode == "control" else ()
+    if mode == "cross":
+        options = ("--histories", 33)
+    result = result_of(other, folder, "--stride", 8, *near, *options, "--modes", "chunk", mode)
+    assert "nothing is scored" not in capsys.readouterr().out
+    assert {row["label"] for row in result["control" if mode == "control" else "strided"]} == {
+        "other"
+    }
+
+
+def test_why_not_even_the_longest_context_has_a_control(opened):
+    configs = [opened(f"h{n}", f"model.context_length={n}").config for n in (64, 128, 32)]
+    plan = Plan(modes=("control",), near=96)
+    why = "--near=96 leaves nothing distant in windows of 128 tokens that slide by 32: take a --nea"
+    assert plan.left_out(configs)["control"].startswith(why)
+    assert replace(plan, near=95).left_out(configs) == {}
+    longest_masked = replace(configs[1], data=replace(configs[1].data, document_mask=True))
+    why = "--near=95 leaves nothing distant in windows of 64 tokens that slide by 16: take a --near"
+    configs = [configs[0], longest_masked, configs[2]]
+    assert replace(plan, near=95).left_out(configs)["control"].startswith(why)
+
+
+def test_options_that_no_run_can_use_are_refused(train, result_of):
+    folder = train("run", steps=1)
+    for option, value in (("--histories", 33), ("--histories", 0), ("--stride", 33)):
+        with pytest.raises(ValueError, match=f"^{option}={value} must be from 1 to .*, 32 tokens"):
+            result_of(folder, option, 8, value)
+    for option, value, least in (("--first", 0, 1), ("--near", -1, 0)):
+        with pytest.raises(ValueError, match=f"^{option}={value} must be at least {least}$"):
+            result_of(folder, option, value)
+    with pytest.raises(ValueError, match="^--documents changes nothing with --modes control"):
+        result_of(folder, "--modes", "control", "--documents", "masked")
+    # together with a longer one, a run is scored by what it can be
+    result = result_of(folder, "--histories", 8, 64, "--first", 64, "--modes", "cross")
+    assert [row["history"] for row in result["strided"]] == [8]
+
+
+def test_a_lone_model_gets_its_control(train, result_of, capsys):
+    folder = train("run", steps=1)
+    with pytest.raises(ValueError, match="--histories=33 must be from 1 to the .* context, 32"):
+        result_of(folder, "--histories", 33, "--modes", "cross")
+    result = result_of(folder, "--stride", 4)
+    assert [(row["control"], row["stride"], row["near"]) for row in result["control"]] == [
+        (control, 8, 8) for control in ("intact", "shuffle", "replace")
+    ]
+    assert "nothing is scored" not in capsys.readouterr().out

@@ -1,0 +1,122 @@
+"""What runs are called; another's settings are tested with those that use them."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from configs import RUN_CONFIG, load_config, to_yaml
+from evaluation.runs import check_same_settings, describe, labels
+from training.environment import ENVIRONMENTS, note_start
+from training.metrics import METRICS
+
+
+def test_labels_group_seeds(opened):
+    runs = [
+        opened("small_seed1", "run.seed=1"),
+        opened("small_seed22", "run.seed=22", "run.init_from=elsewhere"),
+        opened("large_seeds", "model.n_layer=7"),
+        opened("seed3", "model.n_layer=9"),
+        opened("small_seed3", "run.seed=1", "run.init_from=elsewhere"),
+        opened("small_1k", step=9),
+    ]
+    assert labels(runs) == ["small", "small", "large_seeds", "seed3", "small", "small_1k"]
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "message"),
+    [
+        (
+            ("run.seed=2", "optim.lr=1e-5"),
+            3,
+            "called a, .* run.seed: optim.lr is 1e-05 and .*Rename",
+        ),
+        (("run.seed=2",), 4, r"a_seed2 is at step 4 and .*a_seed1 at step 3.*to the same step"),
+        (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),
+    ],
+)
+def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
+    runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
+    with pytest.raises(ValueError, match=message):
+        labels([opened("b", "model.n_layer=9"), *runs])
+
+
+def test_seeds_may_differ_in_how_they_were_trained(opened, tmp_path):
+    data = tmp_path / "data"
+    others = (f"data.path={os.path.relpath(data)}", "run.keep_last=5", "run.wandb=offline")
+    runs = [
+        opened("a_seed1", "run.seed=1", f"data.path={data}"),
+        opened("a_seed2", "run.seed=2", *others),
+    ]
+    assert labels(runs) == ["a", "a"]
+
+
+def test_a_checkpoint_that_is_gone_since(opened):
+    run = opened("a")
+    with pytest.raises(FileNotFoundError, match="step_00000003 is gone, as training went on .*=2"):
+        _ = run.model
+
+
+def test_numbers_of_seeds(opened):
+    assert opened("a_seed7", "run.seed=1007").seed_number == 7
+    assert opened("a_seeds", "run.seed=3").seed_number == 3
+    runs = [opened("a", "run.seed=2"), opened("a_seed2", "run.seed=1002")]
+    with pytest.raises(ValueError, match=r"a_seed2 and .*a would both be seed 2 of a: name the"):
+        labels(runs)
+
+
+def test_the_same_data_may_be_named_in_another_way(tmp_path):
+    def config(path):
+        return load_config(["configs/quickstart.yaml", f"data.path={path}"])
+
+    (tmp_path / RUN_CONFIG).write_text(to_yaml(config("out/data/x")))
+    check_same_settings(tmp_path, config(Path("out/data/x").resolve()))
+    with pytest.raises(ValueError, match=r"data\.path is '.*/out/data/x' there and '.*/y' here"):
+        check_same_settings(tmp_path, config("out/data/y"))
+
+
+def test_where_a_run_lies_may_differ_and_what_was_unset_may_not(tmp_path):
+    def config(*overrides):
+        return load_config(["configs/quickstart.yaml", *overrides])
+
+    moved = [f"run.{name}=where/it/was/trained" for name in ("out_dir", "init_from")]
+    (tmp_path / RUN_CONFIG).write_text(to_yaml(config(*moved)))
+    check_same_settings(tmp_path, config("run.out_dir=here", "run.init_from=also/here"))
+    check_same_settings(tmp_path, config())
+    for setting in ("data.document_mask=true", "model.dropout=0.1"):
+        name, _, value = setting.partition("=")
+        with pytest.raises(ValueError, match=rf"{name} is .* there and {value.title()} here"):
+            check_same_settings(tmp_path, config(setting))
+
+
+def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
+    def evaluated(folder, *records):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
+    evaluated(tmp_path / "a", last | {"step": 5, "other": 1}, last | {"other": 2}, {"step": 9})
+    evaluated(tmp_path / "far" / "away", last | {"tokens": 7})
+    first = describe(opened("a"))
+    assert first["before"] is None
+    assert first["evaluations"] == [last | {"step": 5}, last]
+    for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
+        assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
+    evaluated(tmp_path / "away", last | {"tokens": 8})  # beside the run, but not where it was
+    far = describe(opened("b", f"run.init_from={tmp_path / 'far' / 'away'}"))
+    assert far["before"] == last | {"tokens": 7}
+    for origin in ("nowhere", "gone/a"):  # the second has the name of the run itself
+        assert describe(opened("a", f"run.init_from={origin}"))["before"] is None
+    noted = opened("b", "run.init_from=nowhere")
+    noted.folder.mkdir()
+    note_start(noted.folder, 0, origin=tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    assert describe(noted)["before"] == last
+    begun = json.loads((noted.folder / ENVIRONMENTS).read_text())
+    begun[0]["before"] = None  # not known: not what one run alone took that is there now
+    (noted.folder / ENVIRONMENTS).write_text(json.dumps(begun))
+    evaluated(tmp_path / "nowhere", last)
+    assert describe(noted)["before"] is None
+    assert json.loads(json.dumps(first)) == first

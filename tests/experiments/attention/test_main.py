@@ -1,0 +1,135 @@
+import json
+
+import pytest
+import torch
+
+from experiments.attention import __main__ as benchmark_attention
+from experiments.attention.cases import Case
+from experiments.attention.peers import CONTENDERS
+from tests.experiments.attention.conftest import made_up_rows
+
+
+@pytest.mark.parametrize("seq_len", benchmark_attention.PAPER_LENGTHS)
+def test_block_sparse_attention_of_the_paper_preset_sees_256_keys(seq_len):
+    case = Case(1, seq_len, 1, 64, sparsity=benchmark_attention.paper_sparsity(seq_len))
+    assert case.density == min(1 / 8, 256 / seq_len)
+
+
+def test_sparse_masks_of_the_sparsity_preset_exist(monkeypatch):
+    seen = []
+
+    def look(case, names):
+        seen.append(case)
+        return []
+
+    monkeypatch.setattr(benchmark_attention, "measure_case", look)
+    assert len(list(benchmark_attention.sparsity())) == len(seen)
+    densities = [case.density for case in seen]
+    assert densities[0] == 1.0
+    assert min(densities) == 1 / 32
+    assert len(set(densities)) > 8
+
+
+def run_preset(preset, folder, capsys, *options):
+    out = folder / f"{preset}.json"
+    with pytest.raises(SystemExit) as exited:
+        benchmark_attention.main(["--preset", preset, "--out", str(out), *options])
+    assert out.with_suffix(".png").stat().st_size > 1000
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 110
+    return json.loads(out.read_text())["rows"], printed, exited.value
+
+
+def test_peers_preset(made_up, tmp_path, capsys):
+    rows, printed, exited = run_preset("peers", tmp_path, capsys)
+    assert exited.code == "4 of 112 results are wrong, and have no speed"
+    assert printed.count("wrong:") == 4
+    by = {(r["name"], r["seq_len"], r["head_dim"], r["causal"], r["mask"]): r for r in rows}
+    ours = by["ours", 1024, 64, True, "dense"]
+    assert ours["forward_over_best_peer"] == pytest.approx(3 / 2)
+    # SDPA flash would be the best at 4,096 tokens, but it is wrong
+    assert by["ours", 4096, 64, True, "dense"]["forward_over_best_peer"] == pytest.approx(4 / 2)
+    assert "forward_over_best_peer" not in by["ours", 65_536, 64, True, "dense"]
+    sparse = by["FlexAttention", 65_536, 128, False, "butterfly"]
+    assert sparse["backward_over_proportional"] == pytest.approx(3 / 2)
+    assert by["ours", 4096, 128, True, "butterfly"]["forward_over_proportional"] == 1.0
+    assert {r["batch"] * r["seq_len"] for r in rows} == {16_384, 32_768, 65_536}
+    assert {r["n_head"] * r["head_dim"] for r in rows} == {2048}
+    assert {r["dtype"] for r in rows} == {"bfloat16"}
+
+
+def test_the_tutorial_is_a_peer_of_dense_rows(made_up, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark_attention, "CONTENDERS", dict(CONTENDERS))
+    file = tmp_path / "06-fused-attention.py"
+    file.write_text("attention = _attn_fwd = None")
+    without, *_ = run_preset("peers", tmp_path, capsys)
+    rows, printed, _ = run_preset("peers", tmp_path, capsys, "--tutorial", str(file))
+    theirs = [row for row in rows if row["name"] == "Triton tutorial"]
+    assert len(theirs) == printed.count("Triton tutorial") == 2 * 2 * 3
+    assert {row["mask"] for row in theirs} == {"dense"}
+    assert [row for row in rows if row["name"] != "Triton tutorial"] == without
+    with pytest.raises(FileNotFoundError, match="--tutorial=missing.py is no file"):
+        benchmark_attention.main(["--preset", "peers", "--tutorial", "missing.py"])
+
+
+@pytest.mark.parametrize(("options", "n_cases"), [((), 19), (("--full",), 40)])
+def test_paper_preset(options, n_cases, made_up, tmp_path, capsys):
+    rows, printed, exited = run_preset("paper", tmp_path, capsys, *options)
+    assert exited.code == f"4 of {4 * n_cases} results are wrong, and have no speed"
+    assert "9.4" in printed and "148.7" in printed
+    speedups = {r["seq_len"]: r["paper_speedup"] for r in rows if "paper_speedup" in r}
+    assert [round(speedups[n], 1) for n in (4096, 16_384, 65_536)] == [9.4, 37.3, 148.7]
+    sparse = [r for r in rows if r["mask"] != "dense" and r["variant"] == "dropout, padded"]
+    assert {round(r["speedup"] * r["density"], 6) for r in sparse} == {2.0}
+    assert all(r["dropout_p"] == 0.1 and r["padded"] and not r["causal"] for r in sparse)
+    assert not any("paper_speedup" in r for r in sparse)
+
+
+def test_sparsity_preset(made_up, tmp_path, capsys):
+    out = tmp_path / "sparsity.json"
+    benchmark_attention.main(["--preset", "sparsity", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert {round(r["forward_over_proportional"], 6) for r in rows if r["mask"] != "dense"} == {1.0}
+    assert out.with_suffix(".png").exists()
+
+
+def test_a_stopped_preset_goes_on(made_up, tmp_path, capsys, monkeypatch):
+    whole, *_ = run_preset("peers", tmp_path, capsys)
+    cases = []
+
+    def measure_and_stop(case, names):
+        cases.append(case)
+        if len(cases) == 10:
+            raise KeyboardInterrupt
+        return made_up_rows(case, names)
+
+    monkeypatch.setattr(benchmark_attention, "measure_case", measure_and_stop)
+    out = tmp_path / "peers.json"
+    with pytest.raises(KeyboardInterrupt):
+        benchmark_attention.main(["--preset", "peers", "--out", str(out)])
+    rows, *_ = run_preset("peers", tmp_path, capsys, "--resume")
+    assert rows == whole
+    assert len(cases) == len(set(cases)) + 1 == 4 * (5 + 4) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("paper", "--tutorial", "x.py"),
+            "--tutorial is an option of --preset peers, not of paper",
+        ),
+        (("peers", "--full"), "--full is an option of --preset paper, not of peers"),
+        (("paper", "--one-run", "ours/forward"), "--one-run is an option of --preset io"),
+    ],
+)
+def test_options_of_another_preset_are_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        benchmark_attention.main(["--preset", *arguments])
+    assert said in capsys.readouterr().err
+
+
+def test_a_gpu_is_needed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="measures a GPU, and PyTorch sees none"):
+        benchmark_attention.main(["--preset", "peers"])

@@ -1,0 +1,141 @@
+import math
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from experiments.attention import measure, peers
+from experiments.attention.cases import Case, Tensors
+from experiments.attention.measure import eager_ms, measure_case, time_ms
+from experiments.attention.peers import sdpa
+
+CPU = torch.device("cpu")
+SMALL = Case(batch=2, seq_len=48, n_head=2, head_dim=16, dtype=torch.float16)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Rows of contenders on the CPU, where there is no GPU to time."""
+    monkeypatch.setattr(
+        measure,
+        "time_ms",
+        lambda run: run() is not None and {"ms": 2.0, "ms_20": 1.5, "ms_80": 3.0},
+    )
+    monkeypatch.setattr(measure, "eager_ms", lambda run: run() is not None and 5.0)
+    monkeypatch.setattr(measure, "peak_mib", lambda run: run() is not None and 7.0)
+    return lambda names, case=SMALL: measure_case(case, names, device="cpu")
+
+
+def contender(monkeypatch, name, attention):
+    monkeypatch.setitem(peers.CONTENDERS, name, lambda case, device: attention)
+
+
+@pytest.mark.parametrize("value", [1.05, math.nan, math.inf])
+def test_a_wrong_result_has_no_speed(value, measured, monkeypatch, capsys):
+    right = sdpa(SDPBackend.MATH, SMALL, CPU)
+    contender(monkeypatch, "ours", lambda q, k, v: right(q, k, v) * value)
+    (row,) = measured(["ours"])
+    assert row["status"].startswith("wrong: error")
+    assert not [key for key in row if key.endswith(("_ms", "_tflops", "_mib"))]
+    assert " ms" not in capsys.readouterr().out
+
+
+def test_one_wrong_gradient_of_the_last_head_is_seen(measured, monkeypatch):
+    right = sdpa(SDPBackend.MATH, SMALL, CPU)
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, k):
+            return k.clone()
+
+        @staticmethod
+        def backward(ctx, *grads):
+            dk = grads[0].clone()
+            dk[-1, 20, -1] = math.nan
+            return dk
+
+    contender(monkeypatch, "ours", lambda q, k, v: right(q, Broken.apply(k), v))
+    (row,) = measured(["ours"])
+    assert row["status"].startswith("wrong: error nan of dk (allowed ")
+    assert ", " not in row["status"]
+
+
+def test_what_cannot_run_says_why_and_the_others_go_on(measured, monkeypatch, capsys):
+    def exhausted(q, k, v):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    contender(monkeypatch, "standard", exhausted)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)  # as if it were not installed
+    names = ["standard", "SDPA cuDNN", "flash-attn-4", "SDPA math"]
+    status = {row["name"]: row["status"] for row in measured(names)}
+    assert status["standard"] == "out of memory"
+    assert status["SDPA cuDNN"] == "not supported: PyTorch has no such kernel"
+    assert status["flash-attn-4"].startswith("not supported: cannot be imported (")
+    assert status["SDPA math"] == "ok"
+    assert "out of memory" in capsys.readouterr().out
+
+
+def test_other_errors_are_not_caught(measured, monkeypatch):
+    def broken(q, k, v, **options):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    contender(monkeypatch, "ours", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measured(["ours"])
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measured(["SDPA math"])
+
+
+@pytest.mark.gpu
+def test_a_time_leaves_out_the_cpu():
+    x = torch.ones(1000, 1000, device="cuda")
+
+    def slow_to_launch():
+        time.sleep(0.003)
+        x.add_(1)
+        time.sleep(0.003)
+
+    ms = time_ms(slow_to_launch)
+    assert 0 < ms["ms_20"] <= ms["ms"] <= ms["ms_80"] < 1
+    assert eager_ms(slow_to_launch) > 5
+
+
+@pytest.mark.gpu
+def test_long_runs_are_timed_three_times():
+    runs = []
+
+    def half_a_second():
+        runs.append(1)
+        torch.cuda._sleep(1_000_000_000)
+
+    assert time_ms(half_a_second)["ms"] > measure.LONG_MS
+    assert len(runs) == 5  # the first compiles, and the second says how long the CPU takes
+
+
+def test_speeds_follow_the_flop_convention(measured):
+    (row,) = measured(["SDPA math"], replace(SMALL, causal=True))
+    flops = 4 * 2 * 2 * 48**2 * 16 / 2
+    assert row["forward_tflops"] == pytest.approx(flops / 2e-3 / 1e12)
+    assert row["backward_tflops"] == pytest.approx(2.5 * flops / 2e-3 / 1e12)
+    assert row["both_eager_ms"] == 5.0
+    assert (row["backward_ms_20"], row["backward_ms_80"], row["peak_mib"]) == (1.5, 3.0, 7.0)
+
+
+def test_a_contender_gets_the_tensors_that_it_wants(measured, monkeypatch):
+    made, given = [], []
+
+    def copied(tensors):
+        made.append(Tensors(*(x.detach().clone().requires_grad_() for x in tensors)))
+        return made[-1]
+
+    right = sdpa(SDPBackend.MATH, SMALL, CPU)
+    contender(monkeypatch, "ours", lambda q, k, v: given.append(q) or right(q, k, v))
+    monkeypatch.setitem(peers.TENSORS, "ours", copied)
+    ours, peer = measured(["ours", "SDPA math"])
+    assert (ours["status"], peer["status"]) == ("ok", "ok")
+    assert len(made) == 1  # before the check and all that is timed
+    assert len(given) > 3 and all(q is made[0].q for q in given)

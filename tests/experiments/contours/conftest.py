@@ -1,0 +1,3 @@
+"""What the tests of contours share."""
+
+from tests.evaluation.conftest import train  # noqa: F401

@@ -1,0 +1,141 @@
+"""Times of training steps on a CPU, and what is made of the times of a made-up GPU."""
+
+import json
+
+import pytest
+import torch
+
+from experiments.lra import speed
+from experiments.lra.jobs import ATTENTIONS
+from experiments.lra.speed import how_far, measure, relate, what_is_timed
+from tests.experiments.tiny_lra import CONTEXT, TINY, make_tasks
+
+CPU = torch.device("cpu")
+
+
+def made_up_row(task, attention, ms, *, captured=True):
+    return {
+        "task": task, "data": task, "context_length": 1024, "documents": 1, "tokens_share": 1.0,
+        "attention": attention, "captured": captured, "step_ms": ms, "peak_gib": 0.5,
+    }  # fmt: skip
+
+
+def test_steps_of_each_attention_are_timed(tmp_path):
+    make_tasks(tmp_path, "listops", "pairs")
+    listops, pairs = what_is_timed(["listops", "pairs"], tmp_path, TINY)
+    ((*rows,),) = measure(listops, CPU, steps=1, repeats=2)
+    assert [row["attention"] for row in rows] == list(ATTENTIONS)
+    for row in rows:
+        assert 0 < row["step_ms_fastest"] <= row["step_ms"] <= row["step_ms_slowest"]
+        assert (row["data"], row["batch_size"], row["captured"]) == ("listops", 8, False)
+        assert 4 / CONTEXT < row["tokens_share"] < 10 / CONTEXT
+    dense = rows[1]
+    assert 0 < dense["logits_differ_by"] < 1e-4  # of other operations, in float32
+    ((row, *_),) = measure(pairs, CPU, steps=1, repeats=1)
+    assert (row["documents"], row["tokens_share"]) == (2, 0.5)
+
+
+def test_fused_attention_is_not_timed_as_standard(tmp_path):
+    make_tasks(tmp_path, "listops")
+    (timed,) = what_is_timed(["listops"], tmp_path, [*TINY, "run.compile=true"])
+    with pytest.raises(ValueError, match=r"run\.dtype=float32: .* take --set run\.dtype=bfloat16"):
+        next(measure(timed, CPU, steps=1, repeats=1))
+
+
+@pytest.mark.gpu
+def test_steps_are_timed_as_graphs_too(tmp_path):
+    make_tasks(tmp_path, "listops")
+    overrides = [*TINY, "run.device=cuda", "run.dtype=bfloat16", "run.compile=true"]
+    (timed,) = what_is_timed(["listops"], tmp_path, overrides)
+    device = torch.device("cuda", torch.cuda.current_device())
+    (rows,) = measure(timed, device, steps=3, repeats=2)
+    assert [(row["captured"], row["attention"]) for row in rows] == [
+        (captured, attention) for captured in (False, True) for attention in ATTENTIONS
+    ]
+    means = {}
+    relate(rows, means)
+    for row in rows:
+        assert row["step_ms"] > 0 and row["speedup"] > 0 and row["peak_gib"] > 0
+    assert {"captured", "plain"} == means.keys()
+
+
+def test_another_task_stands_in_for_missing_texts(tmp_path, capsys):
+    make_tasks(tmp_path, "image", "pairs")
+    tasks = ["image", "retrieval"]
+    timed = what_is_timed(tasks, tmp_path, TINY)
+    assert [(t.task, t.data_of) for t in timed] == [("image", "image"), ("retrieval", "pairs")]
+    assert timed[1].configs["dense"].data.path == str(tmp_path / "pairs")
+    make_tasks(tmp_path, "retrieval")
+    assert what_is_timed(tasks, tmp_path, TINY)[1].data_of == "retrieval"
+    assert not capsys.readouterr().out
+    empty = make_tasks(tmp_path / "other", "image")
+    assert [t.task for t in what_is_timed(tasks, empty, TINY)] == ["image"]
+    assert "retrieval is left out" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="prepare_lra listops"):
+        what_is_timed(["listops"], empty, TINY)
+
+
+def test_speed_ups_are_averaged_as_the_paper_does():
+    times = {"listops": (8.0, 4.0, 2.0), "image": (9.0, 0.5, 3.0), "pairs": (1.0, 1.0, 1.0)}
+    rows = [
+        made_up_row(task, attention, ms)
+        for task, of_task in times.items()
+        for attention, ms in zip(ATTENTIONS, of_task, strict=True)
+    ]
+    rows += [made_up_row("image", attention, 2.0, captured=False) for attention in ATTENTIONS]
+    means = {"left": "over"}
+    relate(rows, means)
+    assert [row["speedup"] for row in rows[:6]] == [1, 2, 4, 1, 18, 3]
+    assert means["captured"]["tasks"] == ["listops", "image"]  # pairs are no task of the paper's
+    assert means["captured"]["speedup"] == pytest.approx({
+        "standard": 1, "dense": 6, "butterfly": 12**0.5
+    })  # fmt: skip
+    assert means["plain"] == {"tasks": ["image"], "speedup": dict.fromkeys(ATTENTIONS, 1.0)}
+    relate([row for row in rows if row["task"] == "pairs"], means)
+    assert means == {}
+
+
+@pytest.mark.parametrize("wrong", [0.06, float("nan")])
+def test_wrong_attention_gets_no_speed(wrong):
+    logits = {name: torch.zeros(3, 2) for name in ATTENTIONS}
+    logits["dense"][1, 1] = 0.04
+    assert how_far(logits, "image") == pytest.approx(0.04)
+    logits["dense"][2, 0] = -wrong
+    with pytest.raises(ValueError, match=r"image: logits of our dense .* \(allowed 0.05\): no spe"):
+        how_far(logits, "image")
+
+
+def test_writes_rows_and_means_and_goes_on(monkeypatch, tmp_path, capsys):
+    make_tasks(tmp_path / "data", "image", "pathfinder32")
+    broken = {"pathfinder"}
+
+    def made_up(timed, device, *, steps, repeats):
+        if timed.task in broken:
+            raise ValueError("the GPU is gone")
+        yield [made_up_row(timed.task, name, steps * n) for n, name in enumerate(ATTENTIONS, 1)]
+
+    monkeypatch.setattr(speed, "measure", made_up)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a made-up GPU")
+    out = tmp_path / "speed.json"
+    options = ["--data", str(tmp_path / "data"), "--out", str(out), "--steps", "3"]
+    options += ["--tasks", "image", "pathfinder"]
+    with pytest.raises(ValueError, match="the GPU is gone"):
+        speed.main(options)
+    assert not out.exists()
+    broken.clear()
+    speed.main([*options, "--resume"])
+    result = json.loads(out.read_text())
+    assert [row["task"] for row in result["rows"][::3]] == ["image", "pathfinder"]
+    means = result["geometric_means"]["captured"]
+    assert means["tasks"] == ["image", "pathfinder"]
+    assert means["speedup"]["butterfly"] == pytest.approx(1 / 3)
+    assert result["environment"]["device"] == "a made-up GPU"
+    assert "6.00 (0.50x)" in capsys.readouterr().out
+
+
+def test_a_gpu_is_needed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="measures a GPU, and PyTorch sees none"):
+        speed.main([])

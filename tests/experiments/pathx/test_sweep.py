@@ -1,0 +1,141 @@
+"""The stages of Path-X, with tiny images and models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs import ClassifyConfig, read_config
+from data.lra.request import Request
+from experiments import example_sets
+from experiments.pathx import __main__ as reproduce_pathx
+from experiments.pathx import report, stages
+from experiments.pathx.plots import images_before
+from experiments.pathx.stages import BEFORE, make_runs
+from experiments.pathx.tables import runs_table
+from training.classification import read_best
+from training.metrics import read_metrics
+
+EXAMPLES = {"train": 24, "val": 8, "test": 10}
+SETS = {
+    "path64": Request(task="pathfinder32", contour_length=2, distractors_of=0, examples=EXAMPLES),
+    "pathx": Request(task="pathfinder32", contour_length=3, distractors_of=0, examples=EXAMPLES),
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two stages on images of 32 x 32 pixels."""
+    for stage, request in SETS.items():
+        data = tmp_path / "data" / request.name
+        (tmp_path / f"{stage}.yaml").write_text(
+            f"""
+model: {{vocab_size: 256, n_classes: 2, context_length: 256, grid_width: 32, n_layer: 1,
+        n_embd: 16, n_inner: 16, tokens: intensities, embedding: row_column, rotary: axial,
+        pooling: mean_max}}
+data: {{path: {data}, zeros: padding}}
+optim: {{max_steps: 3, batch_size: 8, lr: 1.0e-3}}
+run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu, compile: false,
+      dtype: float32}}
+"""
+        )
+    monkeypatch.setattr(stages, "CONFIGS", tmp_path)
+    monkeypatch.setattr(example_sets, "REQUESTS", tuple(SETS.values()))
+    return tmp_path
+
+
+def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys):
+    arguments = ["--stages", "pathx", "path64", "--out", str(tiny / "out")]
+    arguments += ["--results", str(tiny / "results")]
+    (tiny / "results").mkdir()
+    yardsticks = {"accuracies": {"128": {"distance": 0.53}}}
+    (tiny / "results" / "pathfinder_yardsticks.json").write_text(json.dumps(yardsticks))
+    reproduce_pathx.main(arguments)
+    first, second = (tiny / "out" / f"{stage}_seed1111" for stage in ("path64", "pathx"))
+    config = read_config(ClassifyConfig, [str(second / "config.yaml")])
+    assert config.run.init_from == str(first)
+    assert read_best(second).keys() == read_best(first).keys()
+
+    result = json.loads((tiny / "results" / "pathx.json").read_text())
+    assert [run["stage"] for run in result["runs"]] == ["path64", "pathx"]
+    for run, folder in zip(result["runs"], (first, second), strict=True):
+        last = read_metrics(folder)[-1]
+        assert run["test_accuracy"] == pytest.approx(100 * last["test_accuracy"])
+        low, high = run["test_interval"]
+        assert low < run["test_accuracy"] < high
+        assert (run["examples"], run["examples_in_sets"], run["test_examples"]) == (24, 24, 10)
+    text = (tiny / "results" / "pathx.md").read_text()
+    assert "| Path-X, packed | 1111 | 256 | left out |" in text
+    assert "| distance | 53.0 |" in text
+    assert (tiny / "results" / "pathx.png").stat().st_size > 10_000
+    runs = {f"{run['stage']}_seed{run['seed']}": run for run in result["runs"]}
+    assert images_before(runs["pathx_seed1111"], runs) == 24
+    assert images_before(runs["path64_seed1111"], runs) == 0
+
+    # again: nothing is trained, the report is the same
+    capsys.readouterr()
+    reproduce_pathx.main(arguments)
+    assert "started" not in capsys.readouterr().out
+    assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
+    report.main([str(tiny / "results" / "pathx.json")])
+    assert (tiny / "results" / "pathx.md").read_text() == text
+
+    # a stage whose folder is gone, from the report
+    first.rename(tiny / "elsewhere")
+    arguments += ["--report-only", "--add", str(tiny / "results" / "pathx.json")]
+    reproduce_pathx.main(arguments)
+    assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
+
+
+def test_how_many_gpus_trained_is_told():
+    result = json.loads(Path("docs/results/pathx.json").read_text())
+    device = {"from_step": 0, "device": "Hopper"}
+    result["runs"] = [
+        {**result["runs"][0], "starts": starts}
+        for starts in ([device], [{**device, "world_size": 1}, {**device, "world_size": 8}], [])
+    ]
+    rows = runs_table(result).splitlines()[2:]
+    assert [row.split(" | ")[-1] for row in rows] == ["Hopper |", "8 x Hopper |", "- |"]
+
+
+def test_a_stage_needs_the_one_before(tiny: Path):
+    with pytest.raises(ValueError, match=r"pathx begins with .* path64, .*add path64 to --stages"):
+        make_runs(["pathx"], [1], tiny / "out")
+
+
+@pytest.mark.parametrize("key", ["run.seed", "run.out_dir", "run.init_from"])
+def test_what_follows_from_arguments_is_not_set(tiny: Path, key: str):
+    with pytest.raises(ValueError, match=rf"{key} follows from --"):
+        make_runs(["path64"], [1], tiny / "out", [f"{key}=3"])
+
+
+def test_a_folder_of_other_settings_is_refused(tiny: Path):
+    arguments = ["--stages", "path64", "--out", str(tiny / "out"), "--results", str(tiny / "r")]
+    reproduce_pathx.main(arguments)
+    with pytest.raises(ValueError, match=r"optim.lr is 0.001 there and 0.01 here"):
+        make_runs(["path64"], [1111], tiny / "out", ["optim.lr=0.01"])
+
+
+def test_nothing_to_report(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no finished stage"):
+        report.write_report(tmp_path, tmp_path)
+
+
+def test_the_stages_fit_together():
+    """The configurations that come along: each continues the model before it."""
+    runs = {run.stage: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
+    grows = {"context_length", "grid_width", "mask"}
+    for stage, before in BEFORE.items():
+        if before is None:
+            continue
+        here, there = vars(runs[stage].config.model), vars(runs[before].config.model)
+        assert {name for name in here if here[name] != there[name]} <= grows
+
+
+def test_eight_gpus_share_every_batch():
+    """As docs/lra.md says of --gpus-per-run 8."""
+    for run in make_runs(list(BEFORE), [1], Path("out/none")):
+        config = run.config
+        phases = [(phase.batch_size, len(phase.paths)) for phase in config.data.phases]
+        for batch_size, n_sets in [*phases, (None, 1)]:
+            assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.stage

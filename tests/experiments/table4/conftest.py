@@ -1,0 +1,12 @@
+"""What the tests of Table 4's sweep share."""
+
+import pytest
+
+from tests.evaluation.conftest import base, scored, stream  # noqa: F401
+from tests.experiments.table4 import tiny_sweep
+
+
+@pytest.fixture
+def tiny(monkeypatch, corpus, tmp_path):
+    """Sweeps of Table 4 over models of 32 and 64 tokens."""
+    return tiny_sweep.sweep(monkeypatch, corpus, tmp_path)

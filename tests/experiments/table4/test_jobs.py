@@ -1,0 +1,333 @@
+"""Which runs there are, with which arguments, and how steps follow from the time of others."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from configs import load_config, to_yaml
+from data.text.shards import TokenStream
+from evaluation.sums import write_scored
+from experiments.table4 import jobs
+from experiments.table4.jobs import check_sums, final_arguments, make_jobs, what_it_took
+from experiments.table4.models import BUDGETS, MODELS
+from tests.evaluation.known_losses import LONG, added_up
+from training.checkpoint import checkpoint_folder
+from training.metrics import METRICS
+
+WHOLE = {"same_time_as": None, "starts_from": None, "share": 1.0}
+
+
+def jobs_of(names, tmp_path, budget="minutes", seeds=1, **options):
+    return make_jobs(
+        names, BUDGETS[budget], tmp_path, data=tmp_path, vocab_size=50_257, seeds=seeds, **options
+    )
+
+
+def finish(folder, *, step, gpu_hours, max_steps=None):
+    """A run as if it had been trained."""
+    folder.mkdir(parents=True)
+    records = [
+        {"step": 0, "tokens": 0, "val_loss": 9.0, "gpu_hours": 0.0},
+        {"step": step, "tokens": 1, "val_loss": 1.0, "gpu_hours": gpu_hours},
+    ]
+    (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
+    checkpoint = checkpoint_folder(folder, step)
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(
+        json.dumps({"progress": {"step": step, "gpu_hours": gpu_hours}, "must_match": {}})
+    )
+    (folder / "config.yaml").write_text(
+        "model: {}\ndata: {path: x}\n"
+        f"optim: {{max_steps: {max_steps or step}, batch_tokens: 1024, micro_batch_size: 1}}\n"
+        "run: {out_dir: x}\n"
+    )
+
+
+@pytest.mark.parametrize("budget", ["minutes", "hours", "paper"])
+def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
+    plain = [name for name, model in MODELS.items() if model == replace(model, **WHOLE)]
+    configs = [job.config for job in jobs_of(plain, tmp_path, budget)]
+    assert len(configs) == len(plain)
+    wanted = BUDGETS[budget]
+    for config in configs:
+        assert config.optim.max_steps * config.optim.batch_tokens == wanted.tokens
+        assert config.optim.batch_tokens == wanted.batch_tokens
+        assert (config.optim.lr, config.optim.schedule) == (configs[0].optim.lr, "linear")
+    assert len({config.model.context_length for config in configs}) == 5
+
+
+def test_paper_is_the_papers_recipe(tmp_path):
+    for job in jobs_of(["1k", "4k"], tmp_path, "paper", gpus_per_run=8):
+        config = job.config
+        assert (config.optim.max_steps, config.optim.batch_tokens) == (400_000, 524_288)
+        assert config.optim.warmup_steps == 4_000
+        assert config.model.positions == "learned" and config.model.dropout == 0.1
+        config.grad_accum_steps(world_size=8)
+
+
+def test_batch_is_shared_by_the_gpus_of_a_run(tmp_path):
+    for n_gpu in (1, 2):
+        for job in jobs_of(["1k", "16k"], tmp_path, gpus_per_run=n_gpu):
+            job.config.grad_accum_steps(world_size=n_gpu)
+    with pytest.raises(ValueError, match=r"optim.batch_tokens=32768 must be a multiple"):
+        jobs_of(["16k"], tmp_path, gpus_per_run=4)
+
+
+def test_1k_of_4k_sees_the_tokens_of_4k_in_their_order(tmp_path):
+    configs = {job.name: job.config for job in jobs_of(["1k_of_4k", "4k"], tmp_path)}
+    short, long = configs["1k_of_4k"], configs["4k"]
+    reach = short.model.context_length * short.data.consecutive_windows
+    assert reach == long.model.context_length
+    assert short.optim == replace(long.optim, micro_batch_size=short.optim.micro_batch_size)
+    assert short.run.seed == long.run.seed
+
+
+def test_order_and_what_comes_along(tmp_path):
+    jobs = jobs_of(["4k_from_1k", "16k_butterfly_same_time"], tmp_path, seeds=2)
+    names = [job.folder.name for job in jobs]
+    assert [name[-1] for name in names] == [*6 * "1", *6 * "2"]
+    assert names[0] == "16k_seed1"
+    by_name = {job.folder.name: job for job in jobs}
+    needs = {folder.name for folder in by_name["4k_from_1k_seed2"].needs}
+    assert needs == {"1k_seed2", "1k_seed1", "4k_seed1"}
+
+
+def test_what_others_wait_for_comes_early(tmp_path):
+    names = [job.name for job in jobs_of(["4k", "4k_butterfly", "1k_then_16k"], tmp_path, seeds=1)]
+    assert names == ["1k", "4k", "4k_butterfly", "1k_then_16k"]
+
+
+def test_what_goes_on_needs_its_own_seed_alone(tmp_path):
+    jobs = {job.folder.name: job for job in jobs_of(["1k_then_4k"], tmp_path, seeds=2)}
+    assert jobs["1k_then_4k_seed2"].needs == (tmp_path / "1k_seed2",)
+
+
+def test_extension_has_the_time_that_is_left(tmp_path):
+    jobs = jobs_of(["4k_from_1k"], tmp_path, seeds=2)
+    job, second = (j for j in jobs if j.name == "4k_from_1k")
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
+    config = load_config(final_arguments(job, tmp_path / "sums"))
+    assert config.optim.max_steps == 250  # at the speed of the 4k run
+    assert config.run.init_from == str(tmp_path / "1k_seed1")
+    assert config.model.rope_base == pytest.approx(10_000 * 4 ** (64 / 62), rel=1e-4)
+    assert config.optim.warmup_steps == 62
+    assert config.run.eval_every == 40  # a sixth, in tens
+    assert (
+        final_arguments(job, tmp_path / "sums")[-3:]
+        == final_arguments(second, tmp_path / "sums")[-3:]
+    )  # the same for all seeds
+    assert f"run.init_from={tmp_path / '1k_seed2'}" in second.recipe
+    finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
+    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 240
+    assert not job.is_finished
+
+
+def test_steps_of_a_time_are_the_nearest_tens(tmp_path):
+    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.744)
+    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 260
+
+
+def test_no_time_is_left_for_an_extension(tmp_path):
+    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.996)  # four steps of 4k
+    with pytest.raises(ValueError, match="4k_from_1k has no time left .* 4k took 1 .* 0.996 alr"):
+        final_arguments(job, tmp_path / "sums")
+
+
+def test_no_time_is_left_from_scratch(tmp_path):
+    jobs = {j.name: j for j in jobs_of(["4k_butterfly_same_time"], tmp_path)}
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=0.004)
+    finish(tmp_path / "4k_butterfly_seed1", step=1000, gpu_hours=1.0)
+    with pytest.raises(ValueError, match="steps: 4k took 0.004 GPU-hours: leave 4k_butterfly_same"):
+        final_arguments(jobs["4k_butterfly_same_time"], tmp_path / "sums")
+
+
+def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
+    jobs = {j.name: j for j in jobs_of(["16k_butterfly_same_time"], tmp_path)}
+    finish(tmp_path / "16k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "16k_butterfly_seed1", step=1000, gpu_hours=0.4)
+    config = load_config(final_arguments(jobs["16k_butterfly_same_time"], tmp_path / "sums"))
+    assert config.optim.max_steps == 2500
+    assert config.model.mask.pattern == "butterfly"
+    assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
+    assert final_arguments(jobs["16k"], tmp_path / "sums") == jobs["16k"].recipe
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast"), [("1k_then_16k", "1k_then_16k_butterfly"), ("1k_then_4k", "1k_then_1k")]
+)
+def test_a_faster_model_goes_on_as_long_as_a_slower_one(tmp_path, slow, fast):
+    name = f"{fast}_same_time"
+    jobs = {j.name: j for j in jobs_of([name], tmp_path)}
+    assert set(jobs) == {"1k", slow, fast, name}
+    finish(tmp_path / "1k_seed1", step=3000, gpu_hours=1.0)
+    finish(tmp_path / f"{slow}_seed1", step=1000, gpu_hours=0.8)
+    finish(tmp_path / f"{fast}_seed1", step=1000, gpu_hours=0.4)
+    config = load_config(final_arguments(jobs[name], tmp_path / "sums"))
+    assert config.optim.max_steps == 2000
+    assert config.run.init_from == str(tmp_path / "1k_seed1")
+
+
+def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
+    (job,) = jobs_of(["1k"], tmp_path)
+    assert not job.is_finished
+    finish(job.folder, step=1000, gpu_hours=1.0)
+    assert job.is_finished
+    last = checkpoint_folder(job.folder, 1000)
+    last.rename(tmp_path / "kept")
+    assert not job.is_finished
+    earlier = checkpoint_folder(job.folder, 500)  # stopped between evaluation and checkpoint
+    earlier.mkdir()
+    (earlier / "state.json").write_text('{"progress": {"step": 500}, "must_match": {}}')
+    assert not job.is_finished
+    (tmp_path / "kept").rename(last)
+    assert job.is_finished
+    (job.folder / METRICS).write_text('{"step": 1000, "loss": 1.0}\n{"step": 500, "val_loss": 1}\n')
+    assert not job.is_finished
+
+
+def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, base):
+    folder, sums = tmp_path / "1k_seed2", tmp_path / "sums"
+    assert what_it_took(folder, sums) is None
+    (run,), text = added_up([scored("1k", {LONG: base}, seed=2)], stream)  # in this very folder
+    last = {"step": 7, "tokens": 700, "gpu_hours": 0.25, "val_loss": 4.0}
+    config = replace(run.config, optim=replace(run.config.optim, max_steps=7, warmup_steps=0))
+    whole = replace(run, config=config, about=run.about | {"evaluations": [last]})
+    for part in (
+        replace(whole, about=run.about),  # its last evaluation is not there
+        replace(whole, config=run.config),  # it was to have more steps
+        replace(whole, about=whole.about | {"step": 6}),
+    ):
+        write_scored(part, text, sums)
+        assert what_it_took(folder, sums) is None
+    write_scored(whole, text, sums)
+    assert what_it_took(tmp_path / "1k_seed1", sums) is None
+    took = what_it_took(folder, sums)
+    assert (took["step"], took["gpu_hours"]) == (7, 0.25)
+    shutil.rmtree(folder)
+    finish(folder, step=10, gpu_hours=1.0)
+    took = what_it_took(folder, sums)
+    assert (took["step"], took["gpu_hours"]) == (10, 1.0)
+    (folder / METRICS).write_text('{"step": 10, "loss": 1.0}\n')
+    assert what_it_took(folder, tmp_path) is None
+
+
+def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
+    (job,) = jobs_of(["1k"], tmp_path)
+    (run,), text = added_up([scored("1k", {LONG: base})], stream)
+    data = replace(job.config.data, path="where/it/was/trained")
+    ours = replace(job.config, data=data)
+    write_scored(replace(run, config=ours), text, tmp_path / "sums")
+    check_sums([job], tmp_path / "sums", corpus)
+    for settings in (
+        {"max_steps": 20_000},
+        {"lr": 7.0},
+    ):
+        other = replace(ours, optim=replace(ours.optim, **settings))
+        path = write_scored(replace(run, config=other), text, tmp_path / "sums")
+        with pytest.raises(ValueError, match=rf"{path} holds .*: optim.{next(iter(settings))} is"):
+            check_sums([job], tmp_path / "sums", corpus)
+    n_tokens = len(TokenStream(corpus, "train"))
+    path = write_scored(with_text(run, ours, n_tokens), text, tmp_path / "sums")
+    check_sums([job], tmp_path / "sums", corpus)
+    for other in (1234, 123_456):
+        write_scored(with_text(run, ours, other), text, tmp_path / "sums")
+        message = rf"{path} is .* of {other:,} tokens, and .* has {n_tokens:,}"
+        with pytest.raises(ValueError, match=message):
+            check_sums([job], tmp_path / "sums", corpus)
+
+
+def with_text(run, config, n_tokens):
+    """A run that was trained on a text of so many tokens."""
+    return replace(run, config=config, about=run.about | {"text_tokens": n_tokens})
+
+
+def test_a_share_of_the_steps(tmp_path):
+    jobs = {j.name: j.config for j in jobs_of(["1k_then_1k"], tmp_path, "hours")}
+    whole, part = (jobs[name].optim for name in ("1k", "1k_then_1k"))
+    assert (whole.max_steps, part.max_steps) == (2200, 733)
+    assert whole.batch_tokens == part.batch_tokens
+    assert part.lr == whole.lr / 2
+    assert jobs["1k_then_1k"].run.eval_every == 120 and jobs["1k_then_1k"].run.save_every == 360
+    assert jobs["1k"].run.seed == 1
+
+
+def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
+    names = [n for n in MODELS if n.startswith("1k_then_") and not n.endswith("_same_time")]
+    configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
+    assert len(configs) == 7
+    assert {c.optim.max_steps for c in configs.values()} == {BUDGETS["minutes"].steps // 3}
+    assert {c.run.init_from for c in configs.values()} == {str(tmp_path / "1k_seed1")}
+    assert {c.run.seed for c in configs.values()} == {1001}  # other windows than the first part
+    bases = {name: c.model.rope_base for name, c in configs.items()}
+    assert bases["1k_then_1k"] == 10_000
+    assert bases["1k_then_16k"] == pytest.approx(10_000 * 16 ** (64 / 62), rel=1e-4)
+
+
+def test_warmup_of_short_runs(tmp_path):
+    jobs = {j.name: j.config.optim for j in jobs_of(["1k_then_1k"], tmp_path)}
+    assert {name: optim.warmup_steps for name, optim in jobs.items()} == {
+        "1k": 200, "1k_then_1k": 200
+    }  # fmt: skip
+    (job,) = jobs_of(["1k"], tmp_path, "smoke")
+    assert job.config.optim.warmup_steps == 3
+
+
+def test_long_runs_are_saved_and_evaluated_every_some_steps(tmp_path):
+    (job,) = jobs_of(["1k"], tmp_path, "paper")
+    assert (job.config.run.eval_every, job.config.run.save_every) == (1000, 2000)
+    (job,) = jobs_of(["1k"], tmp_path, "smoke")
+    assert job.config.run.eval_every == job.config.run.save_every == 10
+
+
+def test_learned_positions_are_extended_without_a_base(tmp_path):
+    jobs = {j.name: j.config.model for j in jobs_of(["4k_learned_from_1k"], tmp_path)}
+    assert {model.positions for model in jobs.values()} == {"learned"}
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(ValueError, match="--seeds=0 must be at least 1"):
+        jobs_of(["1k"], tmp_path, seeds=0)
+    with pytest.raises(ValueError, match="--gpus-per-run=0 must be at least 1"):
+        jobs_of(["1k"], tmp_path, gpus_per_run=0)
+    with pytest.raises(ValueError, match="--set optim.max_steps with 1k_then_1k, whose steps"):
+        jobs_of(["1k", "1k_then_1k"], tmp_path, overrides=["optim.max_steps=300"])
+    with pytest.raises(ValueError, match="--set optim.max_steps with 4k_from_1k, whose steps"):
+        jobs_of(["1k", "4k_from_1k"], tmp_path, overrides=["optim.max_steps=7"])
+    with pytest.raises(ValueError, match="--set run.seed=5: the sweep .* each run, take --seeds"):
+        jobs_of(["1k"], tmp_path, overrides=["optim.lr=1e-3", "run.seed=5"])
+    with pytest.raises(ValueError, match="optim.nonsense"):
+        jobs_of(["1k"], tmp_path, overrides=["optim.nonsense=1"])
+
+
+def test_overrides_come_last(tmp_path):
+    options = ["optim.warmup_steps=7", "run.eval_every=30"]
+    jobs = {j.name: j for j in jobs_of(["4k_from_1k"], tmp_path, overrides=options)}
+    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
+    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.75)
+    for job in jobs.values():
+        config = load_config(final_arguments(job, tmp_path / "sums"))
+        assert (config.optim.warmup_steps, config.run.eval_every) == (7, 30)
+
+
+def test_a_run_with_other_settings_is_refused(tmp_path):
+    (job,) = jobs_of(["1k"], tmp_path, "smoke")
+    job.folder.mkdir()
+    (job.folder / "config.yaml").write_text(to_yaml(job.config))
+    (again,) = jobs_of(["1k"], tmp_path, "smoke")
+    assert again == job
+    changed = r"1k_seed1 holds a run with other settings: .*optim.max_steps is 12 there and 3600"
+    with pytest.raises(ValueError, match=changed):
+        jobs_of(["1k"], tmp_path, "minutes")
+    jobs_of(["1k"], tmp_path, "smoke", gpus_per_run=2)  # a batch may be divided otherwise
+
+
+def test_every_model_that_is_needed_exists():
+    for name in MODELS:
+        assert set(jobs._needed_by(name)) <= set(MODELS)

@@ -1,0 +1,372 @@
+"""The whole of Table 4 on tiny models: trained, scored, reported, and not done twice."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from configs import load_config
+from data.text.prepare import prepare
+from data.text.shards import TokenStream
+from data.text.sources import open_source
+from evaluation.sums import read_scored, write_scored
+from experiments import gpu_pool, sweep
+from experiments.table4 import __main__ as reproduce_table4
+from experiments.table4.report import markdown
+from training.environment import read_starts
+from training.metrics import METRICS, read_metrics
+
+
+def test_trains_scores_and_reports_once(tiny, corpus):
+    names = ["short", "long_from_short", "long_butterfly", "short_documents"]
+    out, ran = tiny("--models", *names)
+    trained = [command for command in ran if command[0] == "train.py"]
+    assert len(trained) == 2 * 5  # two seeds, and long comes along
+
+    result = json.loads((out / "table4.json").read_text())
+    assert result["environment"]["command"].startswith("python -m")
+    (table,) = result["rows"].values()
+    assert [row["label"] for row in table] == [
+        "short", "long", "long_butterfly", "long_from_short", "short_documents",
+    ]  # fmt: skip
+    assert all(row["seeds"] == 2 for row in table)
+    same = [row for row in table if row["label"] != "long_from_short"]
+    assert {row["tokens"] for row in same} == {20 * 256}
+    # what the short model took counts for the one that it was extended to
+    (extended,) = (row for row in table if row["label"] == "long_from_short")
+    last = [
+        [read_metrics(out / f"{name}_seed{seed}")[-1] for seed in (1, 2)]
+        for name in ("short", "long_from_short")
+    ]
+    assert extended["tokens"] == sum(records[0]["tokens"] for records in last)
+    assert extended["gpu_hours"] == pytest.approx(
+        sum(record["gpu_hours"] for records in last for record in records) / 2
+    )
+    assert len({row["scored_tokens"] for row in table}) == 1
+    assert {run["text_tokens"] for run in result["runs"]} == {len(TokenStream(corpus, "train"))}
+    for row in table:
+        assert row["perplexity"] == pytest.approx(math.exp(row["nats"]))
+    assert table[0]["difference"] is None
+    gap = table[1]["difference"]
+    assert gap["nats"] == pytest.approx(table[1]["nats"] - table[0]["nats"])
+    assert gap["interval"][0] < gap["nats"] < gap["interval"][1]
+
+    text = (out / "table4.md").read_text()
+    assert text == markdown(result)
+    assert "| FlashAttention, 4K | 17.5 | 3.6 |" in text
+    (there,) = read_starts(out / "long_seed2")
+    assert there["from_step"] == 0 and f"torch {there['torch']}, triton" in text
+    assert text.endswith(f"commit {there['commit']}.\n")
+    assert f"| long | 2 | 0M | {table[1]['tokens_per_s']:,.0f} |" in text
+    assert (out / "table4.png").stat().st_size > 10_000
+    assert (out / f"evaluation_{corpus.name}" / "report.md").exists()
+
+    # the extension had the time that was left, and went on from the short model's weights
+    begun = load_config([str(out / "long_from_short_seed2" / "config.yaml")])
+    assert begun.run.init_from == str(out / "short_seed2")
+    assert begun.optim.max_steps == 10  # as the short model took half the time of the long one's 20
+
+    _, ran = tiny("--models", *names)
+    assert [command for command in ran if command[0] == "train.py"] == []
+    _, ran = tiny("--models", "short", "long", "--report-only")
+    assert ran == []
+
+
+def test_curves_are_means_over_seeds(tiny):
+    out, _ = tiny("--models", "short")
+    result = json.loads((out / "table4.json").read_text())
+    seeds = [
+        [r["val_loss"] for r in read_metrics(out / f"short_seed{seed}") if "val_loss" in r]
+        for seed in (1, 2)
+    ]
+    curve = [point["val_loss"] for point in result["curves"]["short"]]
+    assert curve == pytest.approx([sum(pair) / 2 for pair in zip(*seeds, strict=True)])
+    assert len(curve) >= 2
+
+
+def test_machines_share_the_seeds(tiny, tmp_path):
+    names = ["--models", "short", "long_from_short"]
+    with pytest.raises(SystemExit):  # argparse: one or the other
+        tiny(*names, "--only", "*_seed1", "--report-only")
+    with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, which others need"):
+        tiny(*names, "--only", "*_seed2")
+    with pytest.raises(
+        ValueError, match=r"--only=\*_seed3 matches none .*: long_seed1, short_seed1"
+    ):
+        tiny(*names, "--only", "*_seed1", "*_seed3")
+    out, _ = tiny(*names, "--only", "*_seed1")
+    one_machine = tmp_path / "one_machine"
+    out.rename(one_machine)
+    with pytest.raises(ValueError, match=r"leaves out long_seed1, short_seed1, .* in .*sums will"):
+        tiny(*names, "--only", "*_seed2")
+    kept = shutil.copytree(one_machine / "sums", out / "sums")  # tells the times of seed 1
+    with pytest.raises(ValueError, match="leaves out short_seed1, which others need: copy the fo"):
+        tiny(*names, "--only", "long_from_short_seed1")  # for its weights
+    half = shutil.copytree(one_machine / "short_seed1", out / "short_seed1")
+    (half / METRICS).write_text("")  # not its last weights, for all that one can tell
+    with pytest.raises(ValueError, match="leaves out short_seed1, which others need: copy the fo"):
+        tiny(*names, "--only", "long_from_short_seed1")
+    shutil.rmtree(half)
+    (next(iter(kept.iterdir())) / "long_from_short_seed1.npz").unlink()
+    out, ran = tiny(*names, "--only", "long_seed2", "*_seed2")
+    folders = [word for words in ran for word in words if word.startswith("run.out_dir")]
+    assert folders == [
+        f"run.out_dir={out / name}_seed2" for name in ("long", "short", "long_from_short")
+    ]
+    begun = [
+        load_config([str(folder / "config.yaml")])
+        for folder in (one_machine / "long_from_short_seed1", out / "long_from_short_seed2")
+    ]
+    assert begun[0].optim.max_steps == begun[1].optim.max_steps
+
+    both = tmp_path / "both"
+    for folder in (one_machine, out):
+        shutil.copytree(folder / "sums", both, dirs_exist_ok=True)
+    shutil.rmtree(out)
+    _, ran = tiny(*names, "--report-only", "--sums", str(both))
+    assert ran == []
+    (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
+    assert {row["label"]: row["seeds"] for row in table} == {
+        "short": 2, "long": 2, "long_from_short": 2,
+    }  # fmt: skip
+
+
+def test_what_is_finished_here_can_be_started_from(tiny):
+    names = ("--models", "short", "short_then_long", "--seeds", "1", "--only")
+    tiny(*names, "short_seed1")
+    out, ran = tiny(*names, "short_then_long_seed1")
+    assert [word for words in ran for word in words if word.startswith("run.out_dir")] == [
+        f"run.out_dir={out / 'short_then_long_seed1'}"
+    ]
+
+
+def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpus, capsys):
+    names = ["--models", "short", "long", "short_then_long", "--seeds"]
+    out, _ = tiny(*names, "1")
+    for folder in out.glob("*_seed1"):
+        shutil.rmtree(folder)
+    capsys.readouterr()
+
+    def trained(ran):
+        words = [word for command in ran for word in command if word.startswith("run.out_dir")]
+        return sorted(word.rpartition("/")[2] for word in words)
+
+    _, ran = tiny(*names, "2")  # one seed more
+    assert trained(ran) == ["long_seed2", "short_seed2", "short_then_long_seed2"]
+    said = capsys.readouterr().out
+    assert "in full in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
+    (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
+    assert {row["label"]: row["seeds"] for row in table} == {
+        "short": 2, "long": 2, "short_then_long": 2,
+    }  # fmt: skip
+
+    (out / "sums" / corpus.name / "short_then_long_seed1.npz").unlink()
+    _, ran = tiny(*names, "2")  # and the weights that it starts with
+    assert trained(ran) == ["short_seed1", "short_then_long_seed1"]
+    kept = "long_seed1, short_seed2, long_seed2, short_then_long_seed2"
+    assert f"(or name them in full in --only): {kept}\n" in capsys.readouterr().out
+
+    for name in ("short_seed1", "short_seed2"):  # what started with their weights is finished
+        shutil.rmtree(out / name)
+    (out / "sums" / corpus.name / "short_then_long_seed2.npz").unlink()
+    before = json.loads((out / "table4.json").read_text())
+    _, ran = tiny(*names, "2")
+    assert [words[2] for words in ran] == [str(out / "short_then_long_seed2")]  # scored again
+    after = json.loads((out / "table4.json").read_text())
+    assert after["rows"] == before["rows"] and after["curves"] == before["curves"]
+
+    # nor for checkpoints that were deleted to save room
+    for checkpoints in out.glob("*_seed2/checkpoints"):
+        shutil.rmtree(checkpoints)
+    _, ran = tiny(*names, "2")
+    assert ran == []
+
+    # what is in a folder is another training than the one that was scored
+    path = out / "sums" / corpus.name / "short_then_long_seed1.npz"
+    scored, text = read_scored(path)
+    write_scored(replace(scored, about=scored.about | {"gpu_hours": 9.0}), text, out / "sums")
+    _, ran = tiny(*names, "2")
+    assert [words[2] for words in ran] == [str(out / "short_then_long_seed1")]
+    assert read_scored(path)[0].about == scored.about
+
+
+def test_times_are_of_one_machine(tiny, corpus):
+    names = ["--models", "short", "long_from_short", "--seeds"]
+    out, _ = tiny(*names, "2")
+    shutil.move(out / "sums", out.with_name("kept"))
+    shutil.rmtree(out)
+    shutil.move(out.with_name("kept"), out / "sums")
+    sums = out / "sums" / corpus.name
+
+    def trained(ran):
+        return sorted(word.split("/")[-1] for words in ran for word in words if "out_dir=" in word)
+
+    # of a second seed the weights alone are missing, its time is that of the first
+    (sums / "long_from_short_seed2.npz").unlink()
+    _, ran = tiny(*names, "2")
+    assert trained(ran) == ["long_from_short_seed2", "short_seed2"]
+    # of the first seed both: what it is measured by must be as fast as this machine
+    (sums / "long_from_short_seed1.npz").unlink()
+    _, ran = tiny(*names, "1")
+    assert trained(ran) == ["long_from_short_seed1", "long_seed1", "short_seed1"]
+
+
+def test_a_run_that_was_begun_anew_is_trained_to_its_end(tiny):
+    names = ("--models", "short", "--seeds", "1")
+    out, _ = tiny(*names)
+    (out / "short_seed1" / METRICS).write_text("")  # stopped before its first evaluation
+    _, ran = tiny(*names)
+    assert [words[0] for words in ran] == ["train.py", "-m"]
+
+
+def test_all_runs_are_scored_by_one_plan():
+    def job(context_length):
+        model = SimpleNamespace(context_length=context_length)
+        return SimpleNamespace(config=SimpleNamespace(model=model))
+
+    jobs = [job(64), job(32), job(64), job(128)]
+    plan = reproduce_table4.make_plan(jobs, None, None)
+    assert (plan.strides, plan.histories) == (None, (32, 64, 128))
+    assert (plan.near, plan.first) == (32, 128)
+    plan = reproduce_table4.make_plan(jobs, [16], [32])
+    assert (plan.strides, plan.histories) == ((16,), (32, 128))  # the longest tells what counts
+
+
+def test_several_gpus_share_a_run(tiny, monkeypatch):
+    seen = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    monkeypatch.setattr(
+        sweep, "run_tasks", lambda tasks, groups, _: seen.append((tasks, groups)) or []
+    )
+    with pytest.raises(ValueError, match="holds no run to report on"):
+        tiny("--models", "short", "--gpus-per-run", "2", "--set", "optim.lr=0.5")
+    ((tasks, groups),) = seen
+    assert groups == [["0", "1"], ["2", "3"]]
+    for task in tasks:
+        train, scoring = task.commands(2)
+        assert "--nproc_per_node=2" in train and "--nproc_per_node=2" in scoring
+        assert "optim.micro_batch_size=4" in train  # of 32 tokens: half of a batch of 256
+        assert train[-1] == "optim.lr=0.5"
+
+
+def test_nothing_is_finished(tiny):
+    with pytest.raises(ValueError, match=r"sums holds no run to report on \(not trained and sco"):
+        tiny("--models", "short", "--report-only")
+
+
+def test_corpora_of_one_name_are_refused_before_anything_is_trained(tiny, corpus, tmp_path):
+    elsewhere = shutil.copytree(corpus, tmp_path / corpus.name)
+    with pytest.raises(ValueError, match="are both called shards"):
+        tiny("--models", "short", "--score-on", str(corpus), str(elsewhere))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_too_short_for_a_control_is_refused_before_training(tiny, corpus, tmp_path):
+    for split, birds in (("train", 1), ("val", 18)):  # 18 are enough for all but other text
+        line = json.dumps({"text": "a dog follows one bird. " * birds})
+        (tmp_path / f"{split}.jsonl").write_text(line + "\n")
+    source = open_source([str(tmp_path / "train.jsonl")], val=[str(tmp_path / "val.jsonl")])
+    prepare(source, tmp_path / "short_text", tokenizer=str(corpus / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"short_text has \d+ tokens, and control=replace with"):
+        tiny("--models", "short", "long", "--score-on", str(tmp_path / "short_text"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_corpora_are_scored_by_one_command_a_run(tiny, corpus, other_corpus):
+    out, ran = tiny("--models", "short", "--score-on", str(corpus), str(other_corpus))
+    assert [words[0] for words in ran] == ["train.py", "-m"] * 2
+    tables = json.loads((out / "table4.json").read_text())["rows"]
+    assert list(tables) == ["shards", "birds"]
+    for name, (row,) in tables.items():
+        report = json.loads((out / f"evaluation_{name}" / "evaluation.json").read_text())
+        assert report["data"]["name"] == name
+        assert report["as_trained"][0]["nats"] == row["nats"]
+    assert tables["shards"][0]["nats"] != tables["birds"][0]["nats"]
+
+
+@pytest.fixture
+def fails(monkeypatch):
+    """Lets the training of some runs fail; returns a function that is told which."""
+
+    class FailedProcess:
+        def wait(self):
+            return 1
+
+    run_here = gpu_pool._start
+
+    def let_fail(name):
+        def run_some(command, *rest):
+            failing = "train.py" in command and any(name in word for word in command)
+            return FailedProcess() if failing else run_here(command, *rest)
+
+        monkeypatch.setattr("experiments.gpu_pool._start", run_some)
+
+    return let_fail
+
+
+def test_a_run_that_fails_is_named_and_left_out(tiny, fails, capsys):
+    fails("long_seed")
+    with pytest.raises(SystemExit, match="1"):
+        tiny("--models", "short", "long_from_short", "--seeds", "1")
+    said = capsys.readouterr().out
+    assert "these runs failed: long_seed1, long_from_short_seed1\n" in said
+    assert "not in the report: failed: long_seed1, long_from_short_seed1\n" in said
+    assert "| short | 1 |" in said
+
+
+def test_a_run_that_fails_is_not_reported_as_it_was_before(tiny, fails):
+    names = ("--models", "short", "long", "--seeds", "1")
+    out, _ = tiny(*names)
+    shutil.rmtree(out / "long_seed1")
+    fails("long_seed")
+    with pytest.raises(SystemExit, match="1"):
+        tiny(*names, "--only", "long_seed1")
+    (table,) = json.loads((out / "table4.json").read_text())["rows"].values()
+    assert [row["label"] for row in table] == ["short"]
+
+
+def test_strides_that_not_all_contexts_slide_by(tiny):
+    out, _ = tiny("--models", "short", "long", "--seeds", "1", "--stride", "16", "48")
+    report = json.loads((out / "evaluation_shards" / "evaluation.json").read_text())
+    assert len({row["tokens"] for row in report["strided"]}) == 1
+    assert {row["stride"] for row in report["strided"]} == {16, 48}
+
+
+def test_a_context_between_those_of_a_sweep_can_be_added_to_it(tiny):
+    histories = ("--histories", "32", "128", "--seeds", "1")
+    tiny("--models", "short", "longest", *histories)
+    out, ran = tiny("--models", "short", "long", "longest", *histories)
+    assert [words[0] for words in ran].count("train.py") == 1
+    report = json.loads((out / "evaluation_shards" / "evaluation.json").read_text())
+    assert [(row["label"], row["history"]) for row in report["strided"]] == [
+        ("short", 32), ("long", 32), ("long", 64), ("longest", 32), ("longest", 128),
+    ]  # fmt: skip
+    assert len({row["tokens"] for row in report["strided"]}) == 1
+    # windows that slide by 64 show 7/8 of 64 tokens to 9 of these, and 7/8 of 128 to 17
+    with pytest.raises(ValueError, match=r"--histories=32 128 leaves out .* all of 32, 64, 128"):
+        tiny("--models", "short", "long", "longest", *histories, "--stride", "4", "64")
+
+
+def test_what_cannot_be_scored_is_refused_before_training(tiny, corpus, tmp_path):
+    with pytest.raises(ValueError, match="--stride=512 must be from 1 to .*, 32 tokens"):
+        tiny("--models", "short", "--stride", "512")
+    with pytest.raises(ValueError, match="--stride=64 is longer than a context of 32"):
+        tiny("--models", "short", "long", "--stride", "64")
+    with pytest.raises(ValueError, match="--histories=65 must be from 1 to .*, 64 tokens"):
+        tiny("--models", "short", "long", "--histories", "32", "65")
+    with pytest.raises(ValueError, match="none of the 968 tokens of .* sees 7/8 of"):
+        tiny("--models", "short", "--stride", "27", "29", "31", "32")
+    other = tmp_path / "other"
+    shutil.copytree(corpus, other)
+    manifest = other / "manifest.json"
+    values = json.loads(manifest.read_text())
+    values["tokenizer"]["sha256"] = "0123"
+    manifest.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"--score-on .*other was made with .* sha256=0123"):
+        tiny("--models", "short", "--score-on", str(other))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,69 @@
+"""The command's rows, table and picture, from a made-up GPU."""
+
+import json
+
+import pytest
+import torch
+
+from experiments.train_steps import speed
+
+NAMES = ("ours, triton", "nanoGPT, flash")
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """The first losses that a made-up GPU finds, 10.9 where a test puts in no other."""
+    found = {}
+
+    def benchmark(context_length, nanogpt, steps):
+        for number, name in enumerate(NAMES, start=1):
+            yield [
+                {
+                    "context_length": context_length,
+                    "name": name,
+                    "tokens_per_s": steps * 1e5 / number,
+                    "mfu": {"causal": 0.4, "full": 0.5} if number == 1 else None,
+                    "peak_gib": 15.0,
+                    "first_loss": found.get((context_length, name), 10.9),
+                }
+            ]
+
+    monkeypatch.setattr(speed, "benchmark", benchmark)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a made-up GPU")
+    return found
+
+
+def run(folder, *options):
+    out = folder / "speed.json"
+    speed.main(["--contexts", "64", "256", "--steps", "3", "--out", str(out), *options])
+    return json.loads(out.read_text())["rows"]
+
+
+def test_rows_table_and_picture(losses, tmp_path, capsys):
+    rows = run(tmp_path)
+    assert [(r["context_length"], r["name"]) for r in rows] == [
+        (n, x) for n in (64, 256) for x in NAMES
+    ]
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+    printed = capsys.readouterr().out
+    assert printed.count("300,000 tokens/s") == printed.count("40.0%") == 2
+    assert "2.00" in printed and "unknown GPU" in printed
+
+
+@pytest.mark.parametrize("loss", [11.0, float("nan")])
+def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
+    losses[256, "nanoGPT, flash"] = loss
+    with pytest.raises(SystemExit, match=r"nanoGPT, flash at 256: the first loss is .*no speed"):
+        run(tmp_path)
+    assert capsys.readouterr().out.count("tokens/s") == 3
+    assert not (tmp_path / "speed.json").exists()
+    losses.clear()
+    assert len(run(tmp_path, "--resume")) == 4
+    assert capsys.readouterr().out.count("tokens/s\n") == 2  # those of the second context
+
+
+def test_a_gpu_is_needed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="measures a GPU, and PyTorch sees none"):
+        speed.main([])
