@@ -1,6 +1,5 @@
 """What the tests of evaluations share: known losses, runs that were never trained, tiny runs."""
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -8,24 +7,12 @@ import pytest
 
 from configs import load_config
 from data.text.shards import TokenStream
-from evaluation.plan import Plan
 from evaluation.runs import Run
 from scripts import evaluate
 from tests.data.conftest import make_shards  # noqa: F401
-from tests.evaluation import known_losses, made_up_evaluation
+from tests.evaluation import known_losses
+from tests.experiments.table4 import tiny_sweep
 from training.checkpoint import Progress
-
-
-@pytest.fixture(scope="module")
-def full(corpus, tmp_path_factory):
-    """All scorings with two strides, documents packed and masked, three seeds."""
-    plan = Plan(strides=(8, 4), document_masks=(False, True))
-    return made_up_evaluation.evaluate(corpus, tmp_path_factory, plan, seeds=3)
-
-
-@pytest.fixture
-def result(full):
-    return copy.deepcopy(full)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +57,8 @@ def train(run, tmp_path):
 
     def train(name, *overrides, steps=2):
         folder = tmp_path / name
-        run(f"run.out_dir={folder}", f"optim.max_steps={steps}", "optim.warmup_steps=0", *overrides)
+        steps = (f"optim.max_steps={steps}", "optim.warmup_steps=0")
+        tiny_sweep.train([str(run.config), f"run.out_dir={folder}", *steps, *overrides])
         return folder
 
     return train

@@ -1,7 +1,7 @@
 """Losses that are kept in the folder of a run."""
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ import pytest
 from data.text.shards import TokenStream
 from evaluation.cache import read_losses, write_losses
 from evaluation.windows import Scoring
-from model import ModelConfig
 
 
 def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
@@ -40,25 +39,6 @@ def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_
     assert read_losses(run, TokenStream(elsewhere, "val"), scoring) is None
 
 
-def test_a_new_field_of_the_model_has_its_default_in_losses_that_are_kept(
-    opened, corpus, monkeypatch
-):
-    @dataclass(frozen=True, kw_only=True)
-    class Later(ModelConfig):
-        novelty: str = "none"
-
-    def later(**fields):
-        model = Later(**vars(run.config.model), **fields)
-        return replace(run, config=replace(run.config, model=model))
-
-    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
-    run = opened("run")
-    write_losses(run, stream, scoring, np.zeros(len(stream), dtype=np.float32))
-    monkeypatch.setattr("evaluation.cache.ModelConfig", Later)
-    assert read_losses(later(), stream, scoring) is not None
-    assert read_losses(later(novelty="some"), stream, scoring) is None
-
-
 @pytest.mark.parametrize("length", [0, 10, 300, -5])
 def test_damaged_files_are_named(opened, corpus, length):
     stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
@@ -67,16 +47,4 @@ def test_damaged_files_are_named(opened, corpus, length):
     (path,) = (run.folder / "scores").rglob("*.npz")
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match=r"h8_s8_f0\.npz is damaged \(.*\): copy it again, or"):
-        read_losses(run, stream, scoring)
-
-
-def test_a_file_that_cannot_be_read_is_no_damaged_one(opened, corpus, monkeypatch):
-    def too_many(_):
-        raise OSError(24, "Too many open files")
-
-    stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
-    run = opened("run")
-    write_losses(run, stream, scoring, np.zeros(len(stream), dtype=np.float32))
-    monkeypatch.setattr("pathlib.Path.read_bytes", too_many)
-    with pytest.raises(OSError, match="Too many open files"):
         read_losses(run, stream, scoring)

@@ -36,28 +36,25 @@ def test_the_default_plan():
     assert Plan().scorings(1024, (1024, 1024)) == Plan().scorings(1024, (1024,))
 
 
+def names(plan, context, contexts, **options):
+    return [scoring.name for scoring in plan.scorings(context, contexts, **options)]
+
+
 def test_other_plans():
     plan = Plan(
         modes=("strided", "cross"), strides=(64, 512), histories=(256, 2048), document_masks=(True,)
     )
-    assert [scoring.name for scoring in plan.scorings(1024, (1024, 4096))] == [
-        "h256_s64_f4096_documents",
-        "h1024_s64_f4096_documents",
-        "h1024_s512_f4096_documents",
-    ]
+    assert names(plan, 1024, (1024, 4096)) == [
+        "h256_s64_f4096_documents", "h1024_s64_f4096_documents", "h1024_s512_f4096_documents"
+    ]  # fmt: skip
     both = Plan(modes=("chunk",), document_masks=(False, True))
-    assert [scoring.name for scoring in both.scorings(32, (32,))] == [
-        "h32_s32_f0",
-        "h32_s32_f0_documents",
-    ]
+    assert names(both, 32, (32,)) == ["h32_s32_f0", "h32_s32_f0_documents"]
     later = Plan(modes=("strided", "control"), strides=(8,), first=500, near=9)
     assert {scoring.first for scoring in later.scorings(32, (32, 64))} == {500}
     near = Plan(modes=("control",), strides=(8,), near=95)
     assert near.scorings(64, (64, 128)) == []
-    assert [scoring.name for scoring in near.scorings(128, (64, 128))] == [
-        "h128_s32_f128_intact95",
-        "h128_s32_f128_shuffle95",
-        "h128_s32_f128_replace95",
+    assert names(near, 128, (64, 128)) == [
+        f"h128_s32_f128_{control}95" for control in ("intact", "shuffle", "replace")
     ]
     assert replace(near, near=96).scorings(128, (64, 128)) == []  # nothing distant is left
     wide = replace(near, strides=(8, 40, 33), near=87)
@@ -66,11 +63,8 @@ def test_other_plans():
     assert near.scorings(128, (128,), document_mask=True) == []
     with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
         Plan(strides=(600, 512)).scorings(256, (256, 1024))
-    assert Plan(modes=("chunk", "cross"), strides=(512,)).scorings(256, (256,)) == [
-        Scoring(history=256, stride=256)
-    ]
     side_by_side = Plan(modes=("strided",), strides=(256,))  # a stride may be all of a context
-    assert [scoring.name for scoring in side_by_side.scorings(256, (256,))] == ["h256_s256_f256"]
+    assert names(side_by_side, 256, (256,)) == ["h256_s256_f256"]
 
 
 @pytest.mark.parametrize("history", [1, 2, 7, 8, 9, 15, 16, 100, 1000])
@@ -120,28 +114,6 @@ def test_nothing_is_left_out_without_a_word(
     result = result_of(*command)
     assert f"nothing is scored by {mode}: {why}" in capsys.readouterr().out
     assert len(result["chunk"]) == 1
-    # enough if another run has it
-    other = train("other", "model.context_length=64", steps=1)
-    near = ("--near", 20) if mode == "control" else ()
-    if mode == "cross":
-        options = ("--histories", 33)
-    result = result_of(other, folder, "--stride", 8, *near, *options, "--modes", "chunk", mode)
-    assert "nothing is scored" not in capsys.readouterr().out
-    assert {row["label"] for row in result["control" if mode == "control" else "strided"]} == {
-        "other"
-    }
-
-
-def test_why_not_even_the_longest_context_has_a_control(opened):
-    configs = [opened(f"h{n}", f"model.context_length={n}").config for n in (64, 128, 32)]
-    plan = Plan(modes=("control",), near=96)
-    why = "--near=96 leaves nothing distant in windows of 128 tokens that slide by 32: take a --nea"
-    assert plan.left_out(configs)["control"].startswith(why)
-    assert replace(plan, near=95).left_out(configs) == {}
-    longest_masked = replace(configs[1], data=replace(configs[1].data, document_mask=True))
-    why = "--near=95 leaves nothing distant in windows of 64 tokens that slide by 16: take a --near"
-    configs = [configs[0], longest_masked, configs[2]]
-    assert replace(plan, near=95).left_out(configs)["control"].startswith(why)
 
 
 def test_options_that_no_run_can_use_are_refused(train, result_of):
@@ -157,14 +129,3 @@ def test_options_that_no_run_can_use_are_refused(train, result_of):
     # together with a longer one, a run is scored by what it can be
     result = result_of(folder, "--histories", 8, 64, "--first", 64, "--modes", "cross")
     assert [row["history"] for row in result["strided"]] == [8]
-
-
-def test_a_lone_model_gets_its_control(train, result_of, capsys):
-    folder = train("run", steps=1)
-    with pytest.raises(ValueError, match="--histories=33 must be from 1 to the .* context, 32"):
-        result_of(folder, "--histories", 33, "--modes", "cross")
-    result = result_of(folder, "--stride", 4)
-    assert [(row["control"], row["stride"], row["near"]) for row in result["control"]] == [
-        (control, 8, 8) for control in ("intact", "shuffle", "replace")
-    ]
-    assert "nothing is scored" not in capsys.readouterr().out

@@ -62,14 +62,6 @@ def test_a_run_goes_on_after_its_finished_stages(stopped):
     assert [file.name for file in stopped.parent.iterdir()] == ["speed.json"]
 
 
-def test_a_run_stopped_between_two_stages_has_finished_the_first(stopped):
-    stages = [STAGES[0], STAGES[1], partial(measure, KeyboardInterrupt())]
-    with pytest.raises(KeyboardInterrupt):
-        collect_rows(stopped, stages)
-    unfinished = json.loads(stopped.with_suffix(".unfinished.json").read_text())
-    assert unfinished["finished"] == {"stages": 2, "rows": 3}
-
-
 def test_there_must_be_a_run_to_go_on_from(tmp_path):
     with pytest.raises(FileNotFoundError, match="--resume: there is no .*speed.unfinished.json"):
         collect_rows(tmp_path / "speed.json", STAGES, resume=True)

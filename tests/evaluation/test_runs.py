@@ -13,7 +13,7 @@ from training.environment import ENVIRONMENTS, note_start
 from training.metrics import METRICS
 
 
-def test_labels_group_seeds(opened):
+def test_labels_group_seeds(opened, tmp_path):
     runs = [
         opened("small_seed1", "run.seed=1"),
         opened("small_seed22", "run.seed=22", "run.init_from=elsewhere"),
@@ -23,6 +23,11 @@ def test_labels_group_seeds(opened):
         opened("small_1k", step=9),
     ]
     assert labels(runs) == ["small", "small", "large_seeds", "seed3", "small", "small_1k"]
+    # seeds may differ in how they were trained, and in how their data is named
+    data = tmp_path / "data"
+    others = (f"data.path={os.path.relpath(data)}", "run.keep_last=5", "run.wandb=offline")
+    runs = [opened("a_seed1", f"data.path={data}"), opened("a_seed2", "run.seed=2", *others)]
+    assert labels(runs) == ["a", "a"]
 
 
 @pytest.mark.parametrize(
@@ -43,16 +48,6 @@ def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
         labels([opened("b", "model.n_layer=9"), *runs])
 
 
-def test_seeds_may_differ_in_how_they_were_trained(opened, tmp_path):
-    data = tmp_path / "data"
-    others = (f"data.path={os.path.relpath(data)}", "run.keep_last=5", "run.wandb=offline")
-    runs = [
-        opened("a_seed1", "run.seed=1", f"data.path={data}"),
-        opened("a_seed2", "run.seed=2", *others),
-    ]
-    assert labels(runs) == ["a", "a"]
-
-
 def test_a_checkpoint_that_is_gone_since(opened):
     run = opened("a")
     with pytest.raises(FileNotFoundError, match="step_00000003 is gone, as training went on .*=2"):
@@ -67,28 +62,21 @@ def test_numbers_of_seeds(opened):
         labels(runs)
 
 
-def test_the_same_data_may_be_named_in_another_way(tmp_path):
-    def config(path):
-        return load_config(["configs/quickstart.yaml", f"data.path={path}"])
-
-    (tmp_path / RUN_CONFIG).write_text(to_yaml(config("out/data/x")))
-    check_same_settings(tmp_path, config(Path("out/data/x").resolve()))
-    with pytest.raises(ValueError, match=r"data\.path is '.*/out/data/x' there and '.*/y' here"):
-        check_same_settings(tmp_path, config("out/data/y"))
-
-
-def test_where_a_run_lies_may_differ_and_what_was_unset_may_not(tmp_path):
+def test_where_a_run_and_its_data_lie_may_differ_and_what_was_unset_may_not(tmp_path):
     def config(*overrides):
         return load_config(["configs/quickstart.yaml", *overrides])
 
     moved = [f"run.{name}=where/it/was/trained" for name in ("out_dir", "init_from")]
-    (tmp_path / RUN_CONFIG).write_text(to_yaml(config(*moved)))
-    check_same_settings(tmp_path, config("run.out_dir=here", "run.init_from=also/here"))
-    check_same_settings(tmp_path, config())
-    for setting in ("data.document_mask=true", "model.dropout=0.1"):
-        name, _, value = setting.partition("=")
-        with pytest.raises(ValueError, match=rf"{name} is .* there and {value.title()} here"):
-            check_same_settings(tmp_path, config(setting))
+    (tmp_path / RUN_CONFIG).write_text(to_yaml(config("data.path=out/data/x", *moved)))
+    data = f"data.path={Path('out/data/x').resolve()}"  # the same, named in another way
+    check_same_settings(tmp_path, config(data, "run.out_dir=here", "run.init_from=also/here"))
+    check_same_settings(tmp_path, config(data))
+    for setting, value in (
+        ("data.document_mask", "True"), ("model.dropout", "0.1"), ("data.path", "'.*/y'")
+    ):  # fmt: skip
+        override = f"{setting}={'out/data/y' if 'path' in setting else value.lower()}"
+        with pytest.raises(ValueError, match=rf"{setting} is .* there and {value} here"):
+            check_same_settings(tmp_path, config(data, override))
 
 
 def test_a_description_tells_what_the_run_before_took(opened, tmp_path):

@@ -1,7 +1,6 @@
 """Losses added up by document and bin, and the files that keep them."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +12,10 @@ from evaluation.sums import (
     Corpus,
     Text,
     add_up,
-    bin_name,
     describe_corpus,
     describe_text,
     log_bins,
     read_scored,
-    sha256_of,
     well_seen,
     write_scored,
 )
@@ -30,23 +27,6 @@ CONTROL = Scoring(history=64, stride=8, first=64, control="shuffle", near=5)
 
 def described(stream, *scorings):
     return describe_corpus(stream, load_tokenizer(str(stream.path)).token_bytes(), scorings)
-
-
-def test_a_corpus_is_described_token_by_token(stream):
-    tokenizer = load_tokenizer(str(stream.path))
-    known = described(stream)
-    document, history = 0, 0
-    lengths = known.text.document_lengths
-    for position, token in enumerate(stream.read(0, len(stream)).tolist()):
-        assert known.document[position] == document
-        assert known.history[position] == history
-        history += 1
-        if token == tokenizer.eot_id:
-            assert history == lengths[document] and known.n_bytes[position] == 0
-            document, history = document + 1, 0
-    assert document == len(lengths) == 8
-    assert known.n_bytes.sum() == known.text.text_bytes == stream.info.text_bytes
-    assert (known.text.name, known.text.tokens) == (stream.path.name, len(stream))
 
 
 @pytest.mark.parametrize("scoring", [CHUNK_LONG, LONG, CONTROL], ids=lambda s: s.name)
@@ -71,45 +51,6 @@ def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
     assert sums.tokens.sum() < len(stream)
 
 
-@pytest.mark.parametrize("length", [64, 65, 66])
-def test_the_last_bin_is_that_of_the_last_token(length):
-    """Where it is one too few, the last token of a document counts for the next one."""
-    n = 3 * length
-    lengths = np.full(3, length)
-    text = Text(
-        name="x", sha256="", counted="", tokens=n, text_bytes=n, document_lengths=lengths
-    )  # fmt: skip
-    corpus = Corpus(
-        stream=None,
-        text=text,
-        document=np.repeat(np.arange(3), length),
-        history=np.tile(np.arange(length), 3),
-        n_bytes=np.ones(n, dtype=np.int64),
-        well_seen=np.ones(n, dtype=bool),
-    )
-    losses = np.repeat([1.0, 2.0, 4.0], length).astype(np.float32)
-    expected = np.bincount(log_bins(np.arange(length)))
-    sliding = add_up(losses, Scoring(history=8, stride=1, first=8), corpus)
-    assert sliding.tokens.tolist() == [expected.tolist()] * 3
-    assert sliding.nats.tolist() == [(expected * mean).tolist() for mean in (1, 2, 4)]
-    losses[0] = np.nan
-    chunk = add_up(losses, Scoring(history=length, stride=length), corpus)
-    assert chunk.tokens.sum(axis=0).tolist() == (3 * expected - np.eye(len(expected))[-1]).tolist()
-    assert chunk.nats.sum(axis=1).tolist() == [length - 1, 2 * length, 4 * length]
-
-
-def test_tokens_that_count_are_well_seen_in_every_sliding_window(stream):
-    n = len(stream)
-    coarse = Scoring(history=32, stride=16, first=64)
-    counted = well_seen([CHUNK_LONG, CONTROL, LONG, coarse, SHORT], n)
-    expected = [
-        all(s.seen(n)[position] >= 7 / 8 * s.history for s in (LONG, coarse, SHORT))
-        for position in range(n)
-    ]
-    assert counted.tolist() == expected
-    assert well_seen([CHUNK_LONG, CONTROL], n).all()
-
-
 def test_a_file_gives_back_what_was_written(scored, stream, base, tmp_path):
     (run,), text = added_up([scored("a", {SHORT: base, CHUNK_LONG: base + 1}, seed=3)], stream)
     path = write_scored(run, text, tmp_path / "sums")
@@ -128,28 +69,23 @@ def test_a_file_gives_back_what_was_written(scored, stream, base, tmp_path):
     assert vars(its_text) | {"document_lengths": 0} == vars(text) | {"document_lengths": 0}
 
 
-@pytest.mark.parametrize("length", [0, 100, -1])
-def test_damaged_files_are_named(scored, stream, base, tmp_path, length):
-    (run,), text = added_up([scored("a", {SHORT: base})], stream)
-    path = write_scored(run, text, tmp_path)
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=r"a_seed1\.npz is damaged.* \(.*\): copy it aga"):
-        read_scored(path)
-
-
-def test_files_with_a_wrong_byte_are_named(scored, stream, base, tmp_path):
+def test_damaged_files_are_named(scored, stream, base, tmp_path):
     (run,), text = added_up([scored("a", {SHORT: base})], stream)
     path = write_scored(run, text, tmp_path)
     whole = path.read_bytes()
+    flipped = [
+        whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
+        for place in range(0, len(whole), 101)
+    ]
     refused = 0
-    for place in range(0, len(whole), 37):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    for damaged in (b"", whole[:100], whole[:-1], *flipped):
+        path.write_bytes(damaged)
         try:
             read_scored(path)
         except ValueError as error:
             assert "a_seed1.npz is damaged, or was written by another version (" in str(error)
             refused += 1
-    assert refused > len(whole) / 37 / 2  # some bytes of a zip file mean nothing
+    assert refused > 3 + len(flipped) / 2  # some bytes of a zip file mean nothing
 
 
 def test_a_file_of_a_newer_version_is_no_damaged_one(scored, stream, base, tmp_path, monkeypatch):
@@ -177,21 +113,28 @@ def test_the_same_text_has_the_same_facts(stream, other_corpus):
     assert other.sha256 != text.sha256
 
 
-def test_the_hash_of_a_split_is_of_all_its_shards():
-    def stream_of(*hashes):
-        shards = [SimpleNamespace(sha256=name) for name in hashes]
-        return SimpleNamespace(info=SimpleNamespace(shards=shards))
-
-    assert sha256_of(stream_of("a", "b")) == sha256_of(stream_of("a", "b"))
-    others = [("a",), ("a", "c"), ("c", "b"), ("b", "a"), ("a", "b", "c")]
-    hashes = [sha256_of(stream_of(*some)) for some in [("a", "b"), *others]]
-    assert len(set(hashes)) == len(hashes)
-
-
-def test_bins_at_powers_of_two():
-    numbers = np.array([0, 1, 2, 3, 4, 7, 8, 1023, 1024, 2**17 - 1, 2**17])
-    assert log_bins(numbers).tolist() == [0, 1, 2, 2, 3, 3, 4, 10, 11, 17, 18]
-    every = np.arange(70_000)
-    assert log_bins(every).tolist() == [int(number).bit_length() for number in every]
-    names = [bin_name(number) for number in (0, 1, 2, 3, 11)]
-    assert names == ["0", "1", "2 to 3", "4 to 7", "1,024 to 2,047"]
+@pytest.mark.parametrize("length", [64, 65, 66])
+def test_the_last_bin_is_that_of_the_last_token(length):
+    """Where it is one too few, the last token of a document counts for the next one."""
+    n = 3 * length
+    lengths = np.full(3, length)
+    text = Text(
+        name="x", sha256="", counted="", tokens=n, text_bytes=n, document_lengths=lengths
+    )  # fmt: skip
+    corpus = Corpus(
+        stream=None,
+        text=text,
+        document=np.repeat(np.arange(3), length),
+        history=np.tile(np.arange(length), 3),
+        n_bytes=np.ones(n, dtype=np.int64),
+        well_seen=np.ones(n, dtype=bool),
+    )
+    losses = np.repeat([1.0, 2.0, 4.0], length).astype(np.float32)
+    expected = np.bincount(log_bins(np.arange(length)))
+    sliding = add_up(losses, Scoring(history=8, stride=1, first=8), corpus)
+    assert sliding.tokens.tolist() == [expected.tolist()] * 3
+    assert sliding.nats.tolist() == [(expected * mean).tolist() for mean in (1, 2, 4)]
+    losses[0] = np.nan
+    chunk = add_up(losses, Scoring(history=length, stride=length), corpus)
+    assert chunk.tokens.sum(axis=0).tolist() == (3 * expected - np.eye(len(expected))[-1]).tolist()
+    assert chunk.nats.sum(axis=1).tolist() == [length - 1, 2 * length, 4 * length]

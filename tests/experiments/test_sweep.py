@@ -1,6 +1,5 @@
 """Whatever becomes of the runs, there is a report, and it is said how to go on."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -9,23 +8,13 @@ import torch
 
 from experiments import sweep
 from experiments.gpu_pool import Task
-from experiments.sweep import add_options, train_and_report
+from experiments.sweep import train_and_report
 
 
 def task(name: str, folder: Path, code: int = 0) -> Task:
     """Ends with an exit code."""
     command = [sys.executable, "-c", f"raise SystemExit({code})"]
     return Task(name=name, needs=frozenset(), commands=lambda _: [command], log=folder / name)
-
-
-def test_options_have_the_defaults_of_the_command():
-    parser = argparse.ArgumentParser()
-    add_options(parser, Path("out/x"), (1, 2))
-    args = vars(parser.parse_args([]))
-    assert args == {"out": Path("out/x"), "seeds": (1, 2), "set": [], "report_only": False,
-                    "results": Path("docs/results"), "add": []}  # fmt: skip
-    args = parser.parse_args(["--seeds", "3", "--add", "a.json", "b.json"])
-    assert (args.seeds, args.add) == ([3], [Path("a.json"), Path("b.json")])
 
 
 def test_a_report_follows_what_failed(tmp_path, capsys):

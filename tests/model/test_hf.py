@@ -1,4 +1,4 @@
-"""Weights of transformers' GPT-2 into ours and back; the files are in tests/scripts."""
+"""Weights of transformers' GPT-2 into ours and back; the files are tested with the commands."""
 
 from dataclasses import dataclass, replace
 

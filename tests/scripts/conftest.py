@@ -1,3 +1,3 @@
 """What the tests of commands share."""
 
-from tests.evaluation.conftest import opened  # noqa: F401
+from tests.evaluation.conftest import opened, train  # noqa: F401

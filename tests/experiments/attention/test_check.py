@@ -54,16 +54,6 @@ def test_exact_attention_with_padding_sees_the_first_keys():
         assert not got[name][length:].any()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_visible_keys_are_those_of_the_block_mask(causal):
-    case = replace(SMALL, sparsity=BUTTERFLY, causal=causal)
-    rows = [check.visible_keys(case, slice(i, i + 12), 0, CPU) for i in (0, 12, 24, 36)]
-    dense = BUTTERFLY.mask(48).to_dense(48, 48)[0]
-    assert torch.cat(rows).equal(dense.tril() if causal else dense)
-    pairs = 48 * 49 / 2 if causal else 48 * 48
-    assert torch.cat(rows).sum().item() / pairs == pytest.approx(case.density)
-
-
 def test_exact_attention_with_dropout():
     case = replace(SMALL, dropout_p=0.25)
     tensors = make_tensors(case, CPU)
@@ -76,14 +66,6 @@ def test_exact_attention_with_dropout():
     # the mask of the first head is the same in a batch of any size
     keep = partial(dropout_keep_mask, 1, seq_q=8, seq_k=8, dropout_p=0.25)
     assert keep(batch=1, n_head=1)[0, 0].equal(keep(batch=3, n_head=2)[0, 0])
-
-
-def test_dropout_is_checked_where_its_mask_is_known():
-    case = replace(SMALL, dropout_p=0.1)
-    assert check.checked_case("ours", case) == case
-    assert check.checked_case("standard", case) == SMALL
-    assert check.checked_case("ours", replace(case, seq_len=2**16)).dropout_p == 0.0
-    assert check.checked_case("standard", SMALL) == SMALL
 
 
 def test_the_verdict_takes_no_nan_and_no_infinite_budget():

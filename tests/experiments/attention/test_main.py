@@ -1,33 +1,15 @@
 import json
 
 import pytest
-import torch
 
 from experiments.attention import __main__ as benchmark_attention
 from experiments.attention.cases import Case
-from experiments.attention.peers import CONTENDERS
-from tests.experiments.attention.conftest import made_up_rows
 
 
 @pytest.mark.parametrize("seq_len", benchmark_attention.PAPER_LENGTHS)
 def test_block_sparse_attention_of_the_paper_preset_sees_256_keys(seq_len):
     case = Case(1, seq_len, 1, 64, sparsity=benchmark_attention.paper_sparsity(seq_len))
     assert case.density == min(1 / 8, 256 / seq_len)
-
-
-def test_sparse_masks_of_the_sparsity_preset_exist(monkeypatch):
-    seen = []
-
-    def look(case, names):
-        seen.append(case)
-        return []
-
-    monkeypatch.setattr(benchmark_attention, "measure_case", look)
-    assert len(list(benchmark_attention.sparsity())) == len(seen)
-    densities = [case.density for case in seen]
-    assert densities[0] == 1.0
-    assert min(densities) == 1 / 32
-    assert len(set(densities)) > 8
 
 
 def run_preset(preset, folder, capsys, *options):
@@ -58,18 +40,12 @@ def test_peers_preset(made_up, tmp_path, capsys):
     assert {r["dtype"] for r in rows} == {"bfloat16"}
 
 
-def test_the_tutorial_is_a_peer_of_dense_rows(made_up, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(benchmark_attention, "CONTENDERS", dict(CONTENDERS))
-    file = tmp_path / "06-fused-attention.py"
-    file.write_text("attention = _attn_fwd = None")
-    without, *_ = run_preset("peers", tmp_path, capsys)
-    rows, printed, _ = run_preset("peers", tmp_path, capsys, "--tutorial", str(file))
-    theirs = [row for row in rows if row["name"] == "Triton tutorial"]
-    assert len(theirs) == printed.count("Triton tutorial") == 2 * 2 * 3
-    assert {row["mask"] for row in theirs} == {"dense"}
-    assert [row for row in rows if row["name"] != "Triton tutorial"] == without
-    with pytest.raises(FileNotFoundError, match="--tutorial=missing.py is no file"):
-        benchmark_attention.main(["--preset", "peers", "--tutorial", "missing.py"])
+def test_sparsity_preset(made_up, tmp_path):
+    out = tmp_path / "sparsity.json"
+    benchmark_attention.main(["--preset", "sparsity", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert {round(r["forward_over_proportional"], 6) for r in rows if r["mask"] != "dense"} == {1.0}
+    assert out.with_suffix(".png").exists()
 
 
 @pytest.mark.parametrize(("options", "n_cases"), [((), 19), (("--full",), 40)])
@@ -83,33 +59,6 @@ def test_paper_preset(options, n_cases, made_up, tmp_path, capsys):
     assert {round(r["speedup"] * r["density"], 6) for r in sparse} == {2.0}
     assert all(r["dropout_p"] == 0.1 and r["padded"] and not r["causal"] for r in sparse)
     assert not any("paper_speedup" in r for r in sparse)
-
-
-def test_sparsity_preset(made_up, tmp_path, capsys):
-    out = tmp_path / "sparsity.json"
-    benchmark_attention.main(["--preset", "sparsity", "--out", str(out)])
-    rows = json.loads(out.read_text())["rows"]
-    assert {round(r["forward_over_proportional"], 6) for r in rows if r["mask"] != "dense"} == {1.0}
-    assert out.with_suffix(".png").exists()
-
-
-def test_a_stopped_preset_goes_on(made_up, tmp_path, capsys, monkeypatch):
-    whole, *_ = run_preset("peers", tmp_path, capsys)
-    cases = []
-
-    def measure_and_stop(case, names):
-        cases.append(case)
-        if len(cases) == 10:
-            raise KeyboardInterrupt
-        return made_up_rows(case, names)
-
-    monkeypatch.setattr(benchmark_attention, "measure_case", measure_and_stop)
-    out = tmp_path / "peers.json"
-    with pytest.raises(KeyboardInterrupt):
-        benchmark_attention.main(["--preset", "peers", "--out", str(out)])
-    rows, *_ = run_preset("peers", tmp_path, capsys, "--resume")
-    assert rows == whole
-    assert len(cases) == len(set(cases)) + 1 == 4 * (5 + 4) + 1
 
 
 @pytest.mark.parametrize(
@@ -127,9 +76,3 @@ def test_options_of_another_preset_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit):
         benchmark_attention.main(["--preset", *arguments])
     assert said in capsys.readouterr().err
-
-
-def test_a_gpu_is_needed(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="measures a GPU, and PyTorch sees none"):
-        benchmark_attention.main(["--preset", "peers"])

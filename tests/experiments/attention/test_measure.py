@@ -2,15 +2,23 @@ import math
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
 from experiments.attention import measure, peers
-from experiments.attention.cases import Case, Tensors
+from experiments.attention.cases import Case, Sparsity, make_tensors
+from experiments.attention.check import RESULTS, answer, errors
 from experiments.attention.measure import eager_ms, measure_case, time_ms
-from experiments.attention.peers import sdpa
+from experiments.attention.peers import (
+    CONTENDERS,
+    UnsupportedError,
+    load_tutorial,
+    sdpa,
+    triton_tutorial,
+)
 
 CPU = torch.device("cpu")
 SMALL = Case(batch=2, seq_len=48, n_head=2, head_dim=16, dtype=torch.float16)
@@ -125,17 +133,51 @@ def test_speeds_follow_the_flop_convention(measured):
     assert (row["backward_ms_20"], row["backward_ms_80"], row["peak_mib"]) == (1.5, 3.0, 7.0)
 
 
-def test_a_contender_gets_the_tensors_that_it_wants(measured, monkeypatch):
-    made, given = [], []
+def test_flops_count_causal_and_density():
+    case = Case(2, 1024, 4, 64)
+    full = 4 * 2 * 4 * 1024**2 * 64
+    assert case.forward_flops == full
+    assert replace(case, causal=True).forward_flops == full / 2
+    # 8 blocks of 128, each with itself and one partner
+    sparse = replace(case, sparsity=Sparsity("butterfly", 1))
+    assert sparse.density == 0.25
+    assert sparse.forward_flops == full / 4
+    window = replace(case, sparsity=Sparsity("window", 2), causal=True)
+    assert 0 < window.forward_flops == full / 2 * window.density < full / 2
 
-    def copied(tensors):
-        made.append(Tensors(*(x.detach().clone().requires_grad_() for x in tensors)))
-        return made[-1]
 
-    right = sdpa(SDPBackend.MATH, SMALL, CPU)
-    contender(monkeypatch, "ours", lambda q, k, v: given.append(q) or right(q, k, v))
-    monkeypatch.setitem(peers.TENSORS, "ours", copied)
-    ours, peer = measured(["ours", "SDPA math"])
-    assert (ours["status"], peer["status"]) == ("ok", "ok")
-    assert len(made) == 1  # before the check and all that is timed
-    assert len(given) > 3 and all(q is made[0].q for q in given)
+BUTTERFLY = Sparsity("butterfly", 1, 16)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["standard", "SDPA math", "SDPA flash"])
+def test_peers_are_right(name, padded):
+    case = replace(SMALL, padded=padded)
+    tensors = make_tensors(case, CPU)
+    expected = answer(case, tensors)
+    found = errors(CONTENDERS[name](case, CPU), tensors, expected)
+    assert all(0 < found[x] < expected.budgets[x] < 0.01 for x in RESULTS)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"sparsity": BUTTERFLY}, {"dropout_p": 0.1}, {"padded": True}, {"seq_len": 192}],
+    ids=str,
+)
+def test_the_tutorial_lacks(option):
+    case = replace(Case(1, 256, 1, 16), **option)
+    with pytest.raises(UnsupportedError, match="the tutorial (has no|takes multiples of 128)"):
+        triton_tutorial(SimpleNamespace(), case, CPU)
+
+
+def test_a_file_that_is_not_the_tutorial(tmp_path):
+    advice = "give Triton's 06-fused-attention.py"
+    for path in (tmp_path, tmp_path / "missing.py"):
+        with pytest.raises(FileNotFoundError, match=f"--tutorial={path} is no file: {advice}"):
+            load_tutorial(path)
+    (tmp_path / "text.md").write_text("attention = _attn_fwd = None")
+    with pytest.raises(ValueError, match=f"text.md is no Python file: {advice}"):
+        load_tutorial(tmp_path / "text.md")
+    (tmp_path / "other.py").write_text("attention = None")
+    with pytest.raises(ValueError, match=f"other.py has no attention or no _attn_fwd: {advice}"):
+        load_tutorial(tmp_path / "other.py")

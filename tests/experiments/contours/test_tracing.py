@@ -9,7 +9,7 @@ import pytest
 from configs import ClassifyConfig, read_config, to_yaml
 from experiments.contours.geometry import Endpoints, read_endpoints, write_predictions
 from experiments.contours.matching import Tolerance, describe, match
-from experiments.contours.tracing import by_confidence, main, on_pairs, read_log_odds
+from experiments.contours.tracing import main, on_pairs, read_log_odds
 from scripts import prepare_lra
 
 N = 1500
@@ -75,15 +75,6 @@ def test_the_nearest_pair_is_found(endpoints: Endpoints):
     assert pairs[0].tolist() == [one[0], N]
 
 
-def test_nothing_alike_is_no_pair(endpoints: Endpoints):
-    alike, apart = np.zeros(N), 100.0 * endpoints.labels
-    assert len(match(endpoints, np.stack([alike, alike]), Tolerance())) > 0
-    # one classifier that tells them apart is enough
-    assert match(endpoints, np.stack([alike, apart]), Tolerance()).shape == (0, 2)
-    with pytest.raises(ValueError, match=r"geometry=0 must be above 0"):
-        Tolerance(geometry=0)
-
-
 def test_on_pairs_by_hand():
     log_odds = np.array([2.0, 1.0, -1.0, 3.0, 0.5, 0.5])
     found = on_pairs(log_odds, np.array([[0, 1], [3, 2], [4, 5], [2, 0]]))
@@ -91,14 +82,6 @@ def test_on_pairs_by_hand():
     assert found["accuracy"] == (0.5 + 1 + 0.5 + 0) / 4
     low, high = found["ordered_interval"]
     assert low < found["ordered"] < high
-
-
-def test_bins_of_confidence_hold_all_images():
-    by = np.array([0.0, 0.1, -0.5, 5.0, -5.0])  # of 0.5, 0.52, 0.62, 0.99, 0.99
-    labels = np.array([0, 0, 0, 1, 1])
-    rows = by_confidence({"trees": by}, by, labels)
-    assert [row["trees"]["images"] for row in rows] == [2, 1, 0, 0, 0, 2]
-    assert [row["trees"]["accuracy"] for row in rows] == [0.5, 1.0, None, None, None, 0.5]
 
 
 def test_tracing_is_told_from_looking_at_the_ends(data, endpoints, tmp_path, capsys):
@@ -140,6 +123,8 @@ def test_tracing_is_told_from_looking_at_the_ends(data, endpoints, tmp_path, cap
     write_predictions(tmp_path / "kept", data / "pathfinder32", trees=knows, network=knows)
     with pytest.raises(ValueError, match=r"no two test images are alike within"):
         main([str(traces), *options])
+    with pytest.raises(ValueError, match=r"geometry=0 must be above 0"):
+        Tolerance(geometry=0)
 
 
 def test_logits_of_other_images_are_refused(data: Path, endpoints: Endpoints, tmp_path: Path):

@@ -1,14 +1,14 @@
 """Yardsticks of Pathfinder on a few thousand images, and the features that they see."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.lra.store import open_split
-from experiments.contours import yardsticks
+from data.pathfinder import DIFFICULTIES
+from experiments.contours import generator_speed
 from experiments.contours.geometry import (
     ALL,
     KNOWLEDGE,
@@ -16,7 +16,6 @@ from experiments.contours.geometry import (
     features,
     read_endpoints,
     read_predictions,
-    views,
     write_predictions,
 )
 from experiments.contours.yardsticks import NETWORK, find_task, main
@@ -61,33 +60,6 @@ def test_turns_are_from_the_line_to_the_other_marker(angle_a, angle_b, turn_a, t
         # half a turn may come out with either sign
         off = (np.degrees(value(found, name)) - expected + 180) % 360 - 180
         assert off == pytest.approx(0, abs=1e-9)
-
-
-def test_folded_turns_do_not_depend_on_how_one_looks():
-    original = endpoints_at((3, -5), (-8, 9), 20, 100)
-    mirrored = replace(
-        original, positions=original.positions * [1, -1], directions=original.directions * [1, -1]
-    )
-    for other in (original.swapped(), original.transposed(), mirrored, mirrored.swapped()):
-        for name in ("distance", "folded_turn_a", "folded_turn_b"):
-            assert value(other, name) == pytest.approx(value(original, name)), name
-    assert value(original.swapped(), "turn_a") == pytest.approx(value(original, "turn_b"))
-    assert value(mirrored, "turn_a") == pytest.approx(-value(original, "turn_a"))
-
-
-def test_views_do_not_tell_which_marker_is_the_origin(data: Path):
-    found = read_endpoints(data / "pathfinder32", "test")
-    transposed = found.transposed()
-    off_diagonal = (found.positions[..., 0] != found.positions[..., 1]).all(axis=1)
-    for same in (found.swapped(), transposed, transposed.swapped()):
-        for name in KNOWLEDGE[ALL]:
-            if name in ("turn_a", "turn_b", "folded_turn_a"):  # their sign changes with the image
-                continue
-            one, other = (
-                np.sort([features(view)[name][off_diagonal] for view in views(x)], axis=0)
-                for x in (found, same)
-            )
-            np.testing.assert_allclose(one, other, atol=1e-9, err_msg=name)
 
 
 def test_endpoints_are_where_images_have_markers(data: Path):
@@ -148,6 +120,11 @@ def test_tasks_are_looked_for_in_order(tmp_path: Path):
         find_task([one, two], "pathfinder64")
 
 
-def test_sizes_are_those_of_the_generator():
-    with pytest.raises(SystemExit):
-        yardsticks.main(["--sizes", "48"])
+def test_times_every_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(generator_speed, "IMAGES", {32: 3})
+    generator_speed.main(["--out", str(tmp_path / "speed.json")])
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert [(row["size"], row["difficulty"]) for row in rows] == [(32, d) for d in DIFFICULTIES]
+    for row in rows:
+        assert row["ms_one_core"] > 0 and row["images_drawn_per_s"] > 0
+        assert row["images_per_s_all_cores"] > 0

@@ -2,19 +2,18 @@
 
 import pytest
 
-from configs import ClassifyConfig, read_config, to_yaml
+from configs import to_yaml
 from experiments.lra import jobs
 from experiments.lra.jobs import (
     ATTENTIONS,
     BENCHMARK,
     TASKS,
-    arguments_of,
     make_jobs,
     parse_name,
     split_by_what_is_there,
 )
 from kernels.block_mask import BLOCK_SIZES
-from tests.experiments.tiny_lra import TINY, make_tasks
+from tests.experiments.tiny_lra import make_tasks
 
 
 def jobs_of(tmp_path, *overrides, tasks=BENCHMARK, attentions=tuple(ATTENTIONS), seeds=(1, 2)):
@@ -39,21 +38,6 @@ def test_every_configuration_is_one_that_a_model_can_have(tmp_path):
         if mask.pattern == "butterfly":
             assert mask.block_size in BLOCK_SIZES
             assert mask.block_size == (64 if config.model.context_length <= 1024 else 128)
-            # 1 + log2(n) blocks in each of n rows, and what the first row and column lack of n;
-            # of 9, each of 8 has 4, and the last has itself and the first, which has it
-            n = config.model.context_length // mask.block_size
-            kept = {9: 8 * 4 + 2 + 1 + 2 * 4, 16: 16 * 5 + 2 * 11, 32: 32 * 6 + 2 * 26}[n]
-            density = mask.density(config.model.context_length, causal=False)
-            assert density == pytest.approx(kept / n**2)
-
-
-def test_first_seeds_then_long_runs_come_first(tmp_path):
-    names = [job.folder.name for job in jobs_of(tmp_path, seeds=(7, 3))]
-    assert all(name.endswith("_seed7") for name in names[:15])
-    assert names[0] == "retrieval_standard_seed7"
-    assert names[14] == "listops_butterfly_seed7"
-    dense = [name for name in names[:15] if "dense" in name]
-    assert dense[0] == "retrieval_dense_seed7" and dense[-1] == "listops_dense_seed7"
 
 
 def test_overrides_come_last_but_for_what_names_a_run(tmp_path):
@@ -65,11 +49,6 @@ def test_overrides_come_last_but_for_what_names_a_run(tmp_path):
     for override in ("run.seed=3", "model.attention=sdpa", "data.path=x"):
         with pytest.raises(ValueError, match=rf"--set {override}: the sweep itself sets .*take --"):
             jobs_of(tmp_path, override)
-
-
-def test_the_block_follows_an_overridden_context(tmp_path):
-    arguments = arguments_of("text", "butterfly", tmp_path, overrides=["model.context_length=1024"])
-    assert read_config(ClassifyConfig, arguments).model.mask.block_size == 64
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
@@ -84,17 +63,6 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         jobs_of(tmp_path, "optim.lr=0.1", **options)
 
 
-def test_finished_is_what_was_tested(tmp_path):
-    (job,) = jobs_of(tmp_path, tasks=["image"], attentions=["dense"], seeds=[1])
-    job.folder.mkdir(parents=True)
-    metrics = job.folder / "metrics.jsonl"
-    metrics.write_text('{"step": 2, "val_accuracy": 0.5}\n')
-    assert not job.is_finished
-    with metrics.open("a") as file:
-        file.write('{"step": 4, "test_accuracy": 0.5}\n')
-    assert job.is_finished
-
-
 def test_only_retrieval_may_be_missing(tmp_path):
     make_tasks(tmp_path, "image", "pairs")
     there, said = split_by_what_is_there(["image", "retrieval", "pairs"], tmp_path)
@@ -102,26 +70,6 @@ def test_only_retrieval_may_be_missing(tmp_path):
     assert len(said) == 1 and "retrieval is left out" in said[0] and "--source" in said[0]
     with pytest.raises(FileNotFoundError, match=r"prepare_lra pathfinder32 --out"):
         split_by_what_is_there(["pathfinder"], tmp_path)
-
-
-def test_the_recipe_with_rotary_positions(tmp_path, monkeypatch):
-    recipes = tmp_path / "configs"
-    recipes.mkdir()
-    for name in ("image", "text"):
-        (recipes / f"{name}.yaml").write_bytes((jobs.CONFIGS / f"{name}.yaml").read_bytes())
-    (recipes / "image_rotary.yaml").write_text(
-        (recipes / "image.yaml").read_text().replace("embedding: learned", "rotary: axial")
-    )
-    monkeypatch.setattr(jobs, "CONFIGS", recipes)
-    data = make_tasks(tmp_path / "data", "image")
-    there, said = split_by_what_is_there(["image", "text"], data, "rotary")
-    assert there == ["image"] and "text_rotary.yaml" in said[0]
-    (job,) = make_jobs(
-        there, ["dense"], [5], data=data, out=tmp_path, recipe="rotary", overrides=TINY
-    )
-    assert job.config.model.rotary == "axial"
-    name = parse_name(job.folder.name)
-    assert name == jobs.RunName("image", "dense", "rotary", 5)
 
 
 def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
@@ -145,8 +93,3 @@ def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
     assert [job.config.optim.lr for job in same] == [1e-3, 1e-3]
     hidden, labels = make_jobs(["image"], ["dense"], [3], **options)
     assert hidden.config.objective == "masked" and hidden.config.optim == labels.config.optim
-
-
-@pytest.mark.parametrize("name", ["image_seed1", "image_dense", "path_dense_seed1", "a.log"])
-def test_other_folders_are_no_runs(name):
-    assert parse_name(name) is None

@@ -9,7 +9,6 @@ import pytest
 from configs import load_config, to_yaml
 from data.text.shards import TokenStream
 from evaluation.sums import write_scored
-from experiments.table4 import jobs
 from experiments.table4.jobs import check_sums, final_arguments, make_jobs, what_it_took
 from experiments.table4.models import BUDGETS, MODELS
 from tests.evaluation.known_losses import LONG, added_up
@@ -92,16 +91,8 @@ def test_order_and_what_comes_along(tmp_path):
     by_name = {job.folder.name: job for job in jobs}
     needs = {folder.name for folder in by_name["4k_from_1k_seed2"].needs}
     assert needs == {"1k_seed2", "1k_seed1", "4k_seed1"}
-
-
-def test_what_others_wait_for_comes_early(tmp_path):
-    names = [job.name for job in jobs_of(["4k", "4k_butterfly", "1k_then_16k"], tmp_path, seeds=1)]
-    assert names == ["1k", "4k", "4k_butterfly", "1k_then_16k"]
-
-
-def test_what_goes_on_needs_its_own_seed_alone(tmp_path):
     jobs = {job.folder.name: job for job in jobs_of(["1k_then_4k"], tmp_path, seeds=2)}
-    assert jobs["1k_then_4k_seed2"].needs == (tmp_path / "1k_seed2",)
+    assert jobs["1k_then_4k_seed2"].needs == (tmp_path / "1k_seed2",)  # its own seed alone
 
 
 def test_extension_has_the_time_that_is_left(tmp_path):
@@ -121,31 +112,20 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     )  # the same for all seeds
     assert f"run.init_from={tmp_path / '1k_seed2'}" in second.recipe
     finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
-    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 240
+    for each in (job, second):  # or were those of another machine
+        assert load_config(final_arguments(each, tmp_path / "sums")).optim.max_steps == 240
     assert not job.is_finished
 
 
-def test_steps_of_a_time_are_the_nearest_tens(tmp_path):
-    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
-    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
-    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.744)
-    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 260
-
-
-def test_no_time_is_left_for_an_extension(tmp_path):
-    (job,) = (j for j in jobs_of(["4k_from_1k"], tmp_path) if j.name == "4k_from_1k")
-    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=1.0)
-    finish(tmp_path / "1k_seed1", step=1000, gpu_hours=0.996)  # four steps of 4k
-    with pytest.raises(ValueError, match="4k_from_1k has no time left .* 4k took 1 .* 0.996 alr"):
-        final_arguments(job, tmp_path / "sums")
-
-
-def test_no_time_is_left_from_scratch(tmp_path):
-    jobs = {j.name: j for j in jobs_of(["4k_butterfly_same_time"], tmp_path)}
-    finish(tmp_path / "4k_seed1", step=1000, gpu_hours=0.004)
-    finish(tmp_path / "4k_butterfly_seed1", step=1000, gpu_hours=1.0)
-    with pytest.raises(ValueError, match="steps: 4k took 0.004 GPU-hours: leave 4k_butterfly_same"):
-        final_arguments(jobs["4k_butterfly_same_time"], tmp_path / "sums")
+def test_no_time_is_left(tmp_path):
+    for name in ("4k_from_1k", "4k_butterfly_same_time"):
+        (job,) = (j for j in jobs_of([name], tmp_path / name) if j.name == name)
+        finish(tmp_path / name / "4k_seed1", step=1000, gpu_hours=1.0)
+        finish(tmp_path / name / "1k_seed1", step=1000, gpu_hours=0.996)  # four steps of 4k
+        finish(tmp_path / name / "4k_butterfly_seed1", step=1000, gpu_hours=250.0)
+        message = rf"{name} has no time left .* 4k took 1 GPU-hours.*: leave {name} out"
+        with pytest.raises(ValueError, match=message):
+            final_arguments(job, tmp_path / name / "sums")
 
 
 def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
@@ -225,43 +205,29 @@ def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
     ours = replace(job.config, data=data)
     write_scored(replace(run, config=ours), text, tmp_path / "sums")
     check_sums([job], tmp_path / "sums", corpus)
-    for settings in (
-        {"max_steps": 20_000},
-        {"lr": 7.0},
-    ):
-        other = replace(ours, optim=replace(ours.optim, **settings))
+    for name, value in {"max_steps": 20_000, "lr": 7.0}.items():
+        other = replace(ours, optim=replace(ours.optim, **{name: value}))
         path = write_scored(replace(run, config=other), text, tmp_path / "sums")
-        with pytest.raises(ValueError, match=rf"{path} holds .*: optim.{next(iter(settings))} is"):
+        with pytest.raises(ValueError, match=rf"{path} holds .*: optim.{name} is"):
             check_sums([job], tmp_path / "sums", corpus)
     n_tokens = len(TokenStream(corpus, "train"))
-    path = write_scored(with_text(run, ours, n_tokens), text, tmp_path / "sums")
-    check_sums([job], tmp_path / "sums", corpus)
-    for other in (1234, 123_456):
-        write_scored(with_text(run, ours, other), text, tmp_path / "sums")
-        message = rf"{path} is .* of {other:,} tokens, and .* has {n_tokens:,}"
+    for there in (n_tokens, 1234, 123_456):
+        of_text = replace(run, config=ours, about=run.about | {"text_tokens": there})
+        path = write_scored(of_text, text, tmp_path / "sums")
+        if there == n_tokens:
+            check_sums([job], tmp_path / "sums", corpus)
+            continue
+        message = rf"{path} is .* of {there:,} tokens, and .* has {n_tokens:,}"
         with pytest.raises(ValueError, match=message):
             check_sums([job], tmp_path / "sums", corpus)
-
-
-def with_text(run, config, n_tokens):
-    """A run that was trained on a text of so many tokens."""
-    return replace(run, config=config, about=run.about | {"text_tokens": n_tokens})
-
-
-def test_a_share_of_the_steps(tmp_path):
-    jobs = {j.name: j.config for j in jobs_of(["1k_then_1k"], tmp_path, "hours")}
-    whole, part = (jobs[name].optim for name in ("1k", "1k_then_1k"))
-    assert (whole.max_steps, part.max_steps) == (2200, 733)
-    assert whole.batch_tokens == part.batch_tokens
-    assert part.lr == whole.lr / 2
-    assert jobs["1k_then_1k"].run.eval_every == 120 and jobs["1k_then_1k"].run.save_every == 360
-    assert jobs["1k"].run.seed == 1
 
 
 def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
     names = [n for n in MODELS if n.startswith("1k_then_") and not n.endswith("_same_time")]
     configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
     assert len(configs) == 7
+    whole, part = (j.config.optim for j in jobs_of(["1k_then_1k"], tmp_path, "hours"))
+    assert (whole.max_steps, part.max_steps, part.lr) == (2200, 733, whole.lr / 2)
     assert {c.optim.max_steps for c in configs.values()} == {BUDGETS["minutes"].steps // 3}
     assert {c.run.init_from for c in configs.values()} == {str(tmp_path / "1k_seed1")}
     assert {c.run.seed for c in configs.values()} == {1001}  # other windows than the first part
@@ -270,40 +236,22 @@ def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
     assert bases["1k_then_16k"] == pytest.approx(10_000 * 16 ** (64 / 62), rel=1e-4)
 
 
-def test_warmup_of_short_runs(tmp_path):
-    jobs = {j.name: j.config.optim for j in jobs_of(["1k_then_1k"], tmp_path)}
-    assert {name: optim.warmup_steps for name, optim in jobs.items()} == {
-        "1k": 200, "1k_then_1k": 200
-    }  # fmt: skip
-    (job,) = jobs_of(["1k"], tmp_path, "smoke")
-    assert job.config.optim.warmup_steps == 3
-
-
-def test_long_runs_are_saved_and_evaluated_every_some_steps(tmp_path):
-    (job,) = jobs_of(["1k"], tmp_path, "paper")
-    assert (job.config.run.eval_every, job.config.run.save_every) == (1000, 2000)
-    (job,) = jobs_of(["1k"], tmp_path, "smoke")
-    assert job.config.run.eval_every == job.config.run.save_every == 10
-
-
-def test_learned_positions_are_extended_without_a_base(tmp_path):
-    jobs = {j.name: j.config.model for j in jobs_of(["4k_learned_from_1k"], tmp_path)}
-    assert {model.positions for model in jobs.values()} == {"learned"}
-
-
-def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="--seeds=0 must be at least 1"):
-        jobs_of(["1k"], tmp_path, seeds=0)
-    with pytest.raises(ValueError, match="--gpus-per-run=0 must be at least 1"):
-        jobs_of(["1k"], tmp_path, gpus_per_run=0)
-    with pytest.raises(ValueError, match="--set optim.max_steps with 1k_then_1k, whose steps"):
-        jobs_of(["1k", "1k_then_1k"], tmp_path, overrides=["optim.max_steps=300"])
-    with pytest.raises(ValueError, match="--set optim.max_steps with 4k_from_1k, whose steps"):
-        jobs_of(["1k", "4k_from_1k"], tmp_path, overrides=["optim.max_steps=7"])
-    with pytest.raises(ValueError, match="--set run.seed=5: the sweep .* each run, take --seeds"):
-        jobs_of(["1k"], tmp_path, overrides=["optim.lr=1e-3", "run.seed=5"])
-    with pytest.raises(ValueError, match="optim.nonsense"):
-        jobs_of(["1k"], tmp_path, overrides=["optim.nonsense=1"])
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        ("1k", {"seeds": 0}, "--seeds=0 must be at least 1"),
+        ("1k", {"gpus_per_run": 0}, "--gpus-per-run=0 must be at least 1"),
+        ("1k 1k_then_1k", "optim.max_steps=300", "--set optim.max_steps with 1k_then_1k, whose st"),
+        ("4k_from_1k", "optim.max_steps=7", "--set optim.max_steps with 4k_from_1k, whose steps"),
+        ("1k", "run.seed=5", "--set run.seed=5: the sweep .* each run, take --seeds"),
+        ("1k", "optim.nonsense=1", "optim.nonsense"),
+    ],
+)
+def test_refusals(tmp_path, models, options, message):
+    if isinstance(options, str):
+        options = {"overrides": ["optim.lr=1e-3", options]}
+    with pytest.raises(ValueError, match=message):
+        jobs_of(models.split(), tmp_path, **options)
 
 
 def test_overrides_come_last(tmp_path):
@@ -326,8 +274,3 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     with pytest.raises(ValueError, match=changed):
         jobs_of(["1k"], tmp_path, "minutes")
     jobs_of(["1k"], tmp_path, "smoke", gpus_per_run=2)  # a batch may be divided otherwise
-
-
-def test_every_model_that_is_needed_exists():
-    for name in MODELS:
-        assert set(jobs._needed_by(name)) <= set(MODELS)

@@ -1,10 +1,10 @@
 """The report of Table 4 on made-up runs; that of trained ones: test_reproduce_table4.py."""
 
-import math
-
 import pytest
 
-from experiments.table4.report import curves, draw, markdown, rows
+from experiments.table4.models import MODELS
+from experiments.table4.questions import PAIRS, comparisons_table, draw_positions
+from experiments.table4.report import curves, markdown, rows
 
 
 def made_up_run(label, tokens, hours, seed, before=None):
@@ -81,102 +81,76 @@ def test_rows_take_each_model_as_it_was_trained():
     assert rows_of(runs)[0]["tokens_per_s"] is None
 
 
-def row_of(label, seeds=1, paper_difference=None, difference=None):
-    return {
-        "label": label, "seeds": seeds, "tokens": 10, "gpu_hours": 2.0, "tokens_per_s": 2.0,
-        "paper_perplexity": 2.0, "paper_difference": paper_difference,
-        "perplexity": 1.9, "difference": difference,
-    }  # fmt: skip
-
-
-def markdown_of(*table):
-    result = {"budget": "smoke", "paper": [], "runs": []}
-    return markdown({**result, "rows": {"shards": list(table)}, "comparisons": {"shards": []}})
-
-
-def test_a_run_of_one_step_has_no_time():
-    untimed, timed = row_of("a") | {"gpu_hours": 0.0}, row_of("b")
-    lines = markdown_of(untimed, timed).splitlines()
-    cells = [line.split(" | ")[5] for line in lines if line.startswith(("| a |", "| b |"))]
-    assert cells == ["-", "-"]
-
-
 def test_costs_are_those_of_the_rows():
-    first = row_of("a") | {"tokens": 118_000_000, "gpu_hours": 0.5, "tokens_per_s": 12_345.6}
-    second = row_of("b", seeds=3) | {"tokens": 1_234_000_000, "gpu_hours": 1.25}
-    lines = markdown_of(first, second).splitlines()
-    cells = [line.split(" | ")[1:6] for line in lines if line.startswith(("| a |", "| b |"))]
-    assert cells == [
-        ["1", "118M", "12,346", "0.500", "1.00"],
-        ["3", "1,234M", "2", "1.250", "2.50"],
+    def row_of(label, **cost):
+        return {
+            "label": label, "seeds": 1, "paper_perplexity": 2.0, "paper_difference": None,
+            "perplexity": 1.9, "difference": None, **cost,
+        }  # fmt: skip
+
+    def costs(*table):
+        result = {"budget": "smoke", "paper": [], "runs": [], "comparisons": {"shards": []}}
+        lines = markdown(result | {"rows": {"shards": table}}).splitlines()
+        return [line.split(" | ")[2:6] for line in lines if line.startswith(("| a |", "| b |"))]
+
+    first = row_of("a", tokens=118_000_000, gpu_hours=0.5, tokens_per_s=12_345.6)
+    second = row_of("b", tokens=1_234_000_000, gpu_hours=1.25, tokens_per_s=2.0)
+    assert costs(first, second) == [
+        ["118M", "12,346", "0.500", "1.00"], ["1,234M", "2", "1.250", "2.50"]
+    ]  # fmt: skip
+    # a run of one step has no time
+    assert [cells[-1] for cells in costs(first | {"gpu_hours": 0.0}, second)] == ["-", "-"]
+
+
+def test_every_pair_is_of_two_models_and_is_asked_about_once():
+    assert len(set(PAIRS)) == len(PAIRS)
+    assert all(one != other and {one, other} <= set(MODELS) for one, other in PAIRS)
+
+
+def bins(*means):
+    return [
+        {
+            "bin": number,
+            "tokens": 1 if number == 1 else 5000,
+            "difference": mean,
+            "difference_interval": [None, None] if number == 3 else [mean - 0.1, mean + 0.1],
+        }
+        for number, mean in enumerate(means)
     ]
 
 
-def test_picture_of_what_training_took(monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr("experiments.table4.report.save", lambda figure, _: figures.append(figure))
-    points = [
-        {"tokens": 1e6 * n, "gpu_hours": 0.5 * n, "val_loss": 4.0 - 0.1 * n} for n in (1, 2, 3)
-    ]
-    draw({"a": points, "b": [p | {"val_loss": 3.0} for p in points]}, (), tmp_path / "x.png")
-    ((left, right),) = (figure.axes for figure in figures)
-    for axes, x in ((left, [1.0, 2.0, 3.0]), (right, [0.5, 1.0, 1.5])):
-        a, b = axes.get_lines()
-        assert (a.get_label(), b.get_label()) == ("a", "b")
-        assert a.get_xdata() == pytest.approx(x) and b.get_xdata() == pytest.approx(x)
-        assert a.get_ydata() == pytest.approx([math.exp(p["val_loss"]) for p in points])
-    low, high = left.get_ylim()
-    assert low < math.exp(3.0) and math.exp(3.7) < high
-
-
-def test_models_that_go_on_have_a_row_of_their_own(monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr("experiments.table4.report.save", lambda figure, _: figures.append(figure))
-    points = [{"tokens": 1e6 * n, "gpu_hours": 0.5 * n, "val_loss": 4.0} for n in (1, 2)]
-    lower = [p | {"tokens": 2e6 + p["tokens"], "val_loss": 2.0} for p in points]
-    draw({"a": points, "a_then_b": lower, "c": points}, {"a_then_b"}, tmp_path / "x.png")
-    scratch, _, after, _ = figures[0].axes
-    assert [line.get_label() for line in scratch.get_lines()] == ["a", "c"]
-    assert [line.get_label() for line in after.get_lines()] == ["a_then_b"]
-    assert scratch.get_ylim()[0] > after.get_ylim()[1]
-    assert scratch.get_xlim()[1] < after.get_xlim()[0]
-    looks = {
-        (line.get_color(), line.get_marker(), line.get_linestyle())
-        for axes in (scratch, after)
-        for line in axes.get_lines()
+def comparison(label, other, *means):
+    chunk = {"nats": -0.04, "interval": [-0.05, -0.03]}
+    strided = {"nats": -0.02, "interval": [None, None], "seeds": 3}
+    start = {"range": "0 to 31", "nats": 0.01, "interval": [-0.01, 0.03]}
+    rest = {"range": "32 and more", "nats": None, "interval": [None, None]}
+    return {
+        "label": label,
+        "to_label": other,
+        "chunk": chunk,
+        "strided": strided,
+        "parts": [start, rest],
+        "document_position": bins(*means),
     }
-    assert len(looks) == 3
 
 
-@pytest.mark.parametrize(
-    ("shared", "words"),
-    [
-        ((2, 3), "documents and seeds."),
-        ((1, 2), "documents and seeds, but over documents alone where one seed is compared: b."),
-        ((1, 1), "documents alone, as all are compared over one seed."),
-    ],
-)
-def test_what_intervals_count(shared, words):
-    gaps = [{"nats": 0.1, "interval": [0.0, 0.2], "seeds": seeds} for seeds in shared]
-    table = [row_of(label, 3, gap, gap) for label, gap in zip("abc", (None, *gaps), strict=True)]
-    assert (
-        f"nats a token, over the seeds that both models have, with 95% intervals over {words}\n"
-        in markdown_of(*table)
+def test_picture(tmp_path):
+    path = tmp_path / "positions.png"
+    rows = [
+        comparison("4k", "1k", 0.1, 0.2, 0.3, 0.4),
+        comparison("4k_butterfly", "4k", 0.1, 9.0, 0.3, 0.4),
+        comparison("4k_documents", "4k", 0.1),
+    ]
+    draw_positions(rows, path)
+    assert path.stat().st_size > 10_000
+    draw_positions(rows[-1:], path)  # no two contexts: one of an earlier report would be stale
+    assert not path.exists()
+
+
+def test_comparisons_are_those_of_the_rows():
+    rows = [comparison("4k", "1k", 0.0), comparison("4k_from_1k", "4k", 0.0)]
+    first, second = comparisons_table(rows).splitlines()[2:]
+    assert first.endswith(
+        "| 4k | 1k | 3 | -0.0400 (-0.0500 to -0.0300) | -0.0200 | 0.0100 (-0.0100 to 0.0300) | - |"
     )
-
-
-@pytest.mark.parametrize(
-    ("difference", "cell"),
-    [
-        (None, ""),
-        ({"nats": -0.031, "interval": [-0.035, -0.027]}, "-0.0310 (-0.0350 to -0.0270)"),
-        ({"nats": 0.031, "interval": [None, None]}, "0.0310"),
-        ({"nats": -0.031, "interval": [math.nan, math.nan]}, "-0.0310"),
-    ],
-)
-def test_differences_with_and_without_an_interval(difference, cell):
-    if difference is not None:
-        difference = {**difference, "seeds": 1}
-    text = markdown_of(row_of("a", paper_difference=difference))
-    (line,) = [x for x in text.splitlines() if x.startswith("| a |")]
-    assert [some.strip() for some in line.split("|")][8:11] == [cell, "1.90", ""]
+    assert "| 4k_from_1k | 4k | 3 |" in second

@@ -1,10 +1,12 @@
 import json
-from pathlib import Path
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+import train
 from experiments.train_steps import same_losses
-from experiments.train_steps.same_losses import distances, draw, summarise, train_all
+from experiments.train_steps.same_losses import distances, summarise, train_all
 from training.metrics import METRICS
 
 
@@ -31,8 +33,6 @@ def test_distances_within_and_between_implementations(tmp_path):
         "different": {"pairs": 2, "curve": 0.25, "validation": 0.25},
     }
     assert runs["triton 1"]["tokens_per_s"] == 45.0  # the median of steps 4 and 5
-    draw(runs, tmp_path / "curves.png", "a title")
-    assert (tmp_path / "curves.png").stat().st_size > 0
 
 
 def test_finished_runs_are_not_trained_again_and_others_are_refused(run, tmp_path, monkeypatch):
@@ -47,15 +47,20 @@ def test_finished_runs_are_not_trained_again_and_others_are_refused(run, tmp_pat
     assert train_all(str(run.config), [], tmp_path, repeats)
 
 
-def test_trains_all_and_writes_the_result(run, tmp_path):
-    options = ["optim.max_steps=4", "optim.batch_tokens=64"]
+def test_trains_all_and_writes_the_result(run, tmp_path, monkeypatch):
+    def train_here(command, check):
+        assert command[:2] == [sys.executable, "train.py"] and check
+        train.main(command[2:])
+
+    monkeypatch.setattr(same_losses, "subprocess", SimpleNamespace(run=train_here))
+    options = ["optim.max_steps=4", "optim.batch_tokens=64", "model.n_layer=1"]
     folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     same_losses.main([str(run.config), *options, "--name", "tiny", "--triton", "1", *folders])
     result = json.loads((tmp_path / "compare_training_tiny.json").read_text())
     assert set(result["runs"]) == {"triton 1", "sdpa 1", "sdpa 2"}
     assert result["distances"]["same"]["curve"] == 0.0  # a CPU adds in a fixed order
     assert result["distances"]["different"]["curve"] < 1e-4
-    assert Path(tmp_path / "compare_training_tiny.png").exists()
+    assert (tmp_path / "compare_training_tiny.png").exists()
 
 
 def test_noise_needs_two_equal_runs(capsys):

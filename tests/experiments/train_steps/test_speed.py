@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from experiments.attention import __main__ as benchmark_attention
+from experiments.lra import speed as lra_speed
 from experiments.train_steps import speed
 
 NAMES = ("ours, triton", "nanoGPT, flash")
@@ -63,7 +65,8 @@ def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
     assert capsys.readouterr().out.count("tokens/s\n") == 2  # those of the second context
 
 
-def test_a_gpu_is_needed(monkeypatch):
+@pytest.mark.parametrize("command", [benchmark_attention, speed, lra_speed])
+def test_a_gpu_is_needed(command, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="measures a GPU, and PyTorch sees none"):
-        speed.main([])
+        command.main(["--preset", "peers"] if command is benchmark_attention else [])
