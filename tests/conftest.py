@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.interpreter import speed_up_interpreter
+
 # Triton decides when a kernel is defined whether it will be interpreted, so this comes before any
 # of our imports. On a GPU the kernels are compiled: `make test-gpu`.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    speed_up_interpreter()
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,9 +14,11 @@ from kernels.reference.standard import standard_attention
 from kernels.testing import check_attention, make_qkv
 from kernels.triton.operands import operand
 from tests.kernels.grids import (
+    CAUSAL_OR_FULL,
     causal_or_full,
-    each_dtype,
-    each_dtype_and_fp16,
+    each_of,
+    each_pair,
+    each_value,
     in_bf16,
     on_gpu,
 )
@@ -28,34 +30,28 @@ pytestmark = pytest.mark.usefixtures("copy_engines")
 each_16_bit = pytest.mark.parametrize("dtype", [torch.float16, in_bf16])
 
 
-@each_dtype_and_fp16
-@causal_or_full
-@pytest.mark.parametrize("seq", [1, 63, 65, 127, 128])
+@each_pair(seq=[1, 63, 65, 127, 128], causal=CAUSAL_OR_FULL)
 def test_any_length(check, seq, causal, dtype):
     check(1, seq, seq, 2, 2, 32, dtype, causal=causal)
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(128, 256), (256, 128), (128, 255), (255, 128)])
-def test_lengths_of_whole_tiles(check, seq_q, seq_k, dtype):
+@each_value(lengths=[(128, 256), (128, 255), (255, 128), (256, 128)])
+def test_lengths_of_whole_tiles(check, lengths, dtype):
     # in full attention, a kernel for whole tiles has no loop with masks
-    check(1, seq_q, seq_k, 2, 1, 16, dtype, softcap=5.0)
+    check(1, *lengths, 2, 1, 16, dtype, softcap=5.0)
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize("head_dim", [1, 3, 16, 40, 64, 80, 96, 128, 160, 256])
+@each_value(head_dim=[1, 3, 16, 40, 64, 80, 96, 128, 160, 256])
 def test_any_head_dim(check, head_dim, dtype):
     check(1, 67, 67, 1, 1, head_dim, dtype, causal=True)
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 70), (33, 100), (100, 33), (65, 64), (64, 65)])
-def test_causal_aligns_at_the_bottom_right(check, seq_q, seq_k, dtype):
-    check(1, seq_q, seq_k, 2, 2, 16, dtype, causal=True)
+@each_pair(lengths=[(1, 70), (33, 100), (100, 33), (65, 64), (64, 65)])
+def test_causal_aligns_at_the_bottom_right(check, lengths, dtype):
+    check(1, *lengths, 2, 2, 16, dtype, causal=True)
 
 
-@each_dtype
-@pytest.mark.parametrize("n_kv_head", [1, 2])
+@each_value(n_kv_head=[1, 2])
 def test_grouped_queries(check, n_kv_head, dtype):
     check(2, 40, 50, 4, n_kv_head, 16, dtype, causal=True)
 
@@ -69,22 +65,19 @@ def test_softmax_scale(check):
     check(1, 33, 33, 1, 1, 32, torch.float32, causal=True, softmax_scale=0.5)
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize(
-    ("score", "tied"), [(40.0, 2), (40.0, 70), (-40.0, 70)], ids=["two", "all", "all, negative"]
-)
-def test_rows_that_tie_at_the_maximum(device_for, score, tied, dtype):
+@each_pair(tie=[(40.0, 2), (40.0, 70), (-40.0, 70)], causal=CAUSAL_OR_FULL)
+def test_rows_that_tie_at_the_maximum(device_for, tie, causal, dtype):
     # Equal largest scores give probabilities that are exactly 1 before they are divided, and with
     # values of one sign their rounding does not average out (arXiv 2510.04212).
+    score, tied = tie
     q, k, v = make_qkv(1, 70, 70, 2, 1, 16, dtype=dtype, device=device_for(dtype))
     q = q[:, :1].expand_as(q)
     k[:, -tied:] = q[:, :1, :1] * (score * 4 / q[0, 0, 0].square().sum())  # of head 0
     v = -v.abs()
-    check_attention(triton_attention, q, k, v, with_dlse=True)
-    check_attention(triton_attention, q, k, v, with_dlse=True, causal=True)
+    check_attention(triton_attention, q, k, v, with_dlse=True, causal=causal)
 
 
-@each_dtype_and_fp16
+@each_value()
 def test_rows_without_keys_are_zero(device_for, dtype):
     q, k, v = make_qkv(
         1, 70, 40, 1, 1, 16, dtype=dtype, device=device_for(dtype), requires_grad=True
@@ -128,8 +121,12 @@ FOR_COPY_ENGINES = {
 }
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize("name", FOR_COPY_ENGINES)
+@each_of(
+    ["name", "dtype"],
+    [(name, torch.float16) for name in FOR_COPY_ENGINES]
+    + [(name, torch.float32) for name in ("views of one projection", "one head for all")],
+    [(name, torch.bfloat16) for name in FOR_COPY_ENGINES],
+)
 def test_strides(device_for, name, dtype):
     q, k, v = strided_qkv(name, dtype, device_for(dtype))
     for x in (k, v):

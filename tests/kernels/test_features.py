@@ -3,6 +3,7 @@
 Against standard attention, as in test_attention.py; block-sparse masks are in test_sparse.py.
 """
 
+import itertools
 from functools import partial
 
 import pytest
@@ -11,20 +12,14 @@ import torch
 from kernels import flash_attention
 from kernels.reference.standard import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import check_attention, make_qkv
-from tests.kernels.grids import (
-    causal_or_full,
-    each_dtype,
-    each_dtype_and_dropout,
-    each_dtype_and_fp16,
-    on_gpu,
-)
+from tests.kernels.grids import CAUSAL_OR_FULL, each_of, each_pair, each_value, on_gpu
 
 triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 pytestmark = pytest.mark.usefixtures("copy_engines")
 # one token, an odd length, and more queries or keys, so that some rows or columns see nothing
-each_shape = pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 65), (70, 70), (33, 100), (100, 33)])
+LENGTHS = [(1, 65), (70, 70), (33, 100), (100, 33)]
 
 
 def packed(*lengths, repeat=1):
@@ -33,12 +28,11 @@ def packed(*lengths, repeat=1):
     return starts.repeat_interleave(torch.tensor(lengths)).int().repeat(repeat, 1)
 
 
-@each_dtype
-@causal_or_full
-@each_shape
-@pytest.mark.parametrize("window_size", [1, 2, 33, 10**6])
-def test_window(check, window_size, seq_q, seq_k, causal, dtype):
-    check(1, seq_q, seq_k, 2, 1, 16, dtype, causal=causal, window_size=window_size)
+# all of them: whether a bound falls on the edge of a tile depends on all three
+@each_value(window=list(itertools.product(CAUSAL_OR_FULL, [1, 2, 33, 10**6], LENGTHS)))
+def test_window(check, window, dtype):
+    causal, window_size, lengths = window
+    check(1, *lengths, 2, 1, 16, dtype, causal=causal, window_size=window_size)
 
 
 DOCUMENTS = {
@@ -58,19 +52,16 @@ DOCUMENTS = {
 }
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize("name", DOCUMENTS)
+@each_pair(name=list(DOCUMENTS), causal=CAUSAL_OR_FULL)
 def test_documents(check, name, causal, dtype):
     doc_start = DOCUMENTS[name]
     check(len(doc_start), 70, 70, 1, 1, 16, dtype, causal=causal, doc_start=doc_start)
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(33, 100), (100, 33), (1, 65)])
-def test_documents_start_at_key_positions(check, seq_q, seq_k, causal, dtype):
+@each_pair(lengths=[(33, 100), (100, 33), (1, 65)], causal=CAUSAL_OR_FULL)
+def test_documents_start_at_key_positions(check, lengths, causal, dtype):
     # what autoregressive generation has: the last queries of a longer sequence
+    seq_q, seq_k = lengths
     longest = max(seq_q, seq_k)
     doc_start = packed(longest // 3, longest - longest // 3)[:, -seq_q:] + seq_k - longest
     check(1, seq_q, seq_k, 2, 1, 16, dtype, causal=causal, doc_start=doc_start)
@@ -85,12 +76,12 @@ def test_a_packed_document_is_as_if_alone(device_for):
         assert_close((got, got_lse), triton_attention(qi, ki, vi, causal=True))
 
 
-@each_dtype
-@causal_or_full
-@each_shape
-def test_padding(check, seq_q, seq_k, causal, dtype):
-    lengths = torch.tensor([0, seq_k, seq_k // 2 + 1], dtype=torch.int32)
-    check(3, seq_q, seq_k, 1, 1, 16, dtype, causal=causal, kv_lengths=lengths)
+@each_pair(lengths=LENGTHS, causal=CAUSAL_OR_FULL)
+def test_padding(check, lengths, causal, dtype):
+    seq_q, seq_k = lengths
+    # none, all, and all but the last of a tile
+    kv_lengths = torch.tensor([0, seq_k, 31], dtype=torch.int32)
+    check(3, seq_q, seq_k, 1, 1, 16, dtype, causal=causal, kv_lengths=kv_lengths)
 
 
 def test_padding_is_hidden(device_for):
@@ -105,17 +96,15 @@ def test_padding_is_hidden(device_for):
         assert_close((out[i : i + 1], lse[i : i + 1]), (out_alone, lse_alone))
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize("level", [0.0, 10.0, -10.0], ids=["level", "above", "below"])
+# of the height of the scores, above them and below
+@each_pair(level=[0.0, 10.0, -10.0], causal=CAUSAL_OR_FULL)
 def test_sinks(check, level, causal, dtype):
-    check(1, 70, 70, 4, 2, 16, dtype, causal=causal, sinks=torch.randn(4) + level)
+    check(1, 70, 70, 2, 1, 16, dtype, causal=causal, sinks=torch.randn(2) + level)
 
 
-@each_dtype
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 65), (100, 33)])
-def test_sinks_of_rows_without_keys(check, seq_q, seq_k, dtype):
-    check(1, seq_q, seq_k, 2, 2, 16, dtype, causal=True, sinks=torch.randn(2))
+@each_value(lengths=[(1, 65), (100, 33)])
+def test_sinks_of_rows_without_keys(check, lengths, dtype):
+    check(1, *lengths, 2, 2, 16, dtype, causal=True, sinks=torch.randn(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -130,10 +119,8 @@ def test_sinks_of_any_dtype(device_for, dtype):
     assert_close(grad, expected, rtol=1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
-@each_dtype
 # standard deviations of the scores: all far below the cap, around it, all cut off by it
-@pytest.mark.parametrize("scale", [1e-2, 1.0, 30.0], ids=["tiny", "unit", "huge"])
-@pytest.mark.parametrize("softcap", [0.5, 30.0])
+@each_pair(scale=[1e-2, 1.0, 30.0], softcap=[0.5, 30.0])
 def test_softcap(check, softcap, scale, dtype):
     check(1, 70, 70, 2, 1, 16, dtype, causal=True, softcap=softcap, scale=scale)
 
@@ -170,20 +157,27 @@ COMBINATIONS = {
 }  # fmt: skip
 
 
-@each_dtype_and_dropout
-@pytest.mark.parametrize("name", COMBINATIONS)
+SEVERAL = [name for name in COMBINATIONS if "," in name or name == "all"]
+
+
+@each_of(
+    ["name", "dropout_p", "dtype"],
+    # one option without dropout has a test of its own above
+    [(name, 0.3, torch.float16) for name in COMBINATIONS]
+    + [(name, 0.0, torch.float32) for name in SEVERAL],
+    itertools.product(COMBINATIONS, [0.0, 0.3], [torch.bfloat16]),
+)
 def test_combinations(check, name, dropout_p, dtype):
     options = {**COMBINATIONS[name], "dropout_p": dropout_p, "dropout_seed": 2**40 + 11}
     check(2, 70, 70, 1, 1, 16, dtype, **options)
 
 
-@each_dtype
-@pytest.mark.parametrize("dropout_p", [0.01, 0.5, 0.9])
+@each_value(dropout_p=[0.01, 0.5, 0.9])
 def test_dropout_of_any_rate(check, dropout_p, dtype):
     check(1, 67, 70, 2, 1, 16, dtype, dropout_p=dropout_p, dropout_seed=2**63 - 1)
 
 
-@each_dtype_and_dropout
+@each_value(dropout_p=[0.0, 0.3])
 def test_a_nan_in_a_query_stays_in_its_row_and_reaches_its_keys(device_for, dropout_p, dtype):
     qkv = make_qkv(1, 100, 100, 2, 2, 16, dtype=dtype, device=device_for(dtype), requires_grad=True)
     with torch.no_grad():
@@ -200,7 +194,7 @@ def test_a_nan_in_a_query_stays_in_its_row_and_reaches_its_keys(device_for, drop
         assert of_keys[0, :, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize("name", ["nothing", *SEVERAL])
 def test_no_option_changes_what_dropout_keeps(device_for, name):
     q, k, _ = make_qkv(2, 64, 64, 1, 1, 64, device=device_for(torch.float32))
     options = {
@@ -219,9 +213,7 @@ def test_no_option_changes_what_dropout_keeps(device_for, name):
     assert torch.equal(p.transpose(1, 2) != 0, kept & visible)
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize("layout", ["views of one projection", "odd offset"])
-@pytest.mark.parametrize("name", ["window, documents", "all"])
+@each_pair(layout=["views of one projection", "odd offset"], name=["window, documents", "all"])
 def test_strides_with_options(device_for, name, layout, dtype):
     device = device_for(dtype)
     if layout == "odd offset":

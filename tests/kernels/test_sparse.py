@@ -1,5 +1,6 @@
 """Block-sparse attention against standard attention with the layout stretched to elements."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -11,10 +12,11 @@ from kernels.patterns import butterfly, random, sliding_window, strided
 from kernels.reference.standard import dropout_keep_mask, visible_keys
 from kernels.testing import check_attention, make_qkv
 from tests.kernels.grids import (
+    CAUSAL_OR_FULL,
     causal_or_full,
-    each_dtype,
-    each_dtype_and_dropout,
-    each_dtype_and_fp16,
+    each_of,
+    each_pair,
+    each_value,
     on_gpu,
 )
 
@@ -56,67 +58,56 @@ LAYOUTS = {
 }
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize("name", LAYOUTS)
+@each_pair(name=list(LAYOUTS), causal=CAUSAL_OR_FULL)
 def test_layouts(check, name, causal, dtype):
     mask = BlockSparseMask(LAYOUTS[name], 16)
     check(1, 70, 70, mask.n_head, mask.n_head, 16, dtype, causal=causal, mask=mask)
 
 
-@each_dtype_and_fp16
-@pytest.mark.parametrize(
-    ("block_size", "seq"),
-    [(16, 33), (32, 64), (64, 65), (128, 130), (256, 257), (256, 40)],
-)
-def test_block_sizes(check, block_size, seq, dtype):
+@each_value(blocks=[(16, 33), (32, 64), (64, 65), (128, 130), (256, 40), (256, 257)])
+def test_block_sizes(check, blocks, dtype):
     # of one head: tiles as large as a block, and several of them within one
+    block_size, seq = blocks
     n = -(-seq // block_size)
     layout = torch.ones(n, n, dtype=torch.bool).tril()
     layout[-1, : n - 2] = False
     check(1, seq, seq, 1, 1, 16, dtype, causal=True, mask=BlockSparseMask(layout, block_size))
 
 
-@each_dtype
-@pytest.mark.parametrize("head_dim", [40, 128, 256])
+@each_value(head_dim=[40, 256, 128])
 def test_head_dims(check, head_dim, dtype):
     mask = BlockSparseMask(butterfly(3), 32)
     check(1, 70, 70, 1, 1, head_dim, dtype, causal=True, mask=mask)
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize("size", [32, 64])
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 65), (33, 100), (100, 33), (65, 70)])
-def test_other_queries_than_keys(check, seq_q, seq_k, size, causal, dtype):
+@each_pair(lengths=[(1, 65), (33, 100), (100, 33), (65, 70)], size=[32, 64], causal=CAUSAL_OR_FULL)
+def test_other_queries_than_keys(check, lengths, size, causal, dtype):
     # A causal diagonal that does not start at a corner cuts two blocks of each row.
+    seq_q, seq_k = lengths
     layout = blocks(-(-seq_q // size), -(-seq_k // size), density=0.7)
     mask = BlockSparseMask(layout, size)
     check(1, seq_q, seq_k, 1, 1, 16, dtype, causal=causal, mask=mask)
 
 
-@each_dtype
+@each_of(["dtype"], [(torch.float32,)], [(torch.bfloat16,)])
 def test_a_diagonal_that_cuts_two_blocks_of_a_column(check, dtype):
     # Tiles that lie past the first block's diagonal must not skip rows of the blocks that follow,
-    # which are not its neighbours; padding makes them all partial.
+    # which are not its neighbours; padding makes them all partial. In fp32, for tiles smaller
+    # than a block.
     layout = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 1, 1]], dtype=torch.bool)
     mask = BlockSparseMask(torch.cat((layout, layout[:, :1]), dim=1), 64)
     kv_lengths = torch.tensor([192])
     check(1, 192, 193, 1, 1, 128, dtype, causal=True, mask=mask, kv_lengths=kv_lengths)
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize("n_mask_head", [1, 4], ids=["shared", "per head"])
+@each_pair(n_mask_head=[1, 4], causal=CAUSAL_OR_FULL)
 def test_grouped_queries(check, n_mask_head, causal, dtype):
     # heads that share keys have each their own columns to walk, in one order
     mask = BlockSparseMask(blocks(3, 3, n_head=n_mask_head), 32)
     check(1, 70, 70, 4, 2, 16, dtype, causal=causal, mask=mask)
 
 
-@each_dtype
-@causal_or_full
-@pytest.mark.parametrize("window_size", [None, 20])
+@each_pair(window_size=[None, 20], causal=CAUSAL_OR_FULL)
 def test_an_all_true_mask_is_dense_attention(device_for, window_size, causal, dtype):
     mask = BlockSparseMask(torch.ones(2, 2, dtype=torch.bool), 64)
     qkv = make_qkv(1, 100, 100, 1, 1, 16, dtype=dtype, device=device_for(dtype), requires_grad=True)
@@ -152,16 +143,26 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@each_dtype_and_dropout
-@pytest.mark.parametrize("name", OPTIONS)
+@each_of(
+    ["name", "dropout_p", "dtype"],
+    [
+        (name, dropout_p, dtype)
+        for name in OPTIONS
+        for dropout_p, dtype in ((0.0, torch.float32), (0.3, torch.float16))
+        # a sink and a cap do not know of blocks
+        if dropout_p > 0 or name not in ("sinks", "softcap")
+    ],
+    itertools.product(OPTIONS, [0.0, 0.3], [torch.bfloat16]),
+)
 def test_combinations(check, name, dropout_p, dtype):
     layout = torch.tensor([[1, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.bool)
     options = {**OPTIONS[name], "dropout_p": dropout_p, "dropout_seed": 2**40 + 11}
     check(2, 70, 70, 1, 1, 16, dtype, mask=BlockSparseMask(layout, 32), **options)
 
 
-@pytest.mark.parametrize("name", ["butterfly", "one for each head", "all"])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    ("name", "causal"), [("butterfly", True), ("one for each head", False), ("all", True)]
+)
 def test_a_mask_does_not_change_what_dropout_keeps(device_for, causal, name):
     q, k, _ = make_qkv(1, 70, 70, 2, 2, 128, device=device_for(torch.float32))
     # with the unit vectors for v, the output is the matrix of probabilities

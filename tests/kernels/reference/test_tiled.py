@@ -23,7 +23,7 @@ from kernels.testing import make_qkv, relative_error
 # fp64: the oracles must agree to rounding, and a wrong term is far larger than this
 assert_exact = partial(torch.testing.assert_close, rtol=0, atol=1e-11)
 # (T_q, T_k): one token, T below, at and beside powers of two, either side longer, rows with no key
-LENGTHS = [(1, 1), (7, 7), (63, 63), (65, 65), (127, 127), (7, 65), (65, 7), (1, 63), (63, 1)]
+LENGTHS = [(1, 1), (7, 7), (31, 31), (32, 32), (33, 33), (7, 33), (33, 7), (1, 31), (31, 1)]
 
 # A forward and its backward, given their tile sizes.
 Oracle = tuple[Callable[..., Any], Callable[..., Any]]
@@ -74,7 +74,7 @@ def test_flash_attention_1_is_standard_attention(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("block_m", "block_n"), [(3, 4), (16, 5), (7, 16), (128, 128)])
+@pytest.mark.parametrize(("block_m", "block_n"), [(3, 4), (16, 5), (7, 16), (64, 64)])
 @pytest.mark.parametrize(("seq_q", "seq_k"), LENGTHS)
 def test_flash_attention_2_is_standard_attention(
     seq_q: int, seq_k: int, block_m: int, block_n: int, causal: bool
@@ -103,7 +103,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     shape=SHAPES,
     options=OPTIONS,

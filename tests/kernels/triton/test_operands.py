@@ -11,18 +11,17 @@ from kernels.testing import make_qkv, poison_empty
 operands = pytest.importorskip("kernels.triton.operands")
 
 
-CALLS = {
-    "causal": {"causal": True},
-    "full": {},
-    "everything": {
+def calls(block_size):
+    """Options for 3 to 4 blocks of queries and 4 of keys."""
+    everything = {
         "causal": True,
-        "window_size": 90,
+        "window_size": 3 * block_size // 2,
         "softcap": 15.0,
         "dropout_p": 0.1,
         "dropout_seed": 1,
-        "mask": BlockSparseMask(butterfly(4), 64),
-    },
-}
+        "mask": BlockSparseMask(butterfly(4), block_size),
+    }
+    return {"causal": {"causal": True}, "full": {}, "everything": everything}
 
 
 def is_descriptor(x):
@@ -36,10 +35,10 @@ def results(q, k, v, **options):
         return out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), leaves)
 
 
-def check_equal_bits(device, head_dim, options, monkeypatch):
-    q, k, v = make_qkv(1, 200, 256, 2, 1, head_dim, dtype=torch.float16, device=device)
+def check_equal_bits(device, seq_q, seq_k, head_dim, options, monkeypatch):
+    q, k, v = make_qkv(1, seq_q, seq_k, 2, 1, head_dim, dtype=torch.float16, device=device)
     assert all(is_descriptor(x) for x in (q, k, v))
-    work = 2 * 200 * head_dim * 256
+    work = 2 * seq_q * head_dim * seq_k
     monkeypatch.setattr(operands, "LEAST_WORK", work)
     assert operands.worth_describing(q, k)
     through_tma = results(q, k, v, **options)
@@ -52,18 +51,18 @@ def check_equal_bits(device, head_dim, options, monkeypatch):
         assert a.isfinite().any() and torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("options", calls(32).values(), ids=calls(32))
 def test_descriptors_and_pointers_give_equal_bits(options, monkeypatch):
-    check_equal_bits("cpu", 40, options, monkeypatch)
+    check_equal_bits("cpu", 100, 128, 40, options, monkeypatch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
-@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("options", calls(64).values(), ids=calls(64))
 def test_descriptors_and_pointers_give_equal_bits_on_a_gpu(options, head_dim, monkeypatch):
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("no TMA before Hopper")
-    check_equal_bits("cuda", head_dim, options, monkeypatch)
+    check_equal_bits("cuda", 200, 256, head_dim, options, monkeypatch)
 
 
 @pytest.mark.skipif(not operands.INTERPRETED, reason="asks no GPU for its capability")
