@@ -45,7 +45,9 @@ def call_on_two_processes(folder, function, *arguments):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     logs = [folder / f"stderr_{rank}.log" for rank in (0, 1)]
-    both = [start_process(_as_rank, r, port, log, function, arguments) for r, log in enumerate(logs)]
+    both = [
+        start_process(_as_rank, r, port, log, function, arguments) for r, log in enumerate(logs)
+    ]
     for process in both:
         process.join(120)
         if process.is_alive():  # it waits for the other one, which may have said why

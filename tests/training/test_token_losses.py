@@ -186,4 +186,3 @@ def one_of_two(shards, out):
         assert processes.world_size == 2
         model = make_model(stream.manifest.tokenizer.vocab_size)
         np.save(out / f"rank_{processes.rank}.npy", score(model, stream, SHARED, processes))
-
