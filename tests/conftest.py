@@ -94,30 +94,39 @@ def other_corpus(corpus, tmp_path_factory):
     return folder / "birds"
 
 
-@pytest.fixture
-def run(corpus, tmp_path):
-    """Write a small configuration; returns a function that trains with it."""
-    config = tmp_path / "config.yaml"
+@pytest.fixture(scope="session")
+def make_run(corpus):
+    """Write a small configuration into a folder; returns a function that trains with it."""
     vocab_size = json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
-    config.write_text(
-        f"""
-        model: {{vocab_size: {vocab_size}, context_length: 32, n_layer: 2, n_head: 2, n_embd: 32,
-                 dropout: 0.1}}
-        data: {{path: {corpus}}}
-        optim: {{max_steps: 8, batch_tokens: 256, micro_batch_size: 2, lr: 1.0e-2,
-                 warmup_steps: 2}}
-        run: {{out_dir: {tmp_path / "run"}, device: cpu, dtype: float32, compile: false,
-               log_every: 1, eval_every: 4, save_every: 4}}
-        """
-    )
 
-    from train import main
+    def make(folder):
+        config = folder / "config.yaml"
+        config.write_text(
+            f"""
+            model: {{vocab_size: {vocab_size}, context_length: 32, n_layer: 2, n_head: 2,
+                     n_embd: 32, dropout: 0.1}}
+            data: {{path: {corpus}}}
+            optim: {{max_steps: 8, batch_tokens: 256, micro_batch_size: 2, lr: 1.0e-2,
+                     warmup_steps: 2}}
+            run: {{out_dir: {folder / "run"}, device: cpu, dtype: float32, compile: false,
+                   log_every: 1, eval_every: 4, save_every: 4}}
+            """
+        )
 
-    def train(*overrides):
-        return main([str(config), *overrides])
+        from train import main
 
-    train.config, train.out_dir = config, tmp_path / "run"
-    return train
+        def train(*overrides):
+            return main([str(config), *overrides])
+
+        train.config, train.out_dir = config, folder / "run"
+        return train
+
+    return make
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    return make_run(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,14 @@
 import json
 import math
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.training_runs import losses, on_two_processes, stop_after
+from tests.training_runs import in_two_processes, losses, stop_after
 from training.checkpoint import latest_checkpoint, read_progress, read_weights
 
 # one step that moves nothing: what is evaluated are the weights that the run starts with
@@ -18,13 +19,21 @@ STAND_STILL = (
     "model.dropout=0",
 )  # fmt: skip
 
+THIRTY_STEPS = ("optim.max_steps=30", "run.save_every=30", "run.eval_every=30")
+
+
+@pytest.fixture(scope="module")
+def trained(make_run, tmp_path_factory):
+    """A finished run, trained once, and its last evaluation."""
+    run = make_run(tmp_path_factory.mktemp("trained"))
+    return run.out_dir, run(*THIRTY_STEPS)
+
 
 @pytest.fixture
-def source(run, tmp_path):
+def source(trained, tmp_path):
     """A run to start others from; `source.result` is its last evaluation."""
-    folder = tmp_path / "source"
-    result = run("optim.max_steps=30", "run.save_every=30", f"run.out_dir={folder}")
-    return SimpleNamespace(folder=folder, result=result, init=f"run.init_from={folder}")
+    folder = shutil.copytree(trained[0], tmp_path / "source")
+    return SimpleNamespace(folder=folder, result=trained[1], init=f"run.init_from={folder}")
 
 
 def test_starts_with_the_weights_of_another_run(run, source, capsys):
@@ -56,7 +65,7 @@ def test_learned_positions_reach_over_a_longer_context(run, source):
 def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
     source = tmp_path / "source"
     init = f"run.init_from={source}"
-    there = run("model.positions=rotary", "optim.max_steps=30", f"run.out_dir={source}")
+    there = run("model.positions=rotary", *THIRTY_STEPS, f"run.out_dir={source}")
     longer = ("model.positions=rotary", "model.context_length=64", *STAND_STILL)
     for name, option in (("scaled", "model.rope_scaling=2"), ("base", "model.rope_base=40000")):
         result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
@@ -113,7 +122,7 @@ def test_two_processes_start_with_the_weights_of_another_run(run, source, tmp_pa
     one, two = tmp_path / "one", tmp_path / "two"
     options = (source.init, "optim.max_steps=3", "model.dropout=0")
     run(*options, f"run.out_dir={one}")
-    on_two_processes(run, *options, f"run.out_dir={two}")
+    in_two_processes(run, *options, f"run.out_dir={two}")
     assert losses(two)[1] < math.log(300) - 1.5
     for step, loss in losses(one).items():
         torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)

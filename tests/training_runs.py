@@ -1,12 +1,20 @@
 """What the tests of whole runs share."""
 
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 
+import torch
+
+from configs.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
-from train import record_step  # isort: skip
+from train import main, record_step  # isort: skip
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["train"])
 
 
 def losses(folder):
@@ -22,7 +30,60 @@ def stop_after(last_step):
     return record
 
 
-def on_two_processes(run, *overrides):
+def start_process(function, *arguments):
+    """Start a process of our own to call a function: a fork of one that loaded PyTorch once."""
+    process = _FORKS.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def call_on_two_processes(folder, function, *arguments):
+    """Call a function in two processes that find each other as those of torchrun do.
+
+    Returns the exit status of each, and what it wrote to stderr. Loads PyTorch for neither of them.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    logs = [folder / f"stderr_{rank}.log" for rank in (0, 1)]
+    both = [
+        start_process(_as_rank, r, port, log, function, arguments) for r, log in enumerate(logs)
+    ]
+    for process in both:
+        process.join(120)
+        if process.is_alive():  # it waits for the other one, which may have said why
+            process.kill()
+            process.join()
+    return [(process.exitcode, log.read_text()) for process, log in zip(both, logs, strict=True)]
+
+
+def _as_rank(rank, port, log, function, arguments):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    with open(os.devnull, "w") as nowhere, log.open("w") as file:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    function(*arguments)
+
+
+def train_on_two_processes(run, *overrides):
+    """What torchrun would do with train.py; returns as `call_on_two_processes` does."""
+    return call_on_two_processes(run.config.parent, _train, [str(run.config), *overrides])
+
+
+def _train(argv):
+    with errors_as_sentences():
+        main(argv)
+
+
+def in_two_processes(run, *overrides):
+    """Train to the end in two processes."""
+    ends = train_on_two_processes(run, *overrides)
+    assert [status for status, _ in ends] == [0, 0], ends
+
+
+def by_torchrun(run, *overrides):
+    """The same by the command that a user gives, with a process of Python's for each."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
         "train.py", str(run.config), *overrides,

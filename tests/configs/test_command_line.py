@@ -2,14 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from configs import command_line
 from configs.command_line import errors_as_sentences, help_if_asked
 
 ENDLESS = """
 import sys
-from configs.command_line import errors_as_sentences
+from command_line import errors_as_sentences
 with errors_as_sentences():
     print("more", flush=True)
     sys.stdin.read()  # until nobody reads any more
@@ -18,12 +20,18 @@ with errors_as_sentences():
 """
 OTHER_PIPE = """
 import os
-from configs.command_line import errors_as_sentences
+from command_line import errors_as_sentences
 reads, writes = os.pipe()
 os.close(reads)
 with errors_as_sentences():
     os.write(writes, b"more")
 """
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Processes find the module without its package, whose PyTorch takes seconds to load."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(command_line.__file__).parent))
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, FloatingPointError])
@@ -39,7 +47,7 @@ def test_a_defect_keeps_its_trace():
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("lines", [1, 10_000])  # less and more than a buffer
-def test_a_reader_that_has_seen_enough(lines, unbuffered, monkeypatch):
+def test_a_reader_that_has_seen_enough(lines, unbuffered, monkeypatch, alone):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", ENDLESS % lines], **pipes) as process:
@@ -50,7 +58,7 @@ def test_a_reader_that_has_seen_enough(lines, unbuffered, monkeypatch):
         assert process.wait(timeout=60) == 141
 
 
-def test_another_pipe_that_breaks():
+def test_another_pipe_that_breaks(alone):
     command = [sys.executable, "-c", OTHER_PIPE]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (1, "error: [Errno 32] Broken pipe\n")

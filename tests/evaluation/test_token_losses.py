@@ -1,12 +1,8 @@
 """Losses of single tokens against loops that know nothing of how windows are batched."""
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +14,13 @@ from data.text.shards import TokenStream
 from evaluation.token_losses import token_losses
 from evaluation.windows import Scoring, ScoringWindows
 from model import GPT, ModelConfig
+from tests.training_runs import call_on_two_processes
 from training.distributed import Processes, start_processes
 from training.evaluate import evaluate
 from training.numerics import autocast
 
 CPU = torch.device("cpu")
 ALONE = Processes(rank=0, local_rank=0, world_size=1, device=CPU)
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_model(vocab_size, **changes):
@@ -173,13 +169,8 @@ SHARED = Scoring(history=40, stride=9, first=60)
 
 @pytest.mark.distributed
 def test_two_processes_give_the_losses_of_one(model, stream, tmp_path):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        __file__, str(stream.path), str(tmp_path),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    ends = call_on_two_processes(tmp_path, one_of_two, stream.path, tmp_path)
+    assert [status for status, _ in ends] == [0, 0], ends
     alone = score(model, stream, SHARED)
     for rank in (0, 1):
         losses = np.load(tmp_path / f"rank_{rank}.npy")
@@ -194,8 +185,4 @@ def one_of_two(shards, out):
     with start_processes("cpu") as processes:
         assert processes.world_size == 2
         model = make_model(stream.manifest.tokenizer.vocab_size)
-        np.save(Path(out) / f"rank_{processes.rank}.npy", score(model, stream, SHARED, processes))
-
-
-if __name__ == "__main__":
-    one_of_two(*sys.argv[1:])
+        np.save(out / f"rank_{processes.rank}.npy", score(model, stream, SHARED, processes))

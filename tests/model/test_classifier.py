@@ -122,6 +122,15 @@ def test_mean_and_max_are_what_they_say() -> None:
         equal(pooled[i], torch.cat((kept.mean(0), kept.amax(0))))
 
 
+def test_a_maximum_gives_its_gradient_to_one_of_equals() -> None:
+    """To the one that was taken: who looks for it again may find two, or none, see the slow test of
+    compiled gradients."""
+    x = torch.ones(B, T, 64, dtype=torch.float64, requires_grad=True)
+    make(pooling="max")._pool(x, None).sum().backward()
+    assert x.grad is not None
+    assert set(x.grad.unique().tolist()) == {0, 1} and (x.grad.sum(1) == 1).all()
+
+
 def test_a_pair_is_encoded_apart() -> None:
     model, ids = make(documents=2), tokens(6)
     logits = model(ids)

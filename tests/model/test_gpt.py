@@ -314,13 +314,12 @@ def _checkpointed(forward: Any) -> Any:
     return run
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("positions", "dropout"), [("learned", 0.0), ("rotary", 0.1)])
 def test_compiles_without_a_graph_break(positions: str, dropout: float) -> None:
+    torch.compiler.reset()  # what other tests compiled counts towards a limit
     # the oracle reads its dropout seed on the host, which no graph can hold: sdpa stands in for it
-    model = make_model(
-        positions=positions, dropout=dropout, attention_dropout=dropout, attention="sdpa"
-    )
+    rates = {"dropout": dropout, "attention_dropout": dropout}
+    model = make_model(positions=positions, attention="sdpa", n_layer=1, **rates)
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
     tokens, targets = make_batch()
     torch.manual_seed(2)

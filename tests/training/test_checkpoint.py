@@ -1,15 +1,14 @@
-import os
+import multiprocessing
 import resource
-import signal
-import subprocess
-import sys
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from tests.training_runs import start_process
 from training.checkpoint import (
     Progress,
     checkpoint_folder,
@@ -206,22 +205,24 @@ def test_a_failed_save_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
 
 
-@pytest.fixture
-def limit_files():
+@contextmanager
+def limited_files(size):
     """Let no file of this process grow past so many bytes: torch meets a disk that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:  # before pytest writes its own report, into a file perhaps
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
     ("width", "cause"), [(4, OSError), (500, RuntimeError)], ids=["in Python", "in torch"]
 )
-def test_a_full_disk_is_a_sentence(tmp_path, limit_files, width, cause):
+def test_a_full_disk_is_a_sentence(tmp_path, width, cause):
     model = nn.Linear(width, width)
-    limit_files(100 * width)
     message = rf"^{tmp_path}/checkpoints/step_00000000 could not be written, .*disk may be full \("
-    with pytest.raises(OSError, match=message) as caught:
+    with limited_files(100 * width), pytest.raises(OSError, match=message) as caught:
         save_model(tmp_path, model, config={})
     assert isinstance(caught.value.__cause__, dcp.CheckpointException)
     assert type(caught.value.__cause__.failures[0][0]) is cause
@@ -260,38 +261,29 @@ def test_weights_alone_do_not_replace_a_checkpoint(tmp_path):
         save_model(tmp_path, model, config={})
 
 
-SAVE_FOREVER = """
-import sys
-from pathlib import Path
-from tests_of_saving import make, save
-model, optimizer = make(0)
-for step in range(int(sys.argv[2]), 10**6):
-    save(Path(sys.argv[1]), step, model, optimizer)
-    print(step, flush=True)
-"""
+def save_forever(run, first, steps):
+    model, optimizer = make(0)
+    for step in range(first, 10**6):
+        save(run, step, model, optimizer)
+        steps.send(step)
 
 
 def test_killed_while_saving(tmp_path):
     """Whenever the process dies, what is found can be loaded, and is no older than was reported."""
-    code = SAVE_FOREVER.replace("tests_of_saving", "test_checkpoint")
-    path = os.pathsep.join([str(os.path.dirname(__file__)), os.getcwd()])
     run = tmp_path / "run"
     reported = 0
     for delay in (0.0, 0.003, 0.011, 0.017):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, run, str(reported + 1)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        assert process.stdout is not None
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = start_process(save_forever, run, reported + 1, sender)
+        sender.close()  # the other process has the only one that is left
         for _ in range(3):
-            reported = int(process.stdout.readline())
+            reported = receiver.recv()
         time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        rest = process.stdout.read().split()
-        process.wait()
-        reported = int(rest[-1]) if rest else reported
+        process.kill()
+        process.join()
+        with suppress(EOFError):
+            while True:
+                reported = receiver.recv()
         found = latest_checkpoint(run)
         assert found is not None
         model, optimizer = make(1)

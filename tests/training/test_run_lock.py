@@ -1,13 +1,9 @@
 """A run's folder belongs to one training at a time."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from data.files import lock_folder
-from tests.training_runs import losses
+from tests.training_runs import losses, train_on_two_processes
 from training.metrics import read_metrics
 
 from train import record_step  # isort: skip
@@ -60,27 +56,17 @@ def test_a_refused_configuration_leaves_no_new_folder(run):
 @pytest.mark.distributed
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "no folder"])
 def test_two_processes_are_refused_together(run, taken):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        "--redirects=3", f"--log-dir={run.config.parent / 'logs'}", "train.py", str(run.config),
-    ]  # fmt: skip
-
-    def start():
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, timeout=120, env=environment)
-        assert done.returncode == 1
-        return [log.read_text() for log in (run.config.parent / "logs").rglob("stderr.log")]
-
     if taken:
         run.out_dir.mkdir()
         with lock_folder(run.out_dir, ""):
-            logs = start()
+            ends = train_on_two_processes(run)
         said = REFUSAL.format(run.out_dir)
         assert list(run.out_dir.iterdir()) == []
     else:
         run.out_dir.write_text("a file")
-        logs = start()
+        ends = train_on_two_processes(run)
         said = f"[Errno 17] File exists: '{run.out_dir}'"
-    # torchrun may end one before it could say so
-    assert any(f"error: {said}\n" in log for log in logs), logs
-    assert not any("Traceback" in log for log in logs), logs
+    for status, stderr in ends:
+        assert status == 1
+        assert f"error: {said}\n" in stderr
+        assert "Traceback" not in stderr
