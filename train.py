@@ -1,56 +1,127 @@
-"""Train a GPT.
+"""Train a GPT, or a classifier: the configuration's `task` says which.
 
     python train.py configs/quickstart.yaml                        one process: a GPU, or the CPU
     torchrun --standalone --nproc_per_node=8 train.py configs/gpt2_small_4k.yaml optim.lr=3e-4
+    python train.py configs/pathx/path64.yaml run.seed=7           a classifier
 
 The first argument is a configuration, the others replace single values of it. The run goes into
 run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it goes on from its newest
 checkpoint, with the same samples and the same losses as if it had never stopped; started while it
 still runs, the second refuses. run.init_from names another run to take the first weights from.
+
+A classifier also keeps best.safetensors, the weights that did best on the validation split, and
+scores them on the test split in the end. Before its labels it may learn the tokens of the same
+examples (objective=masked or causal); losses and accuracies are then those of predicted tokens:
+
+    python train.py configs/lra/image.yaml objective=masked run.out_dir=out/lra/image_masked
+    python train.py configs/lra/image.yaml run.init_from=out/lra/image_masked
 """
 
-import math
 import sys
+
+from configs.command_line import errors_as_sentences, help_if_asked
+from training.tasks import read_run
+
+if __name__ == "__main__":
+    # What follows loads PyTorch, which takes seconds; help and a misspelt key need not wait for it.
+    help_if_asked(__doc__)
+    with errors_as_sentences():
+        read_run(sys.argv[1:])
+
+import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from configs import RUN_CONFIG, TrainConfig, load_config, to_yaml
-from configs.command_line import errors_as_sentences, help_if_asked
+from configs.reader import to_yaml
 from data.files import write_atomically
-from data.sampler import first_sample
-from data.text.batches import Batch, TrainBatches, ValidationBatches
-from data.text.shards import TOKENIZER, TokenStream
-from data.text.tokenizer import load_tokenizer
-from model import GPT
-from model.extend import differences, rotary_changes, with_context_length
-from model.flops import mfu
-from training.checkpoint import (
-    Progress,
-    latest_checkpoint,
-    load_checkpoint,
-    read_weights,
-    save_checkpoint,
-)
+from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.classification.task import ClassificationTask
+from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
 from training.environment import note_start
-from training.evaluate import Evaluation, evaluate
-from training.metrics import RunLog
-from training.numerics import autocast, deterministic_algorithms
-from training.optim import learning_rate, make_optimizer, set_learning_rate
+from training.language.task import LanguageTask
+from training.metrics import Record, RunLog
+from training.numerics import deterministic_algorithms
+from training.optim import learning_rate, set_learning_rate
 from training.run_lock import only_run
 from training.stopwatch import Stopwatch
+from training.tasks import RunConfiguration
 
 
-def main(argv: Sequence[str]) -> Evaluation:
-    """Train as the command line says; returns the evaluation of the last step."""
-    config = load_config(argv)
+class Task(Protocol):
+    """What a run learns, from its data to a step; when to validate, save and stop is `train`'s.
+
+    All processes make one and call the same methods in the same order.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    must_match: dict[str, Any]
+    """Settings that a run shares with the checkpoint that it goes on from."""
+    n_shapes: int
+    """Shapes of batches that the model is given: code is compiled for each."""
+
+    def take_weights(self, run: Path) -> str:
+        """Begin with the weights of another run; returns what they are called."""
+        ...
+
+    def open(self, run: Path, first_step: int) -> None:
+        """Put what the task keeps beside the checkpoints into the folder, or read it there."""
+        ...
+
+    def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
+        """From now on evaluate with `fast` and train with `parallel`, two ways to run `model`."""
+        ...
+
+    def describe(self) -> str:
+        """What is about to run."""
+        ...
+
+    def samples(self, step: int) -> int:
+        """Samples of all steps before this one, over all processes."""
+        ...
+
+    def counts(self, step: int) -> dict[str, int]:
+        """How much was learned from before this step, as records have it: tokens, or examples."""
+        ...
+
+    def compiles_at(self, step: int) -> bool:
+        """Whether batches begin to have another shape with this step."""
+        ...
+
+    def step(self, step: int) -> int:
+        """Gradients, clipping and the optimizer; returns tokens or examples of all processes."""
+        ...
+
+    def losses(self) -> dict[str, float]:
+        """Means over the steps since the last call and over all processes: loss, grad_norm, ..."""
+        ...
+
+    def speed(self, losses: dict[str, float], per_s: float | None) -> Record:
+        """Losses and speed as a line, and what the speed amounts to."""
+        ...
+
+    def validate(self, step: int) -> Record:
+        """Evaluate the model as it is after `step` steps."""
+        ...
+
+    def finish(self, validated: Record) -> Record:
+        """After the last step: that validation, with what else the end of a run tells."""
+        ...
+
+
+TASKS = {"language": LanguageTask, "classification": ClassificationTask}
+
+
+def main(argv: Sequence[str]) -> dict[str, float]:
+    """Train as the command line says; returns the values of the last validation."""
+    config = read_run(argv)
     with (
         start_processes(config.run.device) as processes,
         deterministic_algorithms(config.run.deterministic),
@@ -59,7 +130,7 @@ def main(argv: Sequence[str]) -> Evaluation:
         return train(config, processes)
 
 
-def train(config: TrainConfig, processes: Processes) -> Evaluation:
+def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
     """One run, from its first or its last saved step to optim.max_steps.
 
     Raises:
@@ -67,41 +138,15 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         FloatingPointError: the loss is no longer finite.
     """
     run_dir = Path(config.run.out_dir)
-    device = processes.device
-    optim = config.optim
-    grad_accum_steps = config.grad_accum_steps(processes.world_size)
+    device, optim = processes.device, config.optim
 
-    # data
-    stream = TokenStream(config.data.path, "train")
-    check_vocabulary(config, stream)
-    train_batches = TrainBatches(
-        stream,
-        config.model.context_length,
-        seed=config.run.seed,
-        document_mask=config.data.document_mask,
-        consecutive_windows=config.data.consecutive_windows,
-    )
-    validation = ValidationBatches(
-        TokenStream(config.data.path, "val"),
-        config.model.context_length,
-        optim.micro_batch_size,
-        rank=processes.rank,
-        world_size=processes.world_size,
-        document_mask=config.data.document_mask,
-    )
-
-    # model and optimizer; the same weights on every process, then dropout of its own
+    # the same weights on every process, then dropout of its own
     torch.manual_seed(config.run.seed)
     torch.set_float32_matmul_precision("high")
-    model = GPT(config.model).to(device)
-    optimizer = make_optimizer(model, optim)
+    task: Task = TASKS[config.task](config, processes)
     torch.manual_seed(config.run.seed + 1 + processes.rank)
 
-    # resume, or start with the weights of another run
-    progress = Progress()
-    source: Path | None = None
-    origin: str | None = None
-    must_match = what_must_match(config, stream)
+    progress, source, origin = Progress(), None, None
     checkpoint = processes.agree(latest_checkpoint(run_dir))
     if checkpoint is not None:
         if config.run.resume == "never":
@@ -109,32 +154,18 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
                 f"run.out_dir={run_dir} already has {checkpoint.name} and run.resume=never: choose "
                 "another folder, or run.resume=auto to go on from it"
             )
-        progress = load_checkpoint(checkpoint, model, optimizer, must_match, processes)
+        progress = load_checkpoint(
+            checkpoint, task.model, task.optimizer, task.must_match, processes
+        )
     elif config.run.init_from is not None:
         source = Path(config.run.init_from)
-        origin = load_first_weights(source, model, stream, processes)
+        origin = task.take_weights(source)
+    task.open(run_dir, progress.step)
     if processes.is_main:
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
-        # a run outlives its data: who samples from it needs the tokenizer
-        write_atomically(run_dir / TOKENIZER, (stream.path / TOKENIZER).read_bytes())
         if progress.step < optim.max_steps:
             note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
-
-    # what runs the model: fused by torch.compile, its gradients averaged over the processes
-    fast_model: nn.Module = model
-    if config.run.compile:
-        # fullgraph: a graph break would be slow, and nobody would see it
-        fast_model = torch.compile(model, fullgraph=True)  # pyright: ignore
-    parallel: nn.Module = fast_model
-    if processes.world_size > 1:
-        parallel = DistributedDataParallel(
-            fast_model,
-            device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,  # tables of constants, the same everywhere
-        )
-
-    def activations() -> AbstractContextManager:
-        return autocast(config.run.dtype, device)
+    task.attach(*ways_to_run(task, config, processes))
 
     with RunLog(
         run_dir,
@@ -145,7 +176,7 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         wandb_project=config.run.wandb_project,
         config=asdict(config),
     ) as log:
-        log.say(describe(config, processes, model, stream, grad_accum_steps))
+        log.say(task.describe())
         if progress.step >= optim.max_steps:
             log.say(f"finished before, see {checkpoint}: evaluating once more")
         elif progress.step:
@@ -153,240 +184,92 @@ def train(config: TrainConfig, processes: Processes) -> Evaluation:
         elif origin is not None:
             log.say(f"starting with the weights of {origin}")
 
-        result: Evaluation | None = None
         step = progress.step
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
-        loss_sum = torch.zeros((), device=device)
-        loss_steps = 0
+        validated: Record | None = None
         while True:
-            # evaluate and save, on all processes, between two steps
+            # validate and save, on all processes, between two steps
             last = step >= optim.max_steps
             if last or (step % config.run.eval_every == 0 and step > progress.step):
                 with watch.paused():
-                    result = evaluate(fast_model, validation, processes, activations)
-                    log.record(
-                        f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
-                        f"({result.tokens:,} tokens)",
-                        step=step,
-                        tokens=step * optim.batch_tokens,
-                        val_loss=result.loss,
-                        val_perplexity=result.perplexity,
-                        val_tokens=result.tokens,
-                        gpu_hours=watch.gpu_hours,
-                    )
+                    validated = task.validate(step)
+                if not last:
+                    record(log, task, step, validated, gpu_hours=watch.gpu_hours)
             if step > progress.step and (last or step % config.run.save_every == 0):
                 with watch.paused():
                     save_checkpoint(
                         run_dir,
                         Progress(
                             step=step,
-                            samples=step * optim.batch_tokens // config.model.context_length,
-                            tokens=step * optim.batch_tokens,
+                            samples=task.samples(step),
+                            tokens=task.samples(step) * config.model.context_length,
                             gpu_hours=watch.gpu_hours,
                         ),
-                        model,
-                        optimizer,
-                        must_match,
+                        task.model,
+                        task.optimizer,
+                        task.must_match,
                         processes,
                         config=asdict(config),
                         keep_last=config.run.keep_last,
                     )
             if last:
-                assert result is not None
-                return result
+                assert validated is not None
+                result = task.finish(validated)
+                record(log, task, step, result, gpu_hours=watch.gpu_hours)
+                return result.values
 
-            # one step: gradients of all micro-batches add up, and are exchanged with the last
+            # one step; code that is compiled in it is not training
+            if task.compiles_at(step):
+                watch.expect_compilation()
             lr = learning_rate(step, optim)
-            set_learning_rate(optimizer, lr)
-            for micro_step in range(grad_accum_steps):
-                first = first_sample(
-                    step=step,
-                    micro_step=micro_step,
-                    rank=processes.rank,
-                    grad_accum_steps=grad_accum_steps,
-                    world_size=processes.world_size,
-                    micro_batch_size=optim.micro_batch_size,
-                )
-                batch = train_batches.batch(first, optim.micro_batch_size)
-                batch = to_device(batch, device)
-                if isinstance(parallel, DistributedDataParallel):
-                    parallel.require_backward_grad_sync = micro_step == grad_accum_steps - 1
-                with activations():
-                    loss = parallel(batch.tokens, batch.targets, doc_start=batch.doc_start)
-                (loss / grad_accum_steps).backward()
-                loss_sum += loss.detach() / grad_accum_steps
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip or math.inf)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            set_learning_rate(task.optimizer, lr)
+            watch.count(task.step(step))
             step += 1
-            loss_steps += 1
-            watch.count(optim.batch_tokens)
 
             # reading the loss is the only time that the host waits for the GPU
             if step % config.run.log_every == 0 or step == optim.max_steps:
-                mean_loss = processes.sum(loss_sum).item() / (processes.world_size * loss_steps)
-                norm = grad_norm.item()
-                if not (math.isfinite(mean_loss) and math.isfinite(norm)):
+                losses = task.losses()
+                loss, grad_norm = losses["loss"], losses["grad_norm"]
+                if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                     raise FloatingPointError(
-                        f"the training loss is {mean_loss} and the norm of its gradient {norm} "
-                        f"at step {step}: lower optim.lr or "
-                        f"raise optim.warmup_steps; checkpoints in {run_dir} are from before"
+                        f"the training loss is {loss} and the norm of its gradient {grad_norm} "
+                        f"at step {step}: lower optim.lr or raise optim.warmup_steps; checkpoints "
+                        f"in {run_dir} are from before"
                     )
                 with watch.paused():
-                    record_step(log, config, processes, step, mean_loss, lr, norm, watch)
-                loss_sum.zero_()
-                loss_steps = 0
+                    spent = task.speed(losses, watch.tokens_per_s())
+                    record(log, task, step, spent, lr=lr, **losses, gpu_hours=watch.gpu_hours)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """A batch on `device`, copied while the GPU still works on what came before."""
-
-    def copy(part: Tensor) -> Tensor:
-        return part.pin_memory().to(device, non_blocking=True)
-
-    if device.type == "cpu":
-        return batch
-    doc_start = None if batch.doc_start is None else copy(batch.doc_start)
-    return Batch(copy(batch.tokens), copy(batch.targets), doc_start)
-
-
-def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
-    """Refuse data made with another tokenizer than the model is for, or than lies beside them.
-
-    The model of another run may know more ids than its tokenizer: `load_first_weights` compares
-    the tokenizers themselves.
-    """
-    tokenizer = stream.manifest.tokenizer
-    known = config.model.vocab_size
-    fresh = config.run.init_from is None
-    if tokenizer.vocab_size > known or (fresh and tokenizer.vocab_size != known):
-        raise ValueError(
-            f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
-            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: "
-            f"prepare the data with the model's tokenizer, or set model.vocab_size="
-            f"{tokenizer.vocab_size}; only run.init_from may bring a model of more ids"
+def ways_to_run(
+    task: Task, config: RunConfiguration, processes: Processes
+) -> tuple[nn.Module, nn.Module]:
+    """The model fused by torch.compile; and that with its gradients averaged over processes."""
+    fast: nn.Module = task.model
+    if config.run.compile:
+        # torch takes more than a few shapes for a mistake
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, task.n_shapes)
+        fast = torch.compile(  # pyright: ignore
+            task.model,
+            fullgraph=True,  # a graph break would be slow, and nobody would see it
+            dynamic=False,  # code for any shape is slower
         )
-    beside = stream.path / TOKENIZER
-    if load_tokenizer(str(beside)).sha256 != tokenizer.sha256:
-        raise ValueError(f"{beside} was replaced: prepare data.path={config.data.path} again")
-
-
-def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:
-    """Give `model` the weights of the newest checkpoint of another run.
-
-    Returns:
-        The checkpoint, and how rotary positions are turned otherwise there.
-
-    Raises:
-        ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
-    """
-    checkpoint = processes.agree(latest_checkpoint(folder))
-    if checkpoint is None:
-        raise FileNotFoundError(
-            f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
-            "checkpoints/, or leave it out to start with random weights"
-        )
-    config = load_config([str(folder / RUN_CONFIG)]).model
-    differing = differences(config, model.config)
-    there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
-    if there != here:
-        differing.append(f"the tokenizer has sha256 {there} there and {here} here")
-    if differing:
-        raise ValueError(
-            f"run.init_from={folder} is a run of another model: {'; '.join(differing)}. "
-            "Use the values there, or start with other weights"
-        )
-    weights = read_weights(checkpoint)
-    model.load_state_dict(with_context_length(weights, model.config.context_length))
-    return "; ".join([str(checkpoint), *rotary_changes(config, model.config)])
-
-
-def what_must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
-    """What a run must share with the checkpoint that it goes on from."""
-    # How attention is computed changes rounding only, and dropout is no part of the weights.
-    free = {"attention", "dropout", "attention_dropout"}
-    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
-    return shape | {
-        "data.document_mask": config.data.document_mask,
-        "data.consecutive_windows": config.data.consecutive_windows,
-        "optim.batch_tokens": config.optim.batch_tokens,
-        "run.seed": config.run.seed,
-        # It is not read again, but config.yaml must not come to tell of another origin. Both
-        # folders may have been moved since.
-        "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
-        "tokenizer": stream.manifest.tokenizer.sha256,
-        "training tokens": len(stream),
-    }
-
-
-def describe(
-    config: TrainConfig,
-    processes: Processes,
-    model: GPT,
-    stream: TokenStream,
-    grad_accum_steps: int,
-) -> str:
-    """What is about to run, with the arithmetic of a batch."""
-    if processes.device.type == "cuda":
-        device = torch.cuda.get_device_name(processes.device)
-    else:
-        device = f"CPU, {torch.get_num_threads()} threads"
-    epochs = config.optim.max_steps * config.optim.batch_tokens / len(stream)
-    return (
-        f"{model.n_params() / 1e6:.1f}M parameters, context {config.model.context_length:,}, "
-        f"attention {config.model.attention} on {processes.world_size} x {device}\n"
-        f"a step: {grad_accum_steps} micro-batches x {processes.world_size} processes x "
-        f"{config.optim.micro_batch_size} sequences x {config.model.context_length:,} tokens "
-        f"= {config.optim.batch_tokens:,} tokens\n"
-        f"{config.optim.max_steps:,} steps over {len(stream):,} tokens: {epochs:.2f} epochs\n"
-        f"everything goes into {config.run.out_dir}"
+    if processes.world_size == 1:
+        return fast, fast
+    parallel = DistributedDataParallel(
+        fast,
+        device_ids=[processes.device] if processes.device.type == "cuda" else None,
+        broadcast_buffers=False,  # tables of constants, the same everywhere
     )
+    return fast, parallel
 
 
-def record_step(
-    log: RunLog,
-    config: TrainConfig,
-    processes: Processes,
-    step: int,
-    loss: float,
-    lr: float,
-    grad_norm: float,
-    watch: Stopwatch,
-) -> None:
-    """Log one training record: loss in nats, speed of the whole run, memory of this GPU."""
-    utilisation, memory_gib = None, None
-    tokens_per_s = watch.tokens_per_s()
-    text = f"loss {loss:.4f}"
-    if tokens_per_s is None:
-        text += "  (the first step compiles: not timed)"
-    else:
-        text += f"  {tokens_per_s:,.0f} tokens/s"
-    if processes.device.type == "cuda":
-        memory_gib = torch.cuda.max_memory_allocated(processes.device) / 2**30
-        if tokens_per_s is not None:
-            name = torch.cuda.get_device_name(processes.device)
-            utilisation = mfu(tokens_per_s / processes.world_size, config.model, name)
-            if utilisation is None:
-                text += "  unknown GPU: MFU not reported"
-            else:
-                text += f"  MFU {utilisation.causal:.1%} causal, {utilisation.full:.1%} full"
-        text += f"  {memory_gib:.1f} GiB"
-    log.record(
-        text,
-        step=step,
-        tokens=step * config.optim.batch_tokens,
-        loss=loss,
-        lr=lr,
-        grad_norm=grad_norm,
-        tokens_per_s=tokens_per_s,
-        gpu_hours=watch.gpu_hours,
-        mfu_causal=utilisation.causal if utilisation else None,
-        mfu_full=utilisation.full if utilisation else None,
-        memory_gib=memory_gib,
-    )
+def record(log: RunLog, task: Task, step: int, what: Record, **values: float) -> None:
+    """One line of metrics.jsonl, and one on the console."""
+    log.record(what.text, step=step, **task.counts(step), **values, **what.values)
 
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)
     with errors_as_sentences():
         main(sys.argv[1:])

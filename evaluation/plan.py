@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from configs import TrainConfig
 from evaluation.sums import LEAST_SEEN
 from evaluation.windows import Scoring
+from training.language.config import TrainConfig
 
 SLIDING = ("strided", "cross", "control")
 MODES = ("chunk", *SLIDING)

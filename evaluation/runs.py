@@ -8,13 +8,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from configs import RUN_CONFIG, ClassifyConfig, TrainConfig, load_config
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT
 from model.flops import count_params
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
+from training.classification.config import ClassifyConfig
+from training.config import RUN_CONFIG
 from training.environment import read_starts, what_runs_took
+from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics
 
 WHERE = ("run.out_dir", "run.init_from")  # folders may be moved

@@ -23,10 +23,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from configs import TrainConfig, from_yaml, to_yaml
+from configs.reader import from_yaml, to_yaml
 from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.windows import Scoring
+from training.language.config import TrainConfig
 
 LEAST_SEEN = Fraction(7, 8)
 """Of its history, for a token to count where windows slide. Windows that all slide by half of a
@@ -242,7 +243,7 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
                 )
             }
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
-            config = from_yaml(facts["config"])
+            config = from_yaml(TrainConfig, facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
     except DAMAGED as error:
         raise ValueError(

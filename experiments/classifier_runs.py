@@ -1,11 +1,13 @@
-"""Runs of scripts.train_classifier that other scripts start and read."""
+"""Runs of train.py that other scripts start and read."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from configs import RUN_CONFIG, ClassifyConfig, read_config
+from configs.reader import read_config
 from evaluation.runs import HOW, check_settings
+from training.classification.config import ClassifyConfig
+from training.config import RUN_CONFIG
 from training.metrics import read_metrics
 
 
@@ -15,7 +17,7 @@ class ClassifierRun:
 
     folder: Path
     arguments: tuple[str, ...]
-    """Of scripts.train_classifier."""
+    """Of train.py."""
 
     @cached_property
     def config(self) -> ClassifyConfig:

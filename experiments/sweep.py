@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]
     )
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="key=value",
-        help="for all runs, as for scripts.train_classifier",
+        help="for all runs, as for train.py",
     )  # fmt: skip
     parser.add_argument(
         "--results", type=Path, default=Path("docs/results"), help="folder of the report"

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import torch
 
-from configs import RUN_CONFIG, RunConfig, TrainConfig, to_yaml
 from configs.command_line import errors_as_sentences
+from configs.reader import to_yaml
 from data.files import write_atomically
 from data.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
-from data.text.batches import DataConfig
+from data.text.config import DataConfig
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model import GPT, ModelConfig
 from model.hf import config_from_hf, state_from_hf
 from training.checkpoint import CHECKPOINTS, UNFINISHED, save_model
-from training.optim import OptimConfig
+from training.config import RUN_CONFIG, RunConfig
+from training.language.config import OptimConfig, TrainConfig
 
 DATA = "out/data/openwebtext"
 

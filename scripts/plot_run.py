@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs import RUN_CONFIG, load_config
 from configs.command_line import errors_as_sentences
 from evaluation.results import COST
 from evaluation.runs import what_came_before
+from training.config import RUN_CONFIG
+from training.language.config import load_config
 from training.metrics import METRICS, read_metrics
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs import load_config
 from configs.command_line import errors_as_sentences, help_if_asked
 from scripts import plot_run, prepare_text
 from scripts.sample import sample
 from train import main as train
+from training.language.config import load_config
 
 CONFIG = "configs/quickstart.yaml"
 PROMPT = "class Counter:\n    def __init__(self"
@@ -36,7 +36,10 @@ def main(argv: Sequence[str]) -> None:
 
     print("\n3. Its perplexity\n")
     plot_run.main([str(run)])
-    print(f"perplexity {result.perplexity:.2f} on {result.tokens:,} tokens that it never saw")
+    print(
+        f"perplexity {result['val_perplexity']:.2f} on {result['val_tokens']:,} tokens "
+        "that it never saw"
+    )
 
     print("\n4. What it writes\n")
     sample(run, [PROMPT], 120, temperature=0.7, top_k=50, seed=0)

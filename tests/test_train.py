@@ -7,29 +7,25 @@ import runpy
 import shutil
 import sys
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from configs import ConfigError, load_config
 from configs.command_line import errors_as_sentences
+from configs.reader import ConfigError
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
 from training.checkpoint import latest_checkpoint, read_progress
-from training.distributed import Processes
 from training.metrics import read_metrics
-
-from train import record_step  # isort: skip
 
 
 def test_learns_and_evaluates_the_whole_validation_set(run, corpus):
     result = run("optim.max_steps=40", "run.eval_every=20")
     manifest = json.loads((corpus / "manifest.json").read_text())
-    assert result.tokens == manifest["splits"]["val"]["tokens"] - 1
-    assert result.loss < losses(run.out_dir)[1] - 1.5
+    assert result["val_tokens"] == manifest["splits"]["val"]["tokens"] - 1
+    assert result["val_loss"] < losses(run.out_dir)[1] - 1.5
     evaluations = [r for r in read_metrics(run.out_dir) if "val_loss" in r]
     assert [r["step"] for r in evaluations] == [20, 40]
-    assert evaluations[-1]["val_loss"] == result.loss
+    assert evaluations[-1]["val_loss"] == result["val_loss"]
 
 
 GPU = ["run.device=cuda", "run.compile=true", "run.dtype=bfloat16", "model.attention_dropout=0.1"]
@@ -42,7 +38,7 @@ def test_stopping_and_going_on_changes_no_loss(run, tmp_path, options):
     whole = run(*options, f"run.out_dir={tmp_path / 'whole'}")
     # the schedule is the whole run's: only the process ends early
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record_step", stop_after(5))
+        patch.setattr("train.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             run(*options)
     assert latest_checkpoint(run.out_dir).name == "step_00000004"
@@ -74,8 +70,8 @@ def test_documents_masked_or_not_and_a_butterfly(run, tmp_path):
         ("both", [*butterfly, "data.document_mask=true"]),
     ):
         results[name] = run(*options, f"run.out_dir={tmp_path / name}")
-    assert len({result.loss for result in results.values()}) == 4
-    assert len({result.tokens for result in results.values()}) == 1
+    assert len({result["val_loss"] for result in results.values()}) == 4
+    assert len({result["val_tokens"] for result in results.values()}) == 1
 
 
 def test_finished_run_is_evaluated_again_and_recorded_once(run):
@@ -100,7 +96,7 @@ def test_gpu_hours_count_each_step_once_and_survive_a_resume(run, slow_clock):
     # stretches of steps, an hour each: 1 to 4 (the first step untimed), 5 and 6, 7 and 8
     options = ("run.log_every=4", "run.eval_every=6")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record_step", stop_after(4))
+        patch.setattr("train.record", stop_after(4))
         with pytest.raises(KeyboardInterrupt):
             run(*options)
     assert read_progress(latest_checkpoint(run.out_dir))[0].gpu_hours == pytest.approx(4 / 3)
@@ -138,8 +134,8 @@ def test_two_processes_give_the_losses_of_one(run, tmp_path, options):
     for step, loss in losses(one).items():
         torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)
     evaluation = [r for r in read_metrics(two) if "val_loss" in r][-1]
-    torch.testing.assert_close(evaluation["val_loss"], result.loss, rtol=1e-4, atol=1e-5)
-    assert evaluation["val_tokens"] == result.tokens
+    torch.testing.assert_close(evaluation["val_loss"], result["val_loss"], rtol=1e-4, atol=1e-5)
+    assert evaluation["val_tokens"] == result["val_tokens"]
     # each waits for the other, so two processes spend twice the time of their speed, and no less
     spent = [r for r in read_metrics(two) if "loss" in r][1:]
     seconds = sum(256 / r["tokens_per_s"] for r in spent)
@@ -251,16 +247,3 @@ def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):
     # Python prints a text to stderr and exits with 1; nothing else was said before
     assert re.fullmatch(r"error: optim.momentum: .*", end.value.code)
     assert capfd.readouterr() == ("", "")
-
-
-def test_unknown_gpu_has_no_mfu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of next year")
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
-    device = torch.device("cuda")
-    processes = Processes(rank=0, local_rank=0, world_size=1, device=device)
-    config, log = load_config(["configs/quickstart.yaml"]), Mock()
-    watch = Mock(gpu_hours=0.5, **{"tokens_per_s.return_value": 5000.0})
-    record_step(log, config, processes, 1, 4.0, 1e-3, 1.0, watch)
-    text, values = log.record.call_args.args[0], log.record.call_args.kwargs
-    assert text == "loss 4.0000  5,000 tokens/s  unknown GPU: MFU not reported  3.0 GiB"
-    assert (values["mfu_causal"], values["gpu_hours"]) == (None, 0.5)

@@ -15,7 +15,7 @@ def test_documents_are_masked_in_training_and_in_validation(run, tmp_path):
     first, validation = {}, {}
     for name, options in (("packed", []), ("masked", ["data.document_mask=true"])):
         out = tmp_path / name
-        validation[name] = run(*ONE_STEP, *options, f"run.out_dir={out}").loss
+        validation[name] = run(*ONE_STEP, *options, f"run.out_dir={out}")["val_loss"]
         first[name] = losses(out)[1]
     assert first["packed"] != first["masked"]
     assert validation["packed"] != validation["masked"]

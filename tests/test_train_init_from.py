@@ -40,9 +40,9 @@ def test_starts_with_the_weights_of_another_run(run, source, capsys):
     capsys.readouterr()
     # another seed: neither weights nor order of the data are those of the source by chance
     result = run(source.init, "run.seed=7", *STAND_STILL)
-    assert result.loss == pytest.approx(source.result.loss, rel=1e-5)
-    assert losses(run.out_dir)[1] == pytest.approx(source.result.loss, abs=0.3)
-    assert source.result.loss < math.log(300) - 1.5
+    assert result["val_loss"] == pytest.approx(source.result["val_loss"], rel=1e-5)
+    assert losses(run.out_dir)[1] == pytest.approx(source.result["val_loss"], abs=0.3)
+    assert source.result["val_loss"] < math.log(300) - 1.5
     checkpoint = latest_checkpoint(source.folder)
     assert f"starting with the weights of {checkpoint}\n" in capsys.readouterr().out
     progress = read_progress(latest_checkpoint(run.out_dir))[0]
@@ -51,8 +51,8 @@ def test_starts_with_the_weights_of_another_run(run, source, capsys):
 
 def test_learned_positions_reach_over_a_longer_context(run, source):
     result = run(source.init, "model.context_length=64", *STAND_STILL)
-    assert result.tokens == source.result.tokens
-    assert result.loss < math.log(300) - 1
+    assert result["val_tokens"] == source.result["val_tokens"]
+    assert result["val_loss"] < math.log(300) - 1
     old, new = (
         read_weights(latest_checkpoint(folder))["pos_emb.weight"]
         for folder in (source.folder, run.out_dir)
@@ -69,14 +69,14 @@ def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
     longer = ("model.positions=rotary", "model.context_length=64", *STAND_STILL)
     for name, option in (("scaled", "model.rope_scaling=2"), ("base", "model.rope_base=40000")):
         result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
-        assert result.tokens == there.tokens
-        assert result.loss < math.log(300) - 1
+        assert result["val_tokens"] == there["val_tokens"]
+        assert result["val_loss"] < math.log(300) - 1
     scaled, base = re.findall("starting with the weights of .*", capsys.readouterr().out)
     assert scaled.endswith("; model.rope_scaling is 1.0 there and 2.0 here")
     assert base.endswith("; model.rope_base is 10000.0 there and 40000.0 here")
     # the other context alone: no position is turned otherwise than it was
     result = run(init, *longer)
-    assert result.loss == pytest.approx(there.loss, abs=0.3)
+    assert result["val_loss"] == pytest.approx(there["val_loss"], abs=0.3)
     with pytest.raises(ValueError, match="model.positions is 'rotary' there and 'learned' here"):
         run(init, f"run.out_dir={tmp_path / 'learned'}")
     # from the scaled run over the same context, whose scaling is easily forgotten
@@ -87,13 +87,13 @@ def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
 def test_a_shorter_context_starts_with_the_positions_it_has(run, source):
     result = run(source.init, "model.context_length=16", *STAND_STILL)
     # the same weights at the same positions, each token with less before it
-    assert result.loss == pytest.approx(source.result.loss, abs=0.3)
+    assert result["val_loss"] == pytest.approx(source.result["val_loss"], abs=0.3)
 
 
 def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
     whole = run(source.init, f"run.out_dir={tmp_path / 'whole'}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record_step", stop_after(5))
+        patch.setattr("train.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             run(source.init)
     # where the source was then does not matter, nor whether it is still there
@@ -114,7 +114,7 @@ def test_starts_with_weights_that_have_no_optimizer(run, source):
             file.unlink()
     dcp.save({"model": weights}, checkpoint_id=checkpoint, no_dist=True)
     result = run(source.init, *STAND_STILL)
-    assert result.loss == pytest.approx(source.result.loss, rel=1e-5)
+    assert result["val_loss"] == pytest.approx(source.result["val_loss"], rel=1e-5)
 
 
 @pytest.mark.distributed

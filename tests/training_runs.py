@@ -11,7 +11,7 @@ import torch
 from configs.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
-from train import main, record_step  # isort: skip
+import train  # isort: skip
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["train"])
@@ -22,12 +22,15 @@ def losses(folder):
 
 
 def stop_after(last_step):
-    def record(log, config, processes, step, *rest):
-        if step > last_step:
-            raise KeyboardInterrupt
-        record_step(log, config, processes, step, *rest)
+    """In place of train.record: end the process, as Ctrl-C does, after the first later step."""
+    record = train.record
 
-    return record
+    def stop(log, task, step, what, **values):
+        if step > last_step and "lr" in values:  # a step, not a validation
+            raise KeyboardInterrupt
+        record(log, task, step, what, **values)
+
+    return stop
 
 
 def start_process(function, *arguments):
@@ -73,7 +76,7 @@ def train_on_two_processes(run, *overrides):
 
 def _train(argv):
     with errors_as_sentences():
-        main(argv)
+        train.main(argv)
 
 
 def in_two_processes(run, *overrides):

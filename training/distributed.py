@@ -27,6 +27,20 @@ class Processes:
         """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
+    def __str__(self) -> str:
+        """How many there are, and on what: "8 x NVIDIA H100 80GB HBM3"."""
+        if self.device.type == "cuda":
+            device = torch.cuda.get_device_name(self.device)
+        else:
+            device = f"CPU, {torch.get_num_threads()} threads"
+        return f"{self.world_size} x {device}"
+
+    def memory_gib(self) -> float | None:
+        """Most memory that this GPU's tensors took so far, GiB; None on a CPU."""
+        if self.device.type == "cpu":
+            return None
+        return torch.cuda.max_memory_allocated(self.device) / 2**30
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all processes; in place, and a no-op for one process."""
         if self.world_size > 1:

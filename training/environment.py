@@ -60,7 +60,8 @@ def what_runs_took(run: Path) -> dict[str, Any] | None:
         return last
     if before[0] is None:
         return None
-    return last | {name: last[name] + before[0][name] for name in ("tokens", "gpu_hours")}
+    names = [name for name in ("tokens", "gpu_hours") if name in last]
+    return last | {name: last[name] + before[0][name] for name in names}
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:

@@ -5,16 +5,25 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from data.files import write_atomically
+from training.config import WandbMode
 
 METRICS = "metrics.jsonl"
 WANDB_ID = "wandb_id"
-WandbMode = Literal["disabled", "offline", "online"]
+
+
+class Record(NamedTuple):
+    """What a step or an evaluation told."""
+
+    text: str
+    """As a line of the console."""
+    values: dict[str, Any]
+    """As metrics.jsonl keeps it: numbers, None where one is not known."""
 
 
 class RunLog:
@@ -112,9 +121,11 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
-    """Those of its records that have a validation loss: step, tokens, gpu_hours, val_loss."""
+    """Those of its records that have a validation loss; `tokens` where it counts tokens."""
     names = ("step", "tokens", "gpu_hours", "val_loss")
-    return [{name: r[name] for name in names} for r in read_metrics(run) if "val_loss" in r]
+    return [
+        {name: r[name] for name in names if name in r} for r in read_metrics(run) if "val_loss" in r
+    ]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

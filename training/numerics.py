@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
 
 import torch
 
-Dtype = Literal["bfloat16", "float32"]
+from training.config import Dtype
 
 
 def autocast(dtype: Dtype, device: torch.device) -> AbstractContextManager:

@@ -1,7 +1,6 @@
 """Batches for language modelling from prepared token shards."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,26 +11,6 @@ from data.text.shards import TokenStream
 
 IGNORE = -100
 """Target of a padded position: `cross_entropy`'s default for positions without a loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What a language model is trained on."""
-
-    path: str
-    """Folder of token shards, as `python -m scripts.prepare_text` writes it."""
-    document_mask: bool = False
-    """Whether attention ends at the beginning of a document. Sequences are cut from one stream, so
-    that most hold the ends and beginnings of several documents (packing)."""
-    consecutive_windows: int = 1
-    """Samples in a row that follow each other in the text. With 4, a context of 1K is trained on
-    the tokens of a context of 4K, in their order, so that two such runs differ in nothing else."""
-
-    def __post_init__(self) -> None:
-        if self.consecutive_windows < 1:
-            raise ValueError(
-                f"data.consecutive_windows={self.consecutive_windows} must be at least 1."
-            )
 
 
 class Batch(NamedTuple):

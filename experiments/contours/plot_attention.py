@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of scripts.train_classifier")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of train.py")
     parser.add_argument("--image", type=int, default=0, metavar="N", help="of the test split")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
     parser.add_argument(

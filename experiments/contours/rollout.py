@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs import ClassifyConfig
 from data.lra.batches import PixelExamples
 from data.lra.store import DisplayLists, open_split
 from data.pathfinder import Pathfinder
@@ -22,7 +21,8 @@ from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.positions import apply_rotary
-from training.classification import read_best
+from training.classification.config import ClassifyConfig
+from training.classification.scoring import read_best
 
 _ROWS = 512
 _MOST_MASKED = 8192  # tokens whose mask is held element by element
@@ -101,7 +101,7 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     """Send one test image through the best weights of a run.
 
     Args:
-        run: folder of scripts.train_classifier.
+        run: folder of train.py.
         number: of the image in the test split.
         folder: of the prepared task; None is the run's data.path.
 

@@ -26,7 +26,7 @@ from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import read_endpoints, read_predictions
 from experiments.contours.matching import Tolerance, match
 from experiments.contours.yardsticks import PREDICTIONS
-from scripts.train_classifier import TEST_LOGITS
+from training.classification.scoring import TEST_LOGITS
 from training.metrics import read_metrics
 
 CONTROL = "held_out"
@@ -39,7 +39,7 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
     """What a run does on its test split, on matched pairs and by how much geometry tells.
 
     Args:
-        run: folder of scripts.train_classifier, finished.
+        run: folder of train.py, finished.
         data: folder of the prepared tasks.
         predictions: that experiments.contours.yardsticks kept.
         tolerance: of the pairs.

@@ -6,7 +6,7 @@
     python -m experiments.lra --report-only
 
 Trains every task of --tasks with every attention of --attentions and every seed, --jobs-per-gpu at
-a time on each GPU of this machine (scripts.train_classifier, configs/lra/TASK.yaml), and reports
+a time on each GPU of this machine (train.py, configs/lra/TASK.yaml), and reports
 on all finished runs in --out: accuracy with intervals beside the paper's, and speed-ups where
 speed.py measured them. Stopped, the same command goes on. Retrieval is left out where its
 texts are not prepared; the in-house task of pairs is trained where it is asked for. The images that
@@ -49,7 +49,7 @@ def task_of(job: Job, jobs_per_gpu: int, waiting: Collection[str]) -> Task:
 
     def commands(n_gpu: int) -> list[list[str]]:
         note_sharing(job.folder, jobs_per_gpu)
-        return [python_command(n_gpu, "-m", "scripts.train_classifier", *job.arguments)]
+        return [python_command(n_gpu, "train.py", *job.arguments)]
 
     return Task(
         name=job.folder.name,

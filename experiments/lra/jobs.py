@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs import ClassifyConfig, read_config
+from configs.reader import read_config
 from data.lra.store import MANIFEST
 from experiments.classifier_runs import ClassifierRun
+from training.classification.config import ClassifyConfig
 
 CONFIGS = Path("configs/lra")
 
@@ -115,7 +116,7 @@ def overrides_of(attention: str, context_length: int) -> tuple[str, ...]:
 def arguments_of(
     task: str, attention: str, data: Path, *, recipe: str = "paper", overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The arguments of scripts.train_classifier for a task with an attention.
+    """The arguments of train.py for a task with an attention.
 
     Args:
         task: of TASKS.

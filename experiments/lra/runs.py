@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import RUN_CONFIG, ClassifyConfig
 from data.files import write_atomically
 from evaluation.results import add_runs, read_result
 from evaluation.runs import HOW, check_settings
 from experiments.classifier_runs import is_finished, read_run_config
 from experiments.lra.jobs import ATTENTIONS, TASKS, RunName, config_path, parse_name
 from model.classifier import Classifier
+from training.classification.config import ClassifyConfig
+from training.config import RUN_CONFIG
 from training.environment import read_starts
 from training.metrics import read_metrics
 

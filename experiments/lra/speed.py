@@ -4,7 +4,7 @@
 
 For each task, with its data and its configuration, times whole training steps with standard
 attention, ours, and ours under a butterfly: batch, forward and backward pass, clipping, optimizer,
-as scripts.train_classifier does them. All three run in this process and take turns; once as CUDA
+as train.py does them. All three run in this process and take turns; once as CUDA
 graphs, as they are trained, and once launched kernel by kernel. Nothing is reported of attention
 that gives other logits than standard attention does.
 
@@ -29,14 +29,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from configs import ClassifyConfig, read_config
 from configs.command_line import errors_as_sentences
+from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
 from evaluation.results import Row, collect_rows
 from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, arguments_of, split_by_what_is_there
 from model.classifier import Classifier
-from training.classifier_step import ClassifierStep
+from training.classification.config import ClassifyConfig
+from training.classification.step import ClassifierStep
 from training.graphs import GraphedStep
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
@@ -349,9 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps of one timing")
     parser.add_argument("--repeats", type=int, default=5, help="timings of each attention")
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="key=value", help="as for scripts.train_classifier"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("lra_speed measures a GPU, and PyTorch sees none")

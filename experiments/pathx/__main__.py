@@ -35,7 +35,7 @@ def task_of(run: StageRun, waiting: set[str]) -> Task:
     name = None if before is None else run_folder(run.folder.parent, before, run.seed).name
 
     def commands(n_gpu: int) -> list[list[str]]:
-        return [python_command(n_gpu, "-m", "scripts.train_classifier", *run.arguments)]
+        return [python_command(n_gpu, "train.py", *run.arguments)]
 
     return Task(
         name=run.folder.name,

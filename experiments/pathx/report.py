@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.store import open_split
@@ -22,6 +21,7 @@ from experiments.pathx.plots import draw
 from experiments.pathx.stages import BEFORE, run_folder
 from experiments.pathx.tables import markdown
 from model.classifier import Classifier
+from training.config import RUN_CONFIG
 from training.environment import read_starts
 from training.metrics import read_metrics
 

@@ -6,7 +6,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from configs import RUN_CONFIG, TrainConfig, load_config
 from data.text.shards import Manifest, SplitInfo
 from evaluation.runs import check_same_settings, check_settings
 from evaluation.sums import Scored, read_scored
@@ -14,6 +13,8 @@ from experiments.table4.models import MODELS, Budget, Model
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
 from training.checkpoint import Progress, latest_checkpoint, read_progress
+from training.config import RUN_CONFIG
+from training.language.config import TrainConfig, load_config
 from training.metrics import read_metrics
 
 LOG_STEPS = 10  # between records of the training loss

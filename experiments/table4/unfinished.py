@@ -5,10 +5,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from configs import RUN_CONFIG
 from evaluation.plan import Plan
 from evaluation.sums import Scored, Text, read_scored
 from experiments.table4.jobs import Job, is_whole, last_step, what_it_took
+from training.config import RUN_CONFIG
 from training.metrics import read_evaluations
 
 

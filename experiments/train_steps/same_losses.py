@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from configs import TrainConfig, load_config
 from configs.command_line import errors_as_sentences
 from data.text.shards import Manifest
 from evaluation.results import write_result
 from evaluation.runs import check_same_settings
+from training.language.config import TrainConfig, load_config
 from training.metrics import read_metrics
 
 IMPLS = {"triton": "Triton (ours)", "sdpa": "SDPA (PyTorch)"}

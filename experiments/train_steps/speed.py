@@ -30,8 +30,9 @@ from configs.command_line import errors_as_sentences
 from evaluation.results import Row, collect_rows
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
+from training.language.config import OptimConfig
 from training.numerics import deterministic_algorithms
-from training.optim import OptimConfig, make_optimizer
+from training.optim import make_optimizer
 
 TOKENS_A_STEP = 32_768
 LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from configs import load_config
 from data.text.shards import TokenStream
 from evaluation.runs import Run
 from scripts import evaluate
@@ -13,6 +12,7 @@ from tests.data.conftest import make_shards  # noqa: F401
 from tests.evaluation import known_losses
 from tests.experiments.table4 import tiny_sweep
 from training.checkpoint import Progress
+from training.language.config import load_config
 
 
 @pytest.fixture(scope="module")

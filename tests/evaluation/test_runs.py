@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from configs import RUN_CONFIG, load_config, to_yaml
+from configs.reader import to_yaml
 from evaluation.runs import check_same_settings, describe, labels
+from training.config import RUN_CONFIG
 from training.environment import ENVIRONMENTS, note_start
+from training.language.config import load_config
 from training.metrics import METRICS
 
 

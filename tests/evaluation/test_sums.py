@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from configs import to_yaml
+from configs.reader import to_yaml
 from data.text.shards import TokenStream
 from data.text.tokenizer import load_tokenizer
 from evaluation.sums import (

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs import load_config
 from data.text.tokenizer import load_tokenizer
 from evaluation.sums import Scored, Sums, Text
 from evaluation.tables import tabulate
@@ -23,6 +22,7 @@ from tests.evaluation.known_losses import (
     scored_to,
     tables_of,
 )
+from training.language.config import load_config
 
 
 def test_strided_rows_are_of_identical_tokens(scored, stream, base):

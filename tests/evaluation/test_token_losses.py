@@ -16,7 +16,7 @@ from evaluation.windows import Scoring, ScoringWindows
 from model import GPT, ModelConfig
 from tests.training_runs import call_on_two_processes
 from training.distributed import Processes, start_processes
-from training.evaluate import evaluate
+from training.language.validation import evaluate
 from training.numerics import autocast
 
 CPU = torch.device("cpu")

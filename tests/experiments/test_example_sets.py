@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from configs import ClassifyConfig, read_config
+from configs.reader import read_config
 from data.lra.request import Request
 from data.lra.store import MANIFEST
 from experiments import example_sets
 from experiments.example_sets import REQUESTS, prepare_sets, requests_for
 from experiments.lra.jobs import CONFIGS as LRA
 from experiments.pathx.stages import CONFIGS as PATHX
+from training.classification.config import ClassifyConfig
 
 
 def test_the_sets_are_those_that_configurations_read():

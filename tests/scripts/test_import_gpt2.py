@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import train
-from configs import RUN_CONFIG
 from configs.command_line import errors_as_sentences
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from evaluation.runs import open_run
 from scripts import import_gpt2, sample
+from training.config import RUN_CONFIG
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ import math
 
 import pytest
 
-from configs import RUN_CONFIG, load_config, to_yaml
+from configs.reader import to_yaml
 from scripts import plot_run
 from scripts.plot_run import draw_runs
+from training.config import RUN_CONFIG
+from training.language.config import load_config
 from training.metrics import METRICS
 
 

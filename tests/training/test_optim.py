@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.optim import OptimConfig, learning_rate, make_optimizer, set_learning_rate
+from training.language.config import OptimConfig
+from training.optim import learning_rate, make_optimizer, set_learning_rate
 
 
 def config(**values):

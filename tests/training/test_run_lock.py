@@ -6,7 +6,7 @@ from data.files import lock_folder
 from tests.training_runs import losses, train_on_two_processes
 from training.metrics import read_metrics
 
-from train import record_step  # isort: skip
+import train  # isort: skip
 
 REFUSAL = (
     "run.out_dir={} is being trained by another process: wait for it, stop it, or choose another "
@@ -22,8 +22,10 @@ def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeyp
     whole = run(f"run.out_dir={tmp_path / 'whole'}")
     refused_at = []
 
-    def start_another(log, config, processes, step, *rest):
-        record_step(log, config, processes, step, *rest)
+    record = train.record
+
+    def start_another(log, task, step, what, **values):
+        record(log, task, step, what, **values)
         if step in (1, 6) and step not in refused_at:  # before its first checkpoint and after
             refused_at.append(step)
             before = content(run.out_dir)
@@ -33,7 +35,7 @@ def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeyp
                 assert str(refused.value) == REFUSAL.format(run.out_dir)
             assert content(run.out_dir) == before
 
-    monkeypatch.setattr("train.record_step", start_another)
+    monkeypatch.setattr("train.record", start_another)
     assert run() == whole
     assert refused_at == [1, 6]
     assert losses(run.out_dir) == losses(tmp_path / "whole")

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from data.text.batches import IGNORE, DataConfig, TrainBatches, ValidationBatches
+from data.text.batches import IGNORE, TrainBatches, ValidationBatches
+from data.text.config import DataConfig
 from data.text.shards import TokenStream
 
 

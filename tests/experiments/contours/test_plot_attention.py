@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from configs.reader import read_config
 from data.lra.store import DisplayLists, open_split
 from data.pathfinder import Pathfinder, Renderer
 from experiments.contours import plot_attention
 from experiments.contours.plot_attention import paint
 from experiments.contours.rollout import trace
 from model.classifier import Classifier
-from scripts import prepare_lra, train_classifier
-from scripts.train_classifier import TEST_LOGITS
+from scripts import prepare_lra
+from train import main as train_main
+from training.classification.config import ClassifyConfig
+from training.classification.scoring import TEST_LOGITS, read_best
 
 NUMBER = 5
 SIZE = 32
@@ -33,6 +36,7 @@ def train(data: Path, tmp_path_factory: pytest.TempPathFactory):
         config = run / "given.yaml"
         config.write_text(
             f"""
+task: classification
 model: {{vocab_size: 256, n_classes: 2, context_length: 640, grid_width: {SIZE}, n_layer: 2,
         n_embd: 16, n_inner: 16, tokens: intensities, embedding: row_column, rotary: axial,
         pooling: mean_max}}
@@ -42,7 +46,7 @@ run: {{out_dir: {run}, device: cpu, compile: false, dtype: float32, eval_every: 
       log_every: 1}}
 """
         )
-        train_classifier.main([str(config), *overrides])
+        train_main([str(config), *overrides])
         return run
 
     return train
@@ -77,12 +81,8 @@ def test_weights_give_what_the_model_computes(train, overrides: tuple[str, ...])
     np.testing.assert_allclose(
         found.logits.numpy(), np.load(run / TEST_LOGITS)[NUMBER], atol=1e-5, rtol=1e-4
     )
-    model = Classifier(
-        train_classifier.read_config(
-            train_classifier.ClassifyConfig, [str(run / "config.yaml")]
-        ).model
-    )
-    model.load_state_dict(train_classifier.read_best(run))
+    model = Classifier(read_config(ClassifyConfig, [str(run / "config.yaml")]).model)
+    model.load_state_dict(read_best(run))
     everything = torch.arange(len(found.places))
     assert len(found.layers) == 2
     for layer, block in zip(found.layers, model.blocks, strict=True):

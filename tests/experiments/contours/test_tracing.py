@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs import ClassifyConfig, read_config, to_yaml
+from configs.reader import read_config, to_yaml
 from experiments.contours.geometry import Endpoints, read_endpoints, write_predictions
 from experiments.contours.matching import Tolerance, describe, match
 from experiments.contours.tracing import main, on_pairs, read_log_odds
 from scripts import prepare_lra
+from training.classification.config import ClassifyConfig
 
 N = 1500
 

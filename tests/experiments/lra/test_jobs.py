@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs import to_yaml
+from configs.reader import to_yaml
 from experiments.lra import jobs
 from experiments.lra.jobs import (
     ATTENTIONS,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import to_yaml
+from configs.reader import to_yaml
 from experiments.lra import report
 from experiments.lra.jobs import ATTENTIONS, make_jobs
 from experiments.lra.report import (

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs import ClassifyConfig, read_config
+import train
+from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from experiments.classifier_runs import is_finished
 from experiments.lra import __main__ as reproduce_lra
@@ -14,10 +15,10 @@ from experiments.lra import report
 from experiments.lra.jobs import arguments_of
 from experiments.lra.speed import WARM_UP, Contender
 from model.classifier import Classifier
-from scripts import train_classifier
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from tests.experiments.tiny_lra import SPLITS, TINY, make_tasks
 from training.checkpoint import latest_checkpoint, load_model
+from training.classification.config import ClassifyConfig
 from training.metrics import read_metrics
 
 
@@ -32,12 +33,12 @@ def reproduce(monkeypatch, tmp_path):
     ran: list[str] = []
 
     def run_here(command, *_):
-        assert command[1:3] == ["-m", "scripts.train_classifier"]
-        config = read_config(ClassifyConfig, command[3:])
+        assert command[1] == "train.py"
+        config = read_config(ClassifyConfig, command[2:])
         ran.append(Path(config.run.out_dir).name)
         if "image_dense_seed2" in ran[-1:] and reproduce.broken:
             return FinishedProcess(1)
-        train_classifier.main(command[3:])
+        train.main(command[2:])
         return FinishedProcess()
 
     monkeypatch.setattr("experiments.gpu_pool._start", run_here)
@@ -97,14 +98,14 @@ def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
 
 def test_a_stopped_run_goes_on(reproduce, tmp_path, monkeypatch):
     options = ["--tasks", "image", "--attentions", "dense", "--seeds", "1"]
-    save = train_classifier.save_checkpoint
+    save = train.save_checkpoint
 
     def stop(*args, **keywords):
         save(*args, **keywords)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_classifier, "save_checkpoint", stop)
+        patch.setattr(train, "save_checkpoint", stop)
         with pytest.raises(ValueError, match="no finished run"):
             reproduce(*options)
     folder = tmp_path / "out" / "image_dense_seed1"
@@ -154,14 +155,14 @@ def test_children_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("task", ["image", "listops"])
 def test_what_is_timed_is_what_is_trained(task, tmp_path):
-    """experiments.lra.speed's steps leave the weights that scripts.train_classifier's leave."""
+    """experiments.lra.speed's steps leave the weights that train.py's leave."""
     make_tasks(tmp_path, task)
     arguments = [
         *arguments_of(task, "dense", tmp_path, overrides=TINY),
         *(f"run.out_dir={tmp_path / 'run'}", f"optim.max_steps={WARM_UP + 2}"),
         *("model.dropout=0", "model.attention_dropout=0", "optim.grad_clip=0.1"),
     ]
-    train_classifier.main(arguments)
+    train.main(arguments)
     config = read_config(ClassifyConfig, arguments)
     trained = Classifier(config.model)
     checkpoint = latest_checkpoint(tmp_path / "run")

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from configs import ClassifyConfig, read_config, to_yaml
+import train
+from configs.reader import read_config, to_yaml
 from data.lra.request import Request
 from experiments import example_sets
 from experiments.pathx import __main__ as reproduce_pathx
 from experiments.pathx import report, stages
 from experiments.pathx.plots import images_before
 from experiments.pathx.stages import BEFORE, make_runs
-from scripts import train_classifier
 from tests.experiments.table4.tiny_sweep import FinishedProcess
-from training.classification import read_best
+from training.classification.config import ClassifyConfig
+from training.classification.scoring import read_best
 from training.metrics import read_metrics
 
 EXAMPLES = {"train": 24, "val": 8, "test": 10}
@@ -31,6 +32,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         data = tmp_path / "data" / request.name
         (tmp_path / f"{stage}.yaml").write_text(
             f"""
+task: classification
 model: {{vocab_size: 256, n_classes: 2, context_length: 256, grid_width: 32, n_layer: 1,
         n_embd: 16, n_inner: 16, tokens: intensities, embedding: row_column, rotary: axial,
         pooling: mean_max}}
@@ -43,8 +45,8 @@ run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu
 
     def train_here(command, *_):
         """Instead of a child, which would take seconds to start."""
-        assert command[1:3] == ["-m", "scripts.train_classifier"]
-        train_classifier.main(command[3:])
+        assert command[1] == "train.py"
+        train.main(command[2:])
         return FinishedProcess()
 
     monkeypatch.setattr("experiments.gpu_pool._start", train_here)

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from configs import load_config, to_yaml
+from configs.reader import to_yaml
 from data.text.shards import TokenStream
 from evaluation.sums import write_scored
 from experiments.table4.jobs import check_sums, final_arguments, make_jobs, what_it_took
 from experiments.table4.models import BUDGETS, MODELS
 from tests.evaluation.known_losses import LONG, added_up
 from training.checkpoint import checkpoint_folder
+from training.language.config import load_config
 from training.metrics import METRICS
 
 WHOLE = {"same_time_as": None, "starts_from": None, "share": 1.0}

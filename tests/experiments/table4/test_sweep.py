@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs import load_config
 from data.text.prepare import prepare
 from data.text.shards import TokenStream
 from data.text.sources import open_source
@@ -21,6 +20,7 @@ from experiments.table4.report import markdown
 from tests.experiments.table4 import tiny_sweep
 from tests.experiments.table4.tiny_sweep import FinishedProcess, trained, without_pictures
 from training.environment import read_starts
+from training.language.config import load_config
 from training.metrics import METRICS, read_metrics
 
 

@@ -7,13 +7,15 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-from configs import RUN_CONFIG, TrainConfig, load_config, to_yaml
+from configs.reader import to_yaml
 from data.text.shards import MANIFEST
 from evaluation import report as evaluation_report
 from experiments.table4 import __main__ as reproduce_table4
 from experiments.table4 import jobs, report
 from experiments.table4.models import BUDGETS, Budget, Model
 from scripts import evaluate
+from training.config import RUN_CONFIG
+from training.language.config import TrainConfig, load_config
 
 TINY = (
     "model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.positions=rotary",

@@ -6,15 +6,14 @@ Shapes: B examples, R rows (B times the documents of an example), T tokens.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from data.randomness import fixed_chance
-
-Objective = Literal["labels", "masked", "causal"]
+from training.classification.config import Objective
 
 LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 """Tokens, lengths and places as a classifier takes them, and its answers; `data.lra.batches.Batch`

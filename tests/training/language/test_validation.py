@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training.distributed import Processes
-from training.evaluate import Evaluation, evaluate
+from training.language.validation import Evaluation, evaluate
 from training.numerics import autocast
 
 ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))

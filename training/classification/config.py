@@ -1,20 +1,38 @@
 """The configuration of a classifier's run."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from configs.schema import RunConfig
 from data.lra.config import ExamplesConfig
 from model.classifier_config import ClassifierConfig
-from training.objectives import Objective
-from training.optim import ExampleOptimConfig
+from training.config import AdamWConfig, RunConfig, check_positive
 
+Objective = Literal["labels", "masked", "causal"]
 HIDDEN_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyConfig:
-    """Everything that `scripts.train_classifier` is told."""
+class ExampleOptimConfig(AdamWConfig):
+    """How a classifier is optimized, and the size of a step."""
 
+    batch_size: int
+    """Examples of one optimizer step, over all GPUs."""
+    eval_batch_size: int | None = None
+    """Examples that one GPU takes through the model at a time where it is scored; None: as many as
+    in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "batch_size")
+        if self.eval_batch_size is not None:
+            check_positive(self, "eval_batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyConfig:
+    """Everything that `train.py` is told of a classifier."""
+
+    task: Literal["classification"] = "classification"
     model: ClassifierConfig
     data: ExamplesConfig
     optim: ExampleOptimConfig

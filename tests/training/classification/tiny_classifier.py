@@ -41,6 +41,7 @@ def make_config(folder: Path) -> Path:
     path = folder / "dots.yaml"
     path.write_text(
         f"""
+task: classification
 model: {{vocab_size: 256, n_classes: 2, context_length: 24, grid_width: {SIZE}, n_embd: 32,
         n_inner: 32, tokens: intensities, embedding: row_column, rotary: axial,
         pooling: mean_max, attention_dropout: 0.1}}

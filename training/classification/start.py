@@ -1,19 +1,16 @@
-"""What a classifier's run may start with: data, a model, first weights, and its own checkpoints.
-
-Apart from the loop of scripts/train_classifier.py, which asks once, before the first step.
-"""
+"""What a classifier's run may start with: data, a model, first weights, and its own checkpoints."""
 
 import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from configs import ClassifyConfig
 from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from model.token_predictor import TokenPredictor
-from training.classification import read_best
+from training.classification.config import ClassifyConfig
+from training.classification.scoring import read_best
 
 AnyModel = Classifier | TokenPredictor
 _ENCODER = "classifier."  # what names begin with in a TokenPredictor
@@ -84,7 +81,7 @@ def load_first_weights(folder: Path, model: AnyModel) -> None:
     model.load_state_dict(weights)
 
 
-def what_must_match(config: ClassifyConfig) -> dict[str, Any]:
+def must_match(config: ClassifyConfig) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
     free = {"attention", "dropout", "attention_dropout"}
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from training.classifier_step import ClassifierStep
-from training.objectives import AskHidden, ask_following
+from training.classification.objectives import AskHidden, ask_following
+from training.classification.step import ClassifierStep
 
 
 class Linear(nn.Module):

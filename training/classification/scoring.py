@@ -12,10 +12,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from data.files import write_atomically
+from training.classification.objectives import Ask, LabelledBatch, ask_labels
 from training.distributed import Processes
-from training.objectives import Ask, LabelledBatch, ask_labels
 
 BEST = "best.safetensors"
+TEST_LOGITS = "test_logits.npy"
 
 
 @dataclass(frozen=True, kw_only=True)

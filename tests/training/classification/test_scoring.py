@@ -9,9 +9,9 @@ from torch import nn
 
 from model.classifier_config import ClassifierConfig
 from model.token_predictor import TokenPredictor
-from training.classification import BEST, best_so_far, read_best, save_best, score
+from training.classification.objectives import AskHidden, ask_following
+from training.classification.scoring import BEST, best_so_far, read_best, save_best, score
 from training.distributed import Processes
-from training.objectives import AskHidden, ask_following
 
 ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from configs import ClassifyConfig, ConfigError, read_config, to_yaml
+from configs.reader import ConfigError, read_config, to_yaml
+from training.classification.config import ClassifyConfig
 
 
 def configured(*overrides: str) -> ClassifyConfig:

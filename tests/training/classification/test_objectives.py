@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.objectives import (
+from training.classification.objectives import (
     AskHidden,
     Question,
     ask_following,

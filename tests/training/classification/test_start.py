@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from configs import ClassifyConfig, read_config
+from configs.reader import read_config
 from model.classifier import Classifier
 from model.token_predictor import TokenPredictor
-from scripts.classifier_start import AnyModel, load_first_weights, make_model, what_must_match
 from tests.experiments.tiny_lra import TINY, make_tasks
-from training.classification import save_best
+from training.classification.config import ClassifyConfig
+from training.classification.scoring import save_best
+from training.classification.start import AnyModel, load_first_weights, make_model, must_match
 
 OBJECTIVES = ("labels", "masked", "causal")
 
@@ -100,11 +101,11 @@ def test_all_else_is_strict(
 def test_a_checkpoint_is_of_one_objective(tmp_path: Path):
     data = make_tasks(tmp_path, "image") / "image"
 
-    def must_match(*overrides: str) -> dict[str, Any]:
+    def settings(*overrides: str) -> dict[str, Any]:
         arguments = ["configs/lra/image.yaml", *TINY, f"data.path={data}", *overrides]
-        return what_must_match(read_config(ClassifyConfig, arguments))
+        return must_match(read_config(ClassifyConfig, arguments))
 
-    labels, masked = must_match(), must_match("objective=masked")
+    labels, masked = settings(), settings("objective=masked")
     assert {k for k in labels if labels[k] != masked[k]} == {"objective"}
-    other = must_match("objective=masked", "hidden_share=0.25")
+    other = settings("objective=masked", "hidden_share=0.25")
     assert {k for k in other if other[k] != masked[k]} == {"hidden_share"}

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import ConfigError, from_yaml, load_config, to_yaml
+from configs.reader import ConfigError, from_yaml, to_yaml
+from training.language.config import TrainConfig, load_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -16,7 +17,7 @@ def test_every_file_loads(path, tmp_path):
     copy = tmp_path / "config.yaml"
     copy.write_text(to_yaml(config))
     assert load_config([str(copy)]) == config
-    assert from_yaml(to_yaml(config)) == config
+    assert from_yaml(TrainConfig, to_yaml(config)) == config
 
 
 def test_yaml_of_an_older_run_has_defaults_and_that_of_a_newer_one_is_refused():
@@ -24,9 +25,9 @@ def test_yaml_of_an_older_run_has_defaults_and_that_of_a_newer_one_is_refused():
     lines = to_yaml(config).splitlines()
     older = [line for line in lines if "document_mask" not in line]
     assert len(older) == len(lines) - 1
-    assert from_yaml("\n".join(older)) == config
+    assert from_yaml(TrainConfig, "\n".join(older)) == config
     with pytest.raises(ConfigError, match=r"run\.of_the_future: "):
-        from_yaml(to_yaml(config) + "  of_the_future: 1\n")
+        from_yaml(TrainConfig, to_yaml(config) + "  of_the_future: 1\n")
 
 
 @pytest.mark.parametrize(

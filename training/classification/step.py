@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from training.objectives import Ask, LabelledBatch, ask_labels
+from training.classification.objectives import Ask, LabelledBatch, ask_labels
 
 
 class ClassifierStep:

@@ -1,0 +1,26 @@
+"""What a GPT's steps tell of their speed."""
+
+import json
+
+import torch
+
+from training.distributed import Processes
+from training.language.config import load_config
+from training.language.task import LanguageTask
+
+
+def test_unknown_gpu_has_no_mfu(corpus, monkeypatch):
+    vocab_size = json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
+    config = load_config(
+        ["configs/quickstart.yaml", f"data.path={corpus}", f"model.vocab_size={vocab_size}"]
+    )
+    cpu = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+    task = LanguageTask(config, cpu)
+    assert task.speed({"loss": 4.0}, None).text.endswith("(the first step compiles: not timed)")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of next year")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
+    gpu = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cuda"))
+    monkeypatch.setattr(task, "_processes", gpu)
+    text, values = task.speed({"loss": 4.0}, 5000.0)
+    assert text == "loss 4.0000  5,000 tokens/s  unknown GPU: MFU not reported  3.0 GiB"
+    assert (values["mfu_causal"], values["memory_gib"]) == (None, 3.0)

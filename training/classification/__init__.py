@@ -1,0 +1,1 @@
+"""A classifier that learns labels of examples, or their own tokens before."""

@@ -1,0 +1,234 @@
+"""A classifier that learns examples: lessons, steps that a GPU replays, and the best weights."""
+
+import io
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.files import write_atomically
+from data.lra.batches import Batch, Examples, load_examples
+from data.lra.curriculum import Curriculum
+from training.classification import start
+from training.classification.config import ClassifyConfig
+from training.classification.objectives import make_ask
+from training.classification.scoring import (
+    BEST,
+    TEST_LOGITS,
+    Score,
+    best_so_far,
+    read_best,
+    save_best,
+    score,
+)
+from training.classification.step import ClassifierStep
+from training.distributed import Processes
+from training.graphs import GraphedStep
+from training.metrics import Record
+from training.numerics import autocast
+from training.optim import make_optimizer
+
+
+class ClassificationTask:
+    """The `Task` of train.py for a classifier; its docstrings there hold for this one."""
+
+    def __init__(self, config: ClassifyConfig, processes: Processes) -> None:
+        """Load the data, all of it onto the device, and draw the weights from torch's generator.
+
+        Raises:
+            ValueError, FileNotFoundError: there are no such data, or they do not fit the model.
+        """
+        self._started = time.perf_counter()
+        self._config, self._processes = config, processes
+        device, context = processes.device, config.model.context_length
+        start.check_data(config)
+        self._curriculum = Curriculum(
+            config.data,
+            context,
+            config.optim.batch_size,
+            seed=config.run.seed,
+            rank=processes.rank,
+            world_size=processes.world_size,
+            device=device,
+        )
+        self._validation, self._test = (
+            load_examples(Path(config.data.path), split, context, config.data, device)
+            for split in ("val", "test")
+        )
+        self.model = start.make_model(config).to(device)
+        self._ask = make_ask(config.objective, config.hidden_share)
+        self._captured = device.type == "cuda" and processes.world_size == 1
+        self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
+        self.must_match = start.must_match(config)
+        # those of each phase, of the task itself and of scoring
+        self.n_shapes = len(config.data.phases) + 2
+        self._activations = partial(autocast, config.run.dtype, device)
+        self._best: tuple[int, float] | None = None
+        self._lesson = -1
+        self._loss_steps = 0
+
+    def take_weights(self, run: Path) -> str:
+        start.load_first_weights(run, self.model)
+        return f"{run / BEST}"
+
+    def open(self, run: Path, first_step: int) -> None:
+        self._run, self._is_whole = run, first_step == 0
+        if first_step == 0 and self._processes.is_main:
+            # of a start that left no checkpoint, and may have had other settings
+            (run / BEST).unlink(missing_ok=True)
+        best = best_so_far(run)
+        if best is not None and best[0] <= first_step:  # else of steps that come again
+            self._best = best
+
+    def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
+        self._fast = fast
+        self._learn = ClassifierStep(
+            parallel,
+            self.optimizer,
+            self._activations,
+            self._processes.device,
+            grad_clip=self._config.optim.grad_clip,
+            ask=self._ask,
+        )
+
+    def describe(self) -> str:
+        config = self._config
+        return (
+            f"{self.model.n_params() / 1e6:.2f}M parameters, objective {config.objective}, "
+            f"{config.model.context_length:,} tokens, "
+            f"attention {config.model.attention} ({config.model.mask.pattern}) on "
+            f"{self._processes}\n"
+            f"{config.optim.max_steps:,} steps, {self.samples(config.optim.max_steps):,} examples, "
+            f"in the end {config.optim.batch_size:,} a step from the "
+            f"{len(self._curriculum.task):,} of {config.data.path}\n"
+            f"everything goes into {config.run.out_dir}"
+        )
+
+    def samples(self, step: int) -> int:
+        return self._curriculum.examples_before(step)
+
+    def counts(self, step: int) -> dict[str, int]:
+        return {"examples": self.samples(step)}
+
+    def compiles_at(self, step: int) -> bool:
+        return self._curriculum.number(step) != self._lesson
+
+    def step(self, step: int) -> int:
+        number = self._curriculum.number(step)
+        lesson = self._curriculum.lesson(number)
+        if number != self._lesson:  # batches of another shape: another graph
+            self._lesson = number
+
+            def learn(numbers: Tensor, changes: Tensor) -> None:
+                self._learn(lesson.batch(numbers, changes))
+
+            device = self._processes.device
+            self._take_step = GraphedStep(learn, self.optimizer, device, capture=self._captured)
+        self._take_step(*self._curriculum.draw(step))
+        self._loss_steps += 1
+        return lesson.batch_size
+
+    def losses(self) -> dict[str, float]:
+        self._curriculum.check()
+        means = self._processes.sum(self._learn.means(self._loss_steps))
+        loss, accuracy = (means / self._processes.world_size).tolist()
+        self._learn.forget()
+        self._loss_steps = 0
+        return {"loss": loss, "accuracy": accuracy, "grad_norm": self._learn.grad_norm.item()}
+
+    def speed(self, losses: dict[str, float], per_s: float | None) -> Record:
+        text = f"loss {losses['loss']:.4f}  accuracy {losses['accuracy']:.1%}"
+        text += f"  {per_s:,.0f} examples/s" if per_s else ""
+        values = {
+            "examples_per_s": per_s,
+            "lesson": self._lesson,
+            "memory_gib": self._processes.memory_gib(),
+        }
+        return Record(text, values)
+
+    def validate(self, step: int) -> Record:
+        """Score the validation split, and keep the weights that do best on it."""
+        found = self._score(self._validation, self._config.data.val_examples)
+        if self._best is None or found.accuracy > self._best[1]:
+            self._best = step, found.accuracy
+            if self._processes.is_main:
+                save_best(self._run, self.model, *self._best)
+        return Record(
+            f"val loss {found.loss:.4f}  accuracy {found.accuracy:.2%}",
+            {
+                "val_loss": found.loss,
+                "val_accuracy": found.accuracy,
+                "val_examples": found.n_examples,
+                "best_step": self._best[0],
+                "best_val_accuracy": self._best[1],
+            },
+        )
+
+    def finish(self, validated: Record) -> Record:
+        """Score the best weights on the test split, and keep the logits of labels."""
+        assert self._best is not None
+        self._processes.barrier()  # until the best weights are written
+        self.model.load_state_dict(read_best(self._run))
+        found = self._score(self._test)
+        if self._processes.is_main and found.logits is not None:
+            write_logits(self._run / TEST_LOGITS, found.logits)
+        values = {
+            "test_loss": found.loss,
+            "test_accuracy": found.accuracy,
+            "test_examples": found.n_examples,
+        }
+        if self._is_whole:  # else a part of it is not known
+            values["wall_s"] = time.perf_counter() - self._started
+        step, accuracy = self._best
+        text = f"; best {accuracy:.2%} at step {step}, on test {found.accuracy:.2%}"
+        return Record(validated.text + text, validated.values | values)
+
+    def _score(self, examples: Examples, limit: int | None = None) -> Score:
+        """How well the model answers on a split, or on its first `limit` examples.
+
+        Raises:
+            ValueError: an image has more pixels than the model has room for.
+            FloatingPointError: the loss is not finite.
+        """
+        config, processes = self._config, self._processes
+        found = score(
+            self._fast,
+            as_they_are(examples),
+            len(examples.labels[:limit]),
+            config.optim.eval_batch_size or config.optim.batch_size // processes.world_size,
+            processes,
+            self._activations,
+            self._ask,
+        )
+        if bool(examples.overflow):
+            raise ValueError(
+                f"an image of {config.data.path} that is scored has more pixels above zero than "
+                f"model.context_length={config.model.context_length} has room for: raise it"
+            )
+        if not math.isfinite(found.loss):
+            raise FloatingPointError(
+                f"the loss is {found.loss} where the model is scored: lower optim.lr or raise "
+                f"optim.warmup_steps; checkpoints in {self._run} may be from before"
+            )
+        return found
+
+
+def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:
+    """Batches of examples by their numbers, no image turned or mirrored."""
+
+    def batch(numbers: Tensor) -> Batch:
+        return examples.batch(numbers, torch.zeros_like(numbers))
+
+    return batch
+
+
+def write_logits(path: Path, logits: Tensor) -> None:
+    """Keep the logits of a split, (n, n_classes) float32, for whoever asks which were right."""
+    file = io.BytesIO()
+    np.save(file, logits.numpy())
+    write_atomically(path, file.getvalue())

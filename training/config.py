@@ -1,0 +1,120 @@
+"""What every run is told, whatever it learns. This needs no PyTorch."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["bfloat16", "float32"]
+WandbMode = Literal["disabled", "offline", "online"]
+
+RUN_CONFIG = "config.yaml"
+"""File in the folder of a run that holds its configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where and how a run computes, and what it writes."""
+
+    out_dir: str
+    """Folder of the run: config.yaml, metrics.jsonl, checkpoints. Made if missing."""
+    seed: int = 1111
+    """Of the weights, the order of the data and dropout."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes a GPU where there is one."""
+    dtype: Dtype = "bfloat16"
+    """Of the activations and matrix products; the weights are always float32."""
+    compile: bool = True
+    """Whether torch.compile fuses the model."""
+    deterministic: bool = True
+    """Whether the same run must give the same bits: free with our attention (docs/results has the
+    measurement); PyTorch's may be slower with it."""
+    log_every: int = 10
+    """Steps between records of the training loss; also how often host and GPU wait for each
+    other."""
+    eval_every: int = 1000
+    """Steps between passes over the whole validation set; there is always one at the end."""
+    save_every: int = 1000
+    """Steps between checkpoints; there is always one at the end."""
+    keep_last: int = 2
+    """Checkpoints to keep."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on from the newest checkpoint in out_dir; never refuses a folder that has one."""
+    init_from: str | None = None
+    """Folder of a run whose newest weights (a classifier's: its best) this run starts with;
+    optimizer, steps and data order are new. Read at the first start only: later starts go on from
+    out_dir, and must name a folder that is called the same, so that config.yaml always tells where
+    the weights came from."""
+    wandb: WandbMode = "disabled"
+    """Weights & Biases: offline keeps its files in out_dir."""
+    wandb_project: str = "papilio"
+    """Project that wandb files the run under."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
+        for name in ("log_every", "eval_every", "save_every", "keep_last"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+        if self.save_every % self.log_every != 0:
+            raise ValueError(
+                f"run.save_every={self.save_every} must be a multiple of run.log_every="
+                f"{self.log_every}: a run that goes on from a checkpoint would otherwise average "
+                "its first loss over fewer steps, and what is saved would not have been checked"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig:
+    """The optimizer and its schedule."""
+
+    max_steps: int
+    """Optimizer steps of the whole run."""
+    lr: float = 6e-4
+    """Peak learning rate."""
+    min_lr: float = 0.0
+    """Learning rate at the last step."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Shape of the decay from lr to min_lr after the warm-up."""
+    warmup_steps: int = 0
+    """Steps in which the learning rate rises linearly from 0 to lr."""
+    weight_decay: float = 0.1
+    """Decay of matrices and embeddings; biases and normalisation are never decayed."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient; 0 turns clipping off."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_steps")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"optim.lr must be a finite number above 0, got {self.lr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas must be two numbers in [0, 1), got {self.betas}")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"optim.eps must be a finite number above 0, got {self.eps}")
+        if not 0 <= self.warmup_steps < self.max_steps:
+            raise ValueError(
+                f"optim.warmup_steps must lie in [0, optim.max_steps={self.max_steps}), "
+                f"got {self.warmup_steps}"
+            )
+        if not 0 <= self.min_lr <= self.lr:
+            raise ValueError(f"optim.min_lr must lie in [0, optim.lr={self.lr}], got {self.min_lr}")
+        if self.schedule == "constant" and self.min_lr != 0:
+            raise ValueError(
+                f"optim.min_lr={self.min_lr} has no effect with optim.schedule=constant: "
+                "leave it out"
+            )
+        for name in ("weight_decay", "grad_clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"optim.{name} must be a finite number of at least 0, got {getattr(self, name)}"
+                )
+
+
+def check_positive(config: AdamWConfig, *names: str) -> None:
+    """Raise ValueError where one of these fields is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"optim.{name} must be at least 1, got {getattr(config, name)}")

@@ -1,0 +1,83 @@
+"""What a GPT's run may start with: data, first weights, and its own checkpoints."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data.text.shards import TOKENIZER, TokenStream
+from data.text.tokenizer import load_tokenizer
+from model.extend import differences, rotary_changes, with_context_length
+from model.gpt import GPT
+from training.checkpoint import latest_checkpoint, read_weights
+from training.config import RUN_CONFIG
+from training.distributed import Processes
+from training.language.config import TrainConfig, load_config
+
+
+def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
+    """Refuse data made with another tokenizer than the model is for, or than lies beside them.
+
+    The model of another run may know more ids than its tokenizer: `load_first_weights` compares
+    the tokenizers themselves.
+    """
+    tokenizer = stream.manifest.tokenizer
+    known = config.model.vocab_size
+    fresh = config.run.init_from is None
+    if tokenizer.vocab_size > known or (fresh and tokenizer.vocab_size != known):
+        raise ValueError(
+            f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
+            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: "
+            f"prepare the data with the model's tokenizer, or set model.vocab_size="
+            f"{tokenizer.vocab_size}; only run.init_from may bring a model of more ids"
+        )
+    beside = stream.path / TOKENIZER
+    if load_tokenizer(str(beside)).sha256 != tokenizer.sha256:
+        raise ValueError(f"{beside} was replaced: prepare data.path={config.data.path} again")
+
+
+def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:
+    """Give `model` the weights of the newest checkpoint of another run.
+
+    Returns:
+        The checkpoint, and how rotary positions are turned otherwise there.
+
+    Raises:
+        ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
+    """
+    checkpoint = processes.agree(latest_checkpoint(folder))
+    if checkpoint is None:
+        raise FileNotFoundError(
+            f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
+            "checkpoints/, or leave it out to start with random weights"
+        )
+    config = load_config([str(folder / RUN_CONFIG)]).model
+    differing = differences(config, model.config)
+    there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
+    if there != here:
+        differing.append(f"the tokenizer has sha256 {there} there and {here} here")
+    if differing:
+        raise ValueError(
+            f"run.init_from={folder} is a run of another model: {'; '.join(differing)}. "
+            "Use the values there, or start with other weights"
+        )
+    weights = read_weights(checkpoint)
+    model.load_state_dict(with_context_length(weights, model.config.context_length))
+    return "; ".join([str(checkpoint), *rotary_changes(config, model.config)])
+
+
+def must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
+    """What a run must share with the checkpoint that it goes on from."""
+    # How attention is computed changes rounding only, and dropout is no part of the weights.
+    free = {"attention", "dropout", "attention_dropout"}
+    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
+    return shape | {
+        "data.document_mask": config.data.document_mask,
+        "data.consecutive_windows": config.data.consecutive_windows,
+        "optim.batch_tokens": config.optim.batch_tokens,
+        "run.seed": config.run.seed,
+        # It is not read again, but config.yaml must not come to tell of another origin. Both
+        # folders may have been moved since.
+        "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
+        "tokenizer": stream.manifest.tokenizer.sha256,
+        "training tokens": len(stream),
+    }

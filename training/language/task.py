@@ -1,0 +1,185 @@
+"""A GPT that learns a text: batches, the micro-batches of a step, and the whole validation set."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from data.files import write_atomically
+from data.sampler import first_sample
+from data.text.batches import Batch, TrainBatches, ValidationBatches
+from data.text.shards import TOKENIZER, TokenStream
+from model.flops import mfu
+from model.gpt import GPT
+from training.distributed import Processes
+from training.language import start
+from training.language.config import TrainConfig
+from training.language.validation import evaluate
+from training.metrics import Record
+from training.numerics import autocast
+from training.optim import make_optimizer
+
+
+class LanguageTask:
+    """The `Task` of train.py for a GPT; its docstrings there hold for this one."""
+
+    n_shapes = 1
+
+    def __init__(self, config: TrainConfig, processes: Processes) -> None:
+        """Open the data and draw the weights, from torch's generator.
+
+        Raises:
+            ValueError, FileNotFoundError: there are no such data, or they do not fit the model.
+        """
+        self._config, self._processes = config, processes
+        self._n_micro_batches = config.grad_accum_steps(processes.world_size)
+        self._stream = TokenStream(config.data.path, "train")
+        start.check_vocabulary(config, self._stream)
+        self._batches = TrainBatches(
+            self._stream,
+            config.model.context_length,
+            seed=config.run.seed,
+            document_mask=config.data.document_mask,
+            consecutive_windows=config.data.consecutive_windows,
+        )
+        self._validation = ValidationBatches(
+            TokenStream(config.data.path, "val"),
+            config.model.context_length,
+            config.optim.micro_batch_size,
+            rank=processes.rank,
+            world_size=processes.world_size,
+            document_mask=config.data.document_mask,
+        )
+        self.model = GPT(config.model).to(processes.device)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.must_match = start.must_match(config, self._stream)
+        self._activations = partial(autocast, config.run.dtype, processes.device)
+        self._fast: nn.Module = self.model
+        self._parallel: nn.Module = self.model
+        self._loss_sum = torch.zeros((), device=processes.device)
+        self._loss_steps = 0
+        self._grad_norm = torch.zeros((), device=processes.device)
+
+    def take_weights(self, run: Path) -> str:
+        return start.load_first_weights(run, self.model, self._stream, self._processes)
+
+    def open(self, run: Path, first_step: int) -> None:
+        if self._processes.is_main:
+            # a run outlives its data: who samples from it needs the tokenizer
+            write_atomically(run / TOKENIZER, (self._stream.path / TOKENIZER).read_bytes())
+
+    def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
+        self._fast, self._parallel = fast, parallel
+
+    def describe(self) -> str:
+        config, world_size = self._config, self._processes.world_size
+        context, optim = config.model.context_length, config.optim
+        epochs = optim.max_steps * optim.batch_tokens / len(self._stream)
+        return (
+            f"{self.model.n_params() / 1e6:.1f}M parameters, context {context:,}, "
+            f"attention {config.model.attention} on {self._processes}\n"
+            f"a step: {self._n_micro_batches} micro-batches x {world_size} processes x "
+            f"{optim.micro_batch_size} sequences x {context:,} tokens "
+            f"= {optim.batch_tokens:,} tokens\n"
+            f"{optim.max_steps:,} steps over {len(self._stream):,} tokens: {epochs:.2f} epochs\n"
+            f"everything goes into {config.run.out_dir}"
+        )
+
+    def samples(self, step: int) -> int:
+        return step * self._config.optim.batch_tokens // self._config.model.context_length
+
+    def counts(self, step: int) -> dict[str, int]:
+        return {"tokens": step * self._config.optim.batch_tokens}
+
+    def compiles_at(self, step: int) -> bool:
+        return False
+
+    def step(self, step: int) -> int:
+        """Gradients of all micro-batches add up, and are exchanged with the last."""
+        optim = self._config.optim
+        for micro_step in range(self._n_micro_batches):
+            first = first_sample(
+                step=step,
+                micro_step=micro_step,
+                rank=self._processes.rank,
+                grad_accum_steps=self._n_micro_batches,
+                world_size=self._processes.world_size,
+                micro_batch_size=optim.micro_batch_size,
+            )
+            batch = self._batches.batch(first, optim.micro_batch_size)
+            batch = to_device(batch, self._processes.device)
+            if isinstance(self._parallel, DistributedDataParallel):
+                is_last = micro_step == self._n_micro_batches - 1
+                self._parallel.require_backward_grad_sync = is_last
+            with self._activations():
+                loss = self._parallel(batch.tokens, batch.targets, doc_start=batch.doc_start)
+            (loss / self._n_micro_batches).backward()
+            self._loss_sum += loss.detach() / self._n_micro_batches
+        parameters = self.model.parameters()
+        self._grad_norm = nn.utils.clip_grad_norm_(parameters, optim.grad_clip or math.inf)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._loss_steps += 1
+        return optim.batch_tokens
+
+    def losses(self) -> dict[str, float]:
+        total = self._processes.sum(self._loss_sum).item()
+        mean = total / (self._processes.world_size * self._loss_steps)
+        self._loss_sum.zero_()
+        self._loss_steps = 0
+        return {"loss": mean, "grad_norm": self._grad_norm.item()}
+
+    def speed(self, losses: dict[str, float], per_s: float | None) -> Record:
+        """Tokens a second of the whole run, their share of a GPU's FLOPs, memory of this GPU."""
+        text, utilisation = f"loss {losses['loss']:.4f}", None
+        if per_s is None:
+            text += "  (the first step compiles: not timed)"
+        else:
+            text += f"  {per_s:,.0f} tokens/s"
+        memory_gib = self._processes.memory_gib()
+        if memory_gib is not None:
+            if per_s is not None:
+                name = torch.cuda.get_device_name(self._processes.device)
+                utilisation = mfu(per_s / self._processes.world_size, self._config.model, name)
+                if utilisation is None:
+                    text += "  unknown GPU: MFU not reported"
+                else:
+                    text += f"  MFU {utilisation.causal:.1%} causal, {utilisation.full:.1%} full"
+            text += f"  {memory_gib:.1f} GiB"
+        values = {
+            "tokens_per_s": per_s,
+            "mfu_causal": utilisation.causal if utilisation else None,
+            "mfu_full": utilisation.full if utilisation else None,
+            "memory_gib": memory_gib,
+        }
+        return Record(text, values)
+
+    def validate(self, step: int) -> Record:
+        result = evaluate(self._fast, self._validation, self._processes, self._activations)
+        return Record(
+            f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
+            f"({result.tokens:,} tokens)",
+            {
+                "val_loss": result.loss,
+                "val_perplexity": result.perplexity,
+                "val_tokens": result.tokens,
+            },
+        )
+
+    def finish(self, validated: Record) -> Record:
+        return validated
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch on `device`, copied while the GPU still works on what came before."""
+
+    def copy(part: Tensor) -> Tensor:
+        return part.pin_memory().to(device, non_blocking=True)
+
+    if device.type == "cpu":
+        return batch
+    doc_start = None if batch.doc_start is None else copy(batch.doc_start)
+    return Batch(copy(batch.tokens), copy(batch.targets), doc_start)
