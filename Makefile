@@ -9,14 +9,17 @@ TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
 PYTEST = $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: quickstart test test-gpu memcheck check setup
+.PHONY: quickstart test test-all test-gpu memcheck check setup
 
 quickstart: setup
 	$(PY) -m scripts.quickstart
 
 # Kernels run in Triton's interpreter, on the CPU, also where there is a GPU.
-test: export OMP_NUM_THREADS = 1
+test test-all: export OMP_NUM_THREADS = 1
 test: setup
+	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu and not slow"
+
+test-all: setup
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
 
 test-gpu: setup

@@ -1,0 +1,53 @@
+"""Imports run down the house, and in no circle."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAY_IMPORT = {
+    "kernels": set(),
+    "configs": set(),
+    "model": {"kernels"},
+    "data": set(),
+    "training": {"configs", "data", "model", "kernels"},
+    "evaluation": {"configs", "data", "model", "kernels", "training"},
+    "train": {"configs", "data", "model", "kernels", "training"},
+}
+BELOW = {*MAY_IMPORT}
+MAY_IMPORT["scripts"] = BELOW | {"evaluation", "scripts"}
+MAY_IMPORT["experiments"] = BELOW | {"evaluation", "scripts"}
+
+
+def imports() -> dict[str, set[str]]:
+    """Of each module of ours, the modules of ours that it imports, inside of functions too."""
+    files = [ROOT / "train.py", *(f for room in MAY_IMPORT for f in (ROOT / room).rglob("*.py"))]
+    names = {f: ".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files}
+    modules = {name.removesuffix(".__init__") for name in names.values()}
+    found = {}
+    for file, name in names.items():
+        imported = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                below = {f"{node.module}.{alias.name}" for alias in node.names}
+                imported |= below & modules or {node.module}
+        found[name.removesuffix(".__init__")] = imported & modules
+    return found
+
+
+def test_rooms_import_what_lies_below_them() -> None:
+    wrong = [
+        (module, other)
+        for module, others in imports().items()
+        for other in others
+        if (room := module.split(".")[0]) != (of := other.split(".")[0])
+        and of not in MAY_IMPORT[room]
+    ]
+    assert wrong == []
+
+
+def test_there_is_no_circle() -> None:
+    order = list(TopologicalSorter(imports()).static_order())  # raises CycleError
+    assert "kernels.attention" in order
