@@ -1,10 +1,12 @@
 """How a command ends when its user can mend what went wrong, or wants to know how to call it."""
 
+import argparse
 import os
 import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 
 
 @contextmanager
@@ -31,6 +33,18 @@ def _nobody_reads() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.ArgumentParser:
+    """A parser whose help begins with `text`, of a command that is called by its module's name.
+
+    Args:
+        text: the module's docstring.
+        module: its __spec__, from which the name comes; None where a file is run.
+    """
+    name = None if module is None else f"python -m {module.name.removesuffix('.__main__')}"
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=name, description=text, formatter_class=raw)
 
 
 def help_if_asked(text: str | None) -> None:

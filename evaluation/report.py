@@ -6,7 +6,6 @@ The report says that a loss is lower or higher only where the 95% interval of th
 out zero; all its words follow from the numbers.
 """
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from evaluation.markdown import digits
 from evaluation.pictures import draw
@@ -115,11 +114,7 @@ def _without_nan(value: Any) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="with an evaluation.json")
     redraw(parser.parse_args(argv).folder)
 

@@ -23,13 +23,12 @@ the folder of the run and not scored again. With --sums, what a report needs of 
 instead, a small file each, for experiments.table4.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.plan import MODES, SLIDING, Plan
 from evaluation.report import write_report
 from evaluation.score import evaluate_runs
@@ -40,11 +39,7 @@ from training.distributed import start_processes
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
         "--data", type=Path, nargs="+", default=[], dest="corpora", metavar="FOLDER",

@@ -5,7 +5,6 @@ python -m scripts.export_gpt2 out/gpt2_small_1k FOLDER [--dtype bfloat16]
 FOLDER can be given to AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.files import sync_folder, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.text.tokenizer import END_OF_TEXT
@@ -96,11 +95,7 @@ def _json(values: dict[str, Any]) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.export_gpt2",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make")
     parser.add_argument(

@@ -4,14 +4,13 @@ python -m scripts.import_gpt2 gpt2 --out out/gpt2           from the hub
 python -m scripts.import_gpt2 FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from configs.reader import to_yaml
 from data.files import write_atomically
 from data.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
@@ -117,11 +116,7 @@ def check_tokenizer(tokenizer: TextTokenizer, model: ModelConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.import_gpt2",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument(
         "name",
         metavar="NAME_OR_FOLDER",

@@ -3,14 +3,13 @@
 python -m scripts.plot_run out/quickstart [RUN ...] [--out perplexity.png]
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import COST
 from evaluation.runs import what_came_before
 from training.config import RUN_CONFIG
@@ -110,11 +109,7 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.plot_run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
         "--out", type=Path, help="picture (default: perplexity.png in the first run)"

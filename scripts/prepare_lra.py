@@ -32,7 +32,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.lra.contact_sheet import draw
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv
 from data.lra.listops_yardsticks import yardsticks
@@ -69,11 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.prepare_lra",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     parser.add_argument(
         "--source",

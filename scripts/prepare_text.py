@@ -16,6 +16,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
+from configs.command_line import command_parser
 from data.text.documents import OPENWEBTEXT, HubSource
 from data.text.prepare import SHARD_TOKENS, PrepareReport, Progress, prepare
 from data.text.shards import Manifest
@@ -68,11 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.prepare_text",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument(
         "source",
         nargs="*",

@@ -8,7 +8,6 @@ number of tokens are continued as one batch, others one after the other. A sampl
 model ends the document.
 """
 
-import argparse
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Unpack, get_args
 
 import torch
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.text.decoder import StreamDecoder
 from evaluation.runs import Run, open_run
 from model.generate import DrawOptions, PastContext, generate, stream
@@ -145,11 +144,7 @@ def _batch(run: Run, rows: list[list[int]]) -> torch.Tensor:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.sample",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(

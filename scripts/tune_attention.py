@@ -8,7 +8,6 @@ $PAPILIO_CACHE, or ~/.cache/papilio, from where every later process takes it; de
 undoes it.
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from kernels import flash_attention
 from kernels.testing import relative_error
@@ -90,11 +89,7 @@ def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.tune_attention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument(
         "--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256]
     )

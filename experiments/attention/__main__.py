@@ -14,7 +14,6 @@ of a mask, and 2.5 times that backward. Memory is the peak of a forward and back
 inputs. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
-import argparse
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, Stage, collect_rows
 from experiments.attention import hbm_bytes
 from experiments.attention.cases import Case, Sparsity
@@ -241,11 +240,7 @@ PRESETS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.attention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("--preset", choices=PRESETS, required=True)
     parser.add_argument("--full", action="store_true", help="paper: all lengths of all variants")
     parser.add_argument(

@@ -6,7 +6,6 @@ Rows are queries, columns keys. The blocks of a block-sparse mask are coloured b
 kernels walk; those of the other masks by the definition of the mask.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -14,7 +13,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly, random, sliding_window, strided
 from kernels.reference.standard import visible_keys
@@ -131,11 +130,7 @@ def draw(out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.attention.plot_masks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("--out", type=Path, default=Path("docs/masks.png"), help="picture")
     args = parser.parse_args(argv)
     draw(args.out)

@@ -6,7 +6,6 @@ Generating is timed on one thread and on all cores of this machine, in images of
 each time; drawing in batches, on a GPU where there is one. Compiling comes before.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.pathfinder import DIFFICULTIES, Pathfinder, Renderer, generate, pack
 from evaluation.results import write_result
 
@@ -72,11 +71,7 @@ def _wait(device: torch.device) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.contours.generator_speed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_speed.json"))
     args = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

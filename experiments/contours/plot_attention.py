@@ -8,7 +8,6 @@ ring is around the marker that pays. Colours say how many times as much as if it
 alike.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.style import save
 from experiments.contours.rollout import Trace, trace
 
@@ -105,11 +104,7 @@ def title_of(found: Trace, number: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.contours.plot_attention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of train.py")
     parser.add_argument("--image", type=int, default=0, metavar="N", help="of the test split")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")

@@ -10,7 +10,6 @@ traces nearly always. Controls are classifiers of endpoint geometry (yardsticks.
 which must have run before); of these, "held_out" had no part in the matching.
 """
 
-import argparse
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.markdown import markdown_table
 from evaluation.results import read_result, write_result
 from evaluation.statistics import wilson
@@ -197,11 +196,7 @@ def _percent(share: float, interval: Sequence[float]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.contours.tracing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))

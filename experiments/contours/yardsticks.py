@@ -8,14 +8,13 @@ the training split and are scored on the whole test split. --predictions keeps w
 test image, which experiments.contours.tracing needs.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.markdown import markdown_table
 from evaluation.results import write_result
 from evaluation.statistics import wilson
@@ -138,11 +137,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.contours.yardsticks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument(
         "--data",
         type=Path,

@@ -15,11 +15,10 @@ configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: f
 tokens.
 """
 
-import argparse
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from experiments.example_sets import prepare_sets
 from experiments.gpu_pool import Task, python_command
 from experiments.lra.jobs import (
@@ -78,11 +77,7 @@ def tasks_of(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.lra",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument(
         "--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks"
     )

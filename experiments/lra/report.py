@@ -3,13 +3,12 @@
 python -m experiments.lra.report docs/results/lra.json    # Markdown and picture anew
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
@@ -190,11 +189,7 @@ def _within_percent(low: float, high: float) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.lra.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("result", type=Path, metavar="FILE", help="an lra.json")
     redraw(parser.parse_args(argv).result)
 

@@ -13,7 +13,6 @@ and as long in memory, but have more padding. A run that is stopped leaves what 
 NAME.unfinished.json; --resume goes on.
 """
 
-import argparse
 import gc
 import statistics
 import time
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
@@ -339,11 +338,7 @@ def _wait(device: torch.device) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.lra.speed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("--data", type=Path, default=Path("out/data/lra"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/lra_speed.json"))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")

@@ -10,11 +10,10 @@ finished runs in --out: accuracy with intervals beside the paper's, and what can
 following a contour. Stopped, the same command goes on.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from experiments.example_sets import prepare_sets
 from experiments.gpu_pool import Task, python_command
 from experiments.pathx.report import write_report
@@ -47,11 +46,7 @@ def task_of(run: StageRun, waiting: set[str]) -> Task:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.pathx",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument(
         "--stages", nargs="+", choices=tuple(BEFORE), metavar="STAGE", default=tuple(BEFORE),
         help=f"of {', '.join(BEFORE)} (default: all)",

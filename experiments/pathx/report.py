@@ -3,13 +3,12 @@
 python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
 """
 
-import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from data.lra.store import open_split
 from evaluation.results import add_runs, read_result, write_result
@@ -150,11 +149,7 @@ def describe(stage: str, seed: int, folder: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.pathx.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("result", type=Path, metavar="FILE", help="a pathx.json")
     redraw(parser.parse_args(argv).result)
 

@@ -12,13 +12,12 @@ the files of all --sums into one folder, and call the command with --report-only
 of the runs, and none is trained again for want of its folder alone, unless --only names it in full.
 """
 
-import argparse
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.text.shards import Manifest
 from evaluation.plan import Plan
 from evaluation.report import write_report
@@ -189,11 +188,7 @@ def report(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.table4",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("--data", type=Path, required=True, help="token shards to train on")
     parser.add_argument("--budget", choices=BUDGETS, default="minutes")
     parser.add_argument(

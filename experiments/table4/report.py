@@ -3,7 +3,6 @@
 python -m experiments.table4.report out/table4_minutes/table4.json    # Markdown and picture anew
 """
 
-import argparse
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from evaluation.markdown import digits, is_known, markdown_table, with_interval
 from evaluation.results import COST, cost_before, read_result, write_result
@@ -261,11 +260,7 @@ def _draw_row(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.table4.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("result", type=Path, metavar="FILE", help="a table4.json")
     redraw(parser.parse_args(argv).result)
 

@@ -8,7 +8,6 @@ noise, and runs on different attention must lie no further apart. What was begun
 a finished run is not trained again.
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from data.text.shards import Manifest
 from evaluation.results import write_result
 from evaluation.runs import check_same_settings
@@ -136,11 +135,7 @@ def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.train_steps.same_losses",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("config", help="YAML file of the runs")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values to replace")
     parser.add_argument("--name", required=True, help="of the result and of the runs' folder")

@@ -8,7 +8,6 @@ from a checkout of it. Nothing is printed for a contender whose loss differs fro
 A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
-import argparse
 import gc
 import importlib.util
 import statistics
@@ -26,7 +25,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, collect_rows
 from model import GPT, GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
@@ -244,11 +243,7 @@ def draw(rows: list[Row], out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.train_steps.speed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __spec__)
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
     parser.add_argument("--steps", type=int, default=20, help="steps of one of five timings")
