@@ -13,7 +13,7 @@ from data.text.shards import TokenStream
 from evaluation.runs import Run
 from evaluation.sums import DAMAGED, sha256_of
 from evaluation.windows import Scoring
-from model import ModelConfig
+from model.config import ModelConfig
 
 SCORES = "scores"
 

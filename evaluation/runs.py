@@ -10,8 +10,8 @@ from typing import Any
 
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
-from model import GPT
 from model.flops import count_params
+from model.gpt import GPT
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG

@@ -13,14 +13,17 @@ and columns of blocks.
 """
 
 import hashlib
+from functools import cache
 from operator import index
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)
+from kernels.limits import BLOCK_SIZES
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 class MaskLists(NamedTuple):
@@ -77,6 +80,7 @@ class BlockSparseMask:
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
         self._cache: Final[dict[tuple, MaskLists]] = {}
+        _take_lists_for_constants()
 
     def __repr__(self) -> str:
         n_head, n_q_blocks, n_k_blocks = self.layout.shape
@@ -134,7 +138,6 @@ class BlockSparseMask:
             device,
         )
 
-    @torch.compiler.assume_constant_result
     def _lists(
         self,
         digest: str,
@@ -202,13 +205,15 @@ class BlockSparseMask:
         causal: bool = False,
         window_size: int | None = None,
         device: torch.device | str | None = None,
-    ) -> BlockMask:
+    ) -> "BlockMask":
         """The same mask for torch.nn.attention.flex_attention, with batch 1 and H_m heads.
 
         Arguments and errors as in `lists`. Its mask_mod looks up the layout too, because
         flex_attention without torch.compile reads nothing else; compiled, it is called in partial
         blocks only, where the layout is known to be True.
         """
+        from torch.nn.attention.flex_attention import BlockMask  # loads the compiler
+
         layout = self.layout.to(device=device)
         n_head, block_size, offset = self.n_head, self.block_size, seq_k - seq_q
         behind, ahead = _reach(seq_q, seq_k, causal, window_size)
@@ -308,3 +313,9 @@ def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """FlexAttention's number and indices of the blocks in each row, the true ones first."""
     indices = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1).int().unsqueeze(0), indices.int().unsqueeze(0)
+
+
+@cache
+def _take_lists_for_constants() -> None:
+    """Tell torch.compile not to look into `_lists`; once there is a mask, as this loads it."""
+    torch.compiler.assume_constant_result(BlockSparseMask._lists)

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.block_mask import BlockSparseMask
-
-MAX_HEAD_DIM = 256
+from kernels.limits import MAX_HEAD_DIM
 
 # The kernels add the start of a tile in int64 and offsets within it in int32, which spares
 # registers. A tile has at most 128 rows: 127 * 2^24 + head_dim < 2^31.

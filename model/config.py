@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 
-from kernels.checks import MAX_HEAD_DIM
+from kernels.limits import MAX_HEAD_DIM
 from model.mask import MaskConfig
 
 Positions = Literal["learned", "rotary"]

@@ -7,10 +7,12 @@ path of layers connects (block 2 sees neither 1 nor a block that does); a window
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from kernels.block_mask import BLOCK_SIZES, BlockSparseMask
-from kernels.patterns import butterfly, sliding_window
+from kernels.limits import BLOCK_SIZES
+
+if TYPE_CHECKING:
+    from kernels.block_mask import BlockSparseMask
 
 Pattern = Literal["dense", "butterfly"]
 
@@ -53,7 +55,7 @@ class MaskConfig:
                     f"model.mask.{name}={getattr(self, name)} must be at least {least}."
                 )
 
-    def build(self, seq_len: int, *, last_query_only: bool = False) -> BlockSparseMask | None:
+    def build(self, seq_len: int, *, last_query_only: bool = False) -> "BlockSparseMask | None":
         """The mask for seq_len queries and keys, the same object each time; None if dense.
 
         Args:
@@ -71,7 +73,11 @@ class MaskConfig:
 
 
 @cache
-def _build(config: MaskConfig, n_blocks: int, last_query_only: bool) -> BlockSparseMask:
+def _build(config: MaskConfig, n_blocks: int, last_query_only: bool) -> "BlockSparseMask":
+    # here, as a configuration is checked before PyTorch is loaded
+    from kernels.block_mask import BlockSparseMask
+    from kernels.patterns import butterfly, sliding_window
+
     layout = butterfly(n_blocks, global_blocks=min(config.global_blocks, n_blocks))
     layout |= sliding_window(n_blocks, config.window_blocks)
     return BlockSparseMask(layout[-1:] if last_query_only else layout, config.block_size)

@@ -17,7 +17,8 @@ from data.hf_folder import find_folder, read_config, read_tensors, read_tokenize
 from data.text.config import DataConfig
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
-from model import GPT, ModelConfig
+from model.config import ModelConfig
+from model.gpt import GPT
 from model.hf import config_from_hf, state_from_hf
 from training.checkpoint import CHECKPOINTS, UNFINISHED, save_model
 from training.config import RUN_CONFIG, RunConfig

@@ -27,8 +27,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, collect_rows
-from model import GPT, GPT2_SIZES, ModelConfig
+from model.config import GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
+from model.gpt import GPT
 from training.language.config import OptimConfig
 from training.numerics import deterministic_algorithms
 from training.optim import make_optimizer

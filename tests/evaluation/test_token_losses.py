@@ -13,7 +13,8 @@ from data.text.batches import ValidationBatches
 from data.text.shards import TokenStream
 from evaluation.token_losses import token_losses
 from evaluation.windows import Scoring, ScoringWindows
-from model import GPT, ModelConfig
+from model.config import ModelConfig
+from model.gpt import GPT
 from tests.training_runs import call_on_two_processes
 from training.distributed import Processes, start_processes
 from training.language.validation import evaluate

@@ -11,7 +11,7 @@ import torch
 from kernels import flash_attention
 from kernels.attention import IMPLS
 from kernels.block_mask import BlockSparseMask
-from kernels.checks import MAX_HEAD_DIM
+from kernels.limits import MAX_HEAD_DIM
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
 

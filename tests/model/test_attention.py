@@ -7,8 +7,8 @@ import torch
 
 import model.attention
 from kernels import flash_attention
-from model import ModelConfig
 from model.attention import SelfAttention
+from model.config import ModelConfig
 from model.positions import rotary_tables
 
 B, T, C = 2, 13, 32

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from model import GPT, MaskConfig, ModelConfig
 from model.cache import KVCache
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.mask import MaskConfig
 
 VOCAB, CONTEXT, N_LAYER = 61, 16, 2
 B, H, D = 3, 2, 4

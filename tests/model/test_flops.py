@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import GPT, GPT2_SIZES, ModelConfig
+from model.config import GPT2_SIZES, ModelConfig
 from model.flops import (
     count_params,
     forward_flops_per_token,
@@ -12,6 +12,7 @@ from model.flops import (
     peak_flops,
     train_flops_per_token,
 )
+from model.gpt import GPT
 
 A100 = "NVIDIA A100-SXM4-80GB"
 

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import GPT, MaskConfig, ModelConfig
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.mask import MaskConfig
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,

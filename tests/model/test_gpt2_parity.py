@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model import GPT, ModelConfig
+from model.config import ModelConfig
+from model.gpt import GPT
 
 VOCAB, CONTEXT, LAYERS, HEADS, WIDTH = 61, 40, 3, 4, 32
 

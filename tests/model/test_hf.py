@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from model import GPT, ModelConfig
+from model.config import ModelConfig
+from model.gpt import GPT
 from model.hf import config_from_hf, config_to_hf, state_from_hf, state_to_hf
 from model.mask import MaskConfig
 

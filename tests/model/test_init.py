@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from model import GPT, GPT2_SIZES, ModelConfig
+from model.config import GPT2_SIZES, ModelConfig
+from model.gpt import GPT
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,

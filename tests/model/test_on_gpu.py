@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from model import GPT, MaskConfig, ModelConfig
 from model.cache import KVCache
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.mask import MaskConfig
 from model.positions import rows_at
 
 pytestmark = pytest.mark.gpu

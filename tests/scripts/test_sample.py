@@ -5,8 +5,9 @@ import torch
 
 from configs.command_line import errors_as_sentences
 from data.text.tokenizer import train_tokenizer
-from model import GPT, ModelConfig
+from model.config import ModelConfig
 from model.generate import generate
+from model.gpt import GPT
 from scripts import sample
 from scripts.sample import continuations, pieces
 

@@ -12,7 +12,7 @@ from experiments.lra.jobs import (
     parse_name,
     split_by_what_is_there,
 )
-from kernels.block_mask import BLOCK_SIZES
+from kernels.limits import BLOCK_SIZES
 from tests.experiments.tiny_lra import make_tasks
 
 
