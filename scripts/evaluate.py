@@ -23,22 +23,15 @@ the folder of the run and not scored again. With --sums, what a report needs of 
 instead, a small file each, for experiments.table4.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from configs.command_line import command_parser, errors_as_sentences
-from evaluation.plan import MODES, SLIDING, Plan
-from evaluation.report import write_report
-from evaluation.score import evaluate_runs
-from evaluation.sums import write_scored
-from evaluation.tables import tabulate
-from training.distributed import start_processes
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
     parser = command_parser(__doc__, __spec__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
@@ -47,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="folder of the report (default: out/evaluation)")
     parser.add_argument(
-        "--modes", nargs="+", choices=MODES,
+        "--modes", nargs="+", choices=("chunk", "strided", "cross", "control"),
         help="all of these must give something to score (default: whichever do)",
     )  # fmt: skip
     parser.add_argument(
@@ -77,7 +70,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="FOLDER",
         help="write what a report needs of each run to FOLDER/CORPUS/RUN.npz, and no report",
     )
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
+import torch
+
+from evaluation.plan import SLIDING, Plan
+from evaluation.report import write_report
+from evaluation.score import evaluate_runs
+from evaluation.sums import write_scored
+from evaluation.tables import tabulate
+from training.distributed import start_processes
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
     if args.batch_tokens is not None and args.batch_tokens < 1:
         raise ValueError(f"--batch-tokens={args.batch_tokens} must be at least 1")
     if args.sums is not None and args.out is not None:

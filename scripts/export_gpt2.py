@@ -5,17 +5,38 @@ python -m scripts.export_gpt2 out/gpt2_small_1k FOLDER [--dtype bfloat16]
 FOLDER can be given to AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained.
 """
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of the tensors (default: float32)",
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.files import sync_folder, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.text.tokenizer import END_OF_TEXT
@@ -95,13 +116,7 @@ def _json(values: dict[str, Any]) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make")
-    parser.add_argument(
-        "--dtype", choices=list(DTYPES), default="float32", help="of the tensors (default: float32)"
-    )
-    args = parser.parse_args(argv)
+    args = options(argv)
     export_gpt2(args.run, args.folder, dtype=args.dtype)
     print(f"wrote {args.folder}")
 

@@ -4,13 +4,47 @@ python -m scripts.import_gpt2 gpt2 --out out/gpt2           from the hub
 python -m scripts.import_gpt2 FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
 """
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences
+
+DATA = "out/data/openwebtext"
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument(
+        "name",
+        metavar="NAME_OR_FOLDER",
+        help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="RUN", help="folder of the run to make"
+    )
+    parser.add_argument(
+        "--data",
+        default=DATA,
+        metavar="FOLDER",
+        help=f"token shards that its configuration names (default: {DATA})",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a tokenizer.json (default: the one that lies beside the model)",
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
+from dataclasses import asdict
 
 import torch
 
-from configs.command_line import command_parser, errors_as_sentences
 from configs.reader import to_yaml
 from data.files import write_atomically
 from data.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
@@ -23,8 +57,6 @@ from model.hf import config_from_hf, state_from_hf
 from training.checkpoint import CHECKPOINTS, UNFINISHED, save_model
 from training.config import RUN_CONFIG, RunConfig
 from training.language.config import OptimConfig, TrainConfig
-
-DATA = "out/data/openwebtext"
 
 
 def import_gpt2(name: str, out: Path, *, data: str = DATA, tokenizer: str | None = None) -> str:
@@ -117,27 +149,7 @@ def check_tokenizer(tokenizer: TextTokenizer, model: ModelConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "name",
-        metavar="NAME_OR_FOLDER",
-        help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub",
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="RUN", help="folder of the run to make"
-    )
-    parser.add_argument(
-        "--data",
-        default=DATA,
-        metavar="FOLDER",
-        help=f"token shards that its configuration names (default: {DATA})",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a tokenizer.json (default: the one that lies beside the model)",
-    )
-    args = parser.parse_args(argv)
+    args = options(argv)
     print(import_gpt2(args.name, args.out, data=args.data, tokenizer=args.tokenizer))
 
 

@@ -3,13 +3,30 @@
 python -m scripts.plot_run out/quickstart [RUN ...] [--out perplexity.png]
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--out", type=Path, help="picture (default: perplexity.png in the first run)"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import COST
 from evaluation.runs import what_came_before
 from training.config import RUN_CONFIG
@@ -109,12 +126,7 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--out", type=Path, help="picture (default: perplexity.png in the first run)"
-    )
-    args = parser.parse_args(argv)
+    args = options(argv)
     out = args.out or args.runs[0] / "perplexity.png"
     draw_runs(args.runs).savefig(out, dpi=120)
     print(f"drew {out}")

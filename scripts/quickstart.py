@@ -6,16 +6,24 @@ The corpus is what every machine with Python has: the source files of the standa
 """
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from configs.command_line import errors_as_sentences, help_if_asked
-from scripts import plot_run, prepare_text
-from scripts.sample import sample
-from train import main as train
 from training.language.config import load_config
 
 CONFIG = "configs/quickstart.yaml"
+
+if __name__ == "__main__":
+    help_if_asked(__doc__)  # before PyTorch is loaded: nor need a misspelt key wait for it
+    with errors_as_sentences():
+        load_config([CONFIG, *sys.argv[1:]])
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts import plot_run, prepare_text
+from scripts.sample import sample
+from train import main as train
+
 PROMPT = "class Counter:\n    def __init__(self"
 
 
@@ -50,6 +58,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)
     with errors_as_sentences():
         main(sys.argv[1:])

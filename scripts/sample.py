@@ -8,18 +8,64 @@ number of tokens are continued as one batch, others one after the other. A sampl
 model ends the document.
 """
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack, get_args
+
+from configs.command_line import command_parser, errors_as_sentences
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
+    )
+    source.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, to its last byte"
+    )
+    parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: 200)")
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the likeliest only, as few as have probability P together",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--past-context",
+        choices=("slide", "refuse"),
+        default="slide",
+        help="of texts longer than the context: read the end of it, or refuse (default: slide)",
+    )
+    parser.add_argument(
+        "--no-stop", action="store_true", help="go on after the end of the document"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Unpack
 
 import torch
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.text.decoder import StreamDecoder
 from evaluation.runs import Run, open_run
-from model.generate import DrawOptions, PastContext, generate, stream
+from model.generate import DrawOptions, generate, stream
 from training.numerics import autocast
 
 
@@ -144,40 +190,7 @@ def _batch(run: Run, rows: list[list[int]]) -> torch.Tensor:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
-    )
-    source.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, to its last byte"
-    )
-    parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: 200)")
-    parser.add_argument(
-        "--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)"
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the likeliest only, as few as have probability P together",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument(
-        "--past-context",
-        choices=get_args(PastContext),
-        default="slide",
-        help="of texts longer than the context: read the end of it, or refuse (default: slide)",
-    )
-    parser.add_argument(
-        "--no-stop", action="store_true", help="go on after the end of the document"
-    )
-    args = parser.parse_args(argv)
+    args = options(argv)
     prompts = args.prompt or [""]
     for prompt in prompts:
         # as Python decodes what is no UTF-8 on a command line

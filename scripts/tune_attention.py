@@ -8,10 +8,29 @@ $PAPILIO_CACHE, or ~/.cache/papilio, from where every later process takes it; de
 undoes it.
 """
 
+import argparse
+from collections.abc import Sequence
+
+from configs.command_line import command_parser, errors_as_sentences
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument(
+        "--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256]
+    )
+    parser.add_argument("--seq-len", type=int, default=4096)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +39,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from kernels import flash_attention
 from kernels.testing import relative_error
@@ -89,12 +107,7 @@ def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256]
-    )
-    parser.add_argument("--seq-len", type=int, default=4096)
-    args = parser.parse_args(argv)
+    args = options(argv)
     if not torch.cuda.is_available():
         raise SystemExit("tune_attention measures a GPU, and PyTorch sees none")
     gpu_name = torch.cuda.get_device_name()
