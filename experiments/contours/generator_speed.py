@@ -8,17 +8,17 @@ each time; drawing in batches, on a GPU where there is one. Compiling comes befo
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from configs.command_line import command_parser, errors_as_sentences
 from data.pathfinder import DIFFICULTIES, Pathfinder, Renderer, generate, pack
 from evaluation.results import write_result
+from experiments.lra.speed import wait_for
+from experiments.reports import table
 
 IMAGES = {32: 4000, 64: 200, 128: 300, 256: 2000}
 """Of one thread's timing; as many more as there are cores for all of them."""
@@ -56,17 +56,22 @@ def drawing_speed(parameters: Pathfinder, lists: Any, device: torch.device) -> f
     renderer, packed = Renderer(parameters, device), pack(lists, device)
     renderer(packed)
     repeats = 50 if device.type == "cuda" else 2
-    _wait(device)
+    wait_for(device)
     started = time.perf_counter()
     for _ in range(repeats):
         renderer(packed)
-    _wait(device)
+    wait_for(device)
     return repeats * len(packed) / (time.perf_counter() - started)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def table_of(result: Mapping[str, Any]) -> str:
+    """Milliseconds in which one core makes an image, a column a difficulty."""
+    lines: dict[int, dict[str, str]] = {}
+    for row in result["rows"]:
+        n = row["size"]
+        line = lines.setdefault(n, {"pixels": f"{n} x {n}"})
+        line[row["difficulty"]] = f"{row['ms_one_core']:.2f} ms"
+    return table(lines.values())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,19 +82,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = [measure(size, name, device) for size in IMAGES for name in DIFFICULTIES]
     write_result(args.out, {"rows": rows, "drawn_on": device.type})
-    table = Table(title=f"Pathfinder images; drawn on {device.type}")
-    columns = ("size", "difficulty", "ms an image, one core", "images/s, all cores", "drawn/s")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            f"{row['size']}",
-            row["difficulty"],
-            f"{row['ms_one_core']:.3f}",
-            f"{row['images_per_s_all_cores']:,.0f}",
-            f"{row['images_drawn_per_s']:,.0f}",
+    print(
+        table(
+            {
+                "size": f"{row['size']}",
+                "difficulty": row["difficulty"],
+                "ms an image, one core": f"{row['ms_one_core']:.3f}",
+                "images/s, all cores": f"{row['images_per_s_all_cores']:,.0f}",
+                f"drawn/s, {device.type}": f"{row['images_drawn_per_s']:,.0f}",
+            }
+            for row in rows
         )
-    Console().print(table)
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ traces nearly always. Controls are classifiers of endpoint geometry (yardsticks.
 which must have run before); of these, "held_out" had no part in the matching.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from configs.command_line import command_parser, errors_as_sentences
-from evaluation.markdown import markdown_table
 from evaluation.results import read_result, write_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import read_endpoints, read_predictions
 from experiments.contours.matching import Tolerance, match
 from experiments.contours.yardsticks import PREDICTIONS
+from experiments.reports import mean_text, table
 from training.classification.scoring import TEST_LOGITS
 from training.metrics import read_metrics
 
@@ -169,29 +169,40 @@ def earlier_rows(
     return [row for row in result["rows"] if row["run"] not in here]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The pairs of each run, and the control's, in percent."""
-    lines = []
-    for row in rows:
-        for name in ("run", CONTROL, *MATCHED_BY):
-            found = row["on_pairs"][name]
-            lines.append(
-                [
-                    row["run"] if name == "run" else f"geometry, {name}",
-                    row["task"],
-                    f"{100 * row['accuracy'][name]['accuracy']:.1f}",
-                    f"{row['pairs']:,}",
-                    _percent(found["accuracy"], found["accuracy_interval"]),
-                    _percent(found["ordered"], found["ordered_interval"]),
-                ]
-            )
-    header = ["", "task", "accuracy, %", "pairs", "accuracy on pairs, %", "pairs in order, %"]
-    return markdown_table(header, lines)
+def classifiers_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Each run on its pairs, and the classifiers of geometry on them, in percent."""
+    return table(
+        {
+            "": row["run"] if name == "run" else f"geometry, {name}",
+            "task": row["task"],
+            "accuracy, %": f"{100 * row['accuracy'][name]['accuracy']:.1f}",
+            "pairs": f"{row['pairs']:,}",
+            "accuracy on pairs, %": mean_text(found["accuracy"], found["accuracy_interval"], 100),
+            "pairs in order, %": mean_text(found["ordered"], found["ordered_interval"], 100),
+        }
+        for row in rows
+        for name in ("run", CONTROL, *MATCHED_BY)
+        for found in [row["on_pairs"][name]]
+    )
 
 
-def _percent(share: float, interval: Sequence[float]) -> str:
-    low, high = interval
-    return f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+def runs_table(result: Mapping[str, Any]) -> str:
+    """The pairs that each run puts in order, and those that the control does."""
+    control = result["matching"]["control"]
+
+    def ordered(found: Mapping[str, Any]) -> str:
+        return mean_text(found["ordered"], found["ordered_interval"], 100)
+
+    return table(
+        {
+            "run": Path(row["run"]).name,
+            "accuracy, %": f"{100 * row['accuracy']['run']['accuracy']:.1f}",
+            "pairs": f"{row['pairs']:,}",
+            "pairs in order, %": ordered(row["on_pairs"]["run"]),
+            "by geometry alone, %": ordered(row["on_pairs"][control]),
+        }
+        for row in result["rows"]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -234,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.add is not None:
         rows += earlier_rows(args.add, rows, matching)
     write_result(args.out, {"unit": "share", "matching": matching, "rows": rows})
-    print(f"{table(rows)}\nwrote {args.out}")
+    print(f"{classifiers_table(rows)}\nwrote {args.out}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from configs.command_line import command_parser, errors_as_sentences
-from evaluation.markdown import markdown_table
 from evaluation.results import write_result
 from evaluation.statistics import wilson
 from experiments.contours.geometry import (
@@ -28,6 +27,7 @@ from experiments.contours.geometry import (
     views,
     write_predictions,
 )
+from experiments.reports import mean_text, table
 
 NETWORK = "all endpoint geometry, by a network"
 PREDICTIONS = Path("out/pathfinder_yardsticks")
@@ -121,18 +121,20 @@ def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.nd
     return np.concatenate(seen), np.tile(endpoints.labels, 2)
 
 
-def table(result: dict[str, Any]) -> str:
+def accuracies_table(result: dict[str, Any]) -> str:
     """Accuracies in percent, a column a size."""
     sizes = list(result["accuracies"])
-    names = list(result["accuracies"][sizes[0]])
-    rows = []
-    for name in names:
-        cells = []
-        for size in sizes:
-            share, (low, high) = (result[k][size][name] for k in ("accuracies", "intervals"))
-            cells.append(f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})")
-        rows.append([name, *cells])
-    return markdown_table(["accuracy, %", *(f"{size} x {size}" for size in sizes)], rows)
+    return table(
+        {
+            "accuracy, %": name,
+            **{
+                f"{size} x {size}": mean_text(share, result["intervals"][size][name], 100)
+                for size in sizes
+                for share in [result["accuracies"][size][name]]
+            },
+        }
+        for name in result["accuracies"][sizes[0]]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -167,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_predictions(args.predictions, task, **logits)
         print(f"measured {task}", flush=True)
     write_result(args.out, {"unit": "share of test images", **result})
-    print(f"\n{table(result)}\nwrote {args.out}")
+    print(f"\n{accuracies_table(result)}\nwrote {args.out}")
 
 
 def find_task(folders: Sequence[Path], name: str) -> Path:

@@ -15,12 +15,13 @@ configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: f
 tokens.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
 from experiments.example_sets import prepare_sets
-from experiments.gpu_pool import Task, python_command
+from experiments.gpu_pool import Task
 from experiments.lra.jobs import (
     ATTENTIONS,
     BENCHMARK,
@@ -28,38 +29,16 @@ from experiments.lra.jobs import (
     TASKS,
     Job,
     make_jobs,
-    split_by_what_is_there,
+    trainable_tasks,
 )
-from experiments.lra.report import write_report
-from experiments.lra.runs import note_sharing
+from experiments.lra.report import note_sharing, write_report
 from experiments.sweep import add_options, train_and_report
 
 SEEDS = (1111, 1112, 1113)
 
 
-def task_of(job: Job, jobs_per_gpu: int, waiting: Collection[str]) -> Task:
-    """Train a run, or go on with it, and score its best weights.
-
-    Args:
-        job: the run.
-        jobs_per_gpu: how many share its GPU, at most.
-        waiting: names of all runs of this call.
-    """
-
-    def commands(n_gpu: int) -> list[list[str]]:
-        note_sharing(job.folder, jobs_per_gpu)
-        return [python_command(n_gpu, "train.py", *job.arguments)]
-
-    return Task(
-        name=job.folder.name,
-        needs=job.needs & frozenset(waiting),
-        commands=commands,
-        log=job.folder.with_suffix(".log"),
-    )
-
-
-def tasks_of(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
-    """The tasks that train what is not finished, whose sets of examples are made here.
+def training_tasks(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
+    """What trains the unfinished runs, whose sets of examples are made here.
 
     Raises:
         ValueError: `jobs_per_gpu` is below 1.
@@ -69,10 +48,11 @@ def tasks_of(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
     finished = [job.folder.name for job in jobs if job.is_finished]
     if finished:
         print(f"finished before: {', '.join(finished)}")
-    waiting = {job.folder.name: job for job in jobs if not job.is_finished}
-    phases = [phase for job in waiting.values() for phase in job.config.data.phases]
-    prepare_sets(path for phase in phases for path in phase.paths)
-    return [task_of(job, jobs_per_gpu, waiting) for job in waiting.values()]
+    waiting = [job for job in jobs if job.folder.name not in finished]
+    prepare_sets(
+        path for job in waiting for phase in job.config.data.phases for path in phase.paths
+    )
+    return [job.gpu_task(waiting, partial(note_sharing, most=jobs_per_gpu)) for job in waiting]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,19 +75,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     tasks = []
     if not args.report_only:
-        there, left_out = split_by_what_is_there(args.tasks, args.data, args.recipe)
-        for sentence in left_out:
-            print(sentence)
-        jobs = make_jobs(
-            there,
-            args.attentions,
-            args.seeds,
-            data=args.data,
-            out=args.out,
-            recipe=args.recipe,
-            overrides=args.set,
-        )
-        tasks = tasks_of(jobs, args.jobs_per_gpu)
+        names, left_out = trainable_tasks(args.tasks, args.data, args.recipe)
+        print(*left_out, sep="\n", end="\n" if left_out else "")
+        options = {"data": args.data, "out": args.out, "recipe": args.recipe}
+        jobs = make_jobs(names, args.attentions, args.seeds, **options, overrides=args.set)
+        tasks = training_tasks(jobs, args.jobs_per_gpu)
     train_and_report(
         tasks,
         lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),

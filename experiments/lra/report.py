@@ -3,22 +3,32 @@
 python -m experiments.lra.report docs/results/lra.json    # Markdown and picture anew
 """
 
+import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
-from evaluation.results import read_result, write_result
+from evaluation.results import Row, add_runs, read_result, write_result
+from evaluation.runs import HOW, check_settings
 from evaluation.statistics import Estimate, paired_half_width, widen, wilson
-from evaluation.style import save
-from experiments.lra.jobs import BENCHMARK, TASKS
-from experiments.lra.plots import draw
-from experiments.lra.runs import SETTINGS, finished_runs, with_others
-from experiments.lra.tables import markdown
+from experiments.classifier_runs import (
+    changes_of,
+    describe,
+    finished_folders,
+    is_finished,
+    read_run_config,
+)
+from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, RunName, config_path, parse_name
+from experiments.lra.tables import draw, markdown
+from experiments.reports import publish, redraw_command
+from training.classification.config import ClassifyConfig
+from training.metrics import read_metrics
 
 PAPER = (
     ("Transformer (the paper's)", (36.0, 63.6, 81.6, 42.3, 72.7), 59.3, None),
@@ -32,12 +42,20 @@ AMOS = (
     ("Transformer, rotary (Amos et al.)", (47.90, 79.08, 82.31, 75.04, 76.64), 72.19, None),
     ("the same, pretrained (Amos et al.)", (61.49, 91.02, 91.57, 86.04, 94.16), 84.86, None),
 )
-"""arXiv 2310.02980, the same of its Transformers with rotary positions, from labels alone and after
-self-pretraining on hidden tokens; the averages are ours, as theirs have Path-X in them."""
+"""arXiv 2310.02980, Transformers with rotary positions, from labels alone and after pretraining
+on hidden tokens; the averages are ours, as theirs have Path-X in them."""
 
 REFERENCES = {"paper": PAPER, "rotary": AMOS, "pretrained": AMOS}
 
-PATHFINDER_SIZE = "32"
+JOBS_PER_GPU = "jobs_per_gpu.json"
+"""File in the folder of a run: how many runs shared its GPU, at most."""
+
+SETTINGS = (
+    *("steps", "examples", "examples_in_all", "test_examples", "config"),
+    *("context_length", "documents", "parameters", "positions", "padding", "changes"),
+    *("block_size", "density", "batch_size", "lr"),
+)
+"""What the seeds of a task with an attention have in common, of what is told of a run."""
 
 
 def write_report(
@@ -93,60 +111,156 @@ def write_report(
 def redraw(path: Path) -> None:
     """Write the Markdown and the picture anew beside the JSON, and print the tables."""
     result = read_result(path, "recipe", "references", "rows", "runs", "yardsticks", "speed")
-    text = markdown(result)
-    write_atomically(path.with_suffix(".md"), text.encode())
-    save(draw(result), path.with_suffix(".png"))
-    print(text)
-    print(f"wrote {path.with_suffix('.md')} and its picture")
+    publish(path, markdown(result), draw(result))
 
 
-def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each task and attention the mean over seeds, and how sure it is.
+def finished_runs(out: Path, recipe: str) -> list[Row]:
+    """All finished runs of a recipe in a folder, in the order of tasks, attentions and seeds.
+
+    Raises:
+        ValueError: two runs that differ in their seed by name differ in more.
+    """
+    first: dict[tuple[str, str], ClassifyConfig] = {}
+    runs = []
+    for folder in sorted(finished_folders(out)):
+        name = parse_name(folder.name)
+        if name is None or name.recipe != recipe:
+            continue
+        config = read_run_config(folder)
+        of_first = first.setdefault((name.task, name.attention), config)
+        check_settings(folder, config, of_first, may_differ=(*HOW, "run.seed"))
+        runs.append(describe_run(name, folder, config))
+    return sorted(runs, key=_order)
+
+
+def with_others(runs: Sequence[Row], reports: Sequence[Path], recipe: str) -> list[Row]:
+    """Runs and those of other reports that are not among them, in the order of `finished_runs`.
+
+    Raises:
+        ValueError: a report is of another recipe, or seeds differ in SETTINGS.
+    """
+    for path in reports:
+        found = read_result(path, "recipe")["recipe"]
+        if found != recipe:
+            raise ValueError(f"--add {path}: it is of the recipe {found}, and this one of {recipe}")
+    every = add_runs(runs, reports, _order)
+    first: dict[tuple[str, str], Row] = {}
+    for run in every:
+        of_first = first.setdefault((run["task"], run["attention"]), run)
+        for name in SETTINGS:
+            if run[name] != of_first[name]:
+                raise ValueError(
+                    f"--add: of {run['task']} with {run['attention']} attention, seed "
+                    f"{run['seed']} has {name}={run[name]}, and seed {of_first['seed']} "
+                    f"{of_first[name]}: train both alike, or leave the report with one of them out"
+                )
+    return every
+
+
+def _order(run: Row) -> tuple[int, int, int]:
+    return list(TASKS).index(run["task"]), list(ATTENTIONS).index(run["attention"]), run["seed"]
+
+
+def describe_run(name: RunName, folder: Path, config: ClassifyConfig) -> Row:
+    """Settings, cost and accuracy of a run; the run that it started with counts for the cost."""
+    last, model, mask = read_metrics(folder)[-1], config.model, config.model.mask
+    before = _pretraining(folder, config)
+    ends = [last] if before is None else [last, read_metrics(before)[-1]]
+    return {
+        "task": name.task,
+        "attention": name.attention,
+        **describe(folder),
+        "test_loss": last["test_loss"],
+        "examples_in_all": sum(end["examples"] for end in ends),
+        "minutes": 60 * sum(end["gpu_hours"] for end in ends),
+        "jobs_per_gpu": jobs_per_gpu(folder),
+        "config": str(config_path(name.task, name.recipe)),
+        "context_length": model.context_length,
+        "documents": model.documents,
+        "changes": changes_of(config, before and read_run_config(before)),
+        "block_size": None if mask.pattern == "dense" else mask.block_size,
+        "dtype": config.run.dtype,
+    }
+
+
+def _pretraining(folder: Path, config: ClassifyConfig) -> Path | None:
+    """The folder of the run that this one started with, which lies beside it; if any."""
+    if config.run.init_from is None:
+        return None
+    before = folder.parent / Path(config.run.init_from).name
+    if not is_finished(before):
+        raise ValueError(
+            f"{folder} started with the weights of {before}, which holds no finished run: what it "
+            "took belongs in the report, so put it back"
+        )
+    return before
+
+
+def jobs_per_gpu(folder: Path) -> int | None:
+    """How many runs shared the GPU of a run, at most; None where it was not noted."""
+    path = folder / JOBS_PER_GPU
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def note_sharing(folder: Path, most: int) -> None:
+    """Note in the folder of a run that `most` runs share its GPU, or more, as noted before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    most = max(most, jobs_per_gpu(folder) or 1)
+    write_atomically(folder / JOBS_PER_GPU, f"{most}\n".encode())
+
+
+def summarize(runs: Sequence[Row]) -> list[Row]:
+    """For each task and attention the mean over seeds, and 95% intervals.
 
     `test_interval` is Wilson's, of the mean at the size of the test split: how far other examples
-    might move it. `seed_interval` is Student's t over the seeds: how far other seeds might.
-    `interval` adds both half-widths as independent errors, on each side. All are 95% intervals; the
-    second is None for one seed, and the third then equal to the first.
+    might move it. `seed_interval` is Student's t over the seeds, None for one seed. `interval` adds
+    both half-widths as independent errors, on each side.
+
+    Args:
+        runs: in the order of `finished_runs`.
 
     Raises:
         ValueError: seeds were scored on test splits of several sizes.
     """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault((run["task"], run["attention"]), []).append(run)
     rows = []
-    for (task, attention), seeds in groups.items():
+    for (task, attention), group in groupby(runs, lambda run: (run["task"], run["attention"])):
+        seeds = list(group)
         sizes = {run["test_examples"] for run in seeds}
         if len(sizes) > 1:
             raise ValueError(
                 f"seeds of {task} with {attention} attention were scored on test splits of "
                 f"{' and '.join(map(str, sorted(sizes)))} examples: train them on the same data"
             )
-        accuracies = [run["test_accuracy"] for run in seeds]
-        mean, n = fmean(accuracies), seeds[0]["test_examples"]
-        low, high = (100 * share for share in wilson(mean / 100, n))
-        over_seeds = paired_half_width(accuracies)
+        each = {name: [run[name] for run in seeds] for name in seeds[0]}
+        mean = fmean(each["test_accuracy"])
+        low, high = (100 * share for share in wilson(mean / 100, seeds[0]["test_examples"]))
+        over_seeds = paired_half_width(each["test_accuracy"])
         both = widen(Estimate(mean=mean, low=low, high=high), over_seeds)
         rows.append(
             {
                 "task": task,
                 "attention": attention,
-                "seeds": [run["seed"] for run in seeds],
+                "seeds": each["seed"],
                 "test_accuracy": mean,
-                "each": accuracies,
+                "each": each["test_accuracy"],
                 "interval": _within_percent(both.low, both.high),
                 "test_interval": [low, high],
                 "seed_interval": None
                 if over_seeds is None
                 else _within_percent(mean - over_seeds, mean + over_seeds),
-                "best_val_accuracy": [run["best_val_accuracy"] for run in seeds],
-                "best_step": [run["best_step"] for run in seeds],
-                "minutes": fmean(run["minutes"] for run in seeds),
-                "jobs_per_gpu": [run["jobs_per_gpu"] for run in seeds],
+                "best_val_accuracy": each["best_val_accuracy"],
+                "best_step": each["best_step"],
+                "minutes": fmean(each["minutes"]),
+                "jobs_per_gpu": each["jobs_per_gpu"],
                 **{name: seeds[0][name] for name in SETTINGS},
             }
         )
     return rows
+
+
+def _within_percent(low: float, high: float) -> list[float]:
+    """An interval of accuracies; of two seeds far apart, Student's would go beyond."""
+    return [max(low, 0.0), min(high, 100.0)]
 
 
 def listops_yardsticks(folder: Path) -> dict[str, float] | None:
@@ -159,15 +273,9 @@ def listops_yardsticks(folder: Path) -> dict[str, float] | None:
 
 
 def pathfinder_yardsticks(path: Path) -> dict[str, float] | None:
-    """What simple statistics score on Pathfinder, percent; None where they were not measured."""
-    if not path.exists():
-        return None
-    found = read_result(path, "accuracies")["accuracies"].get(PATHFINDER_SIZE)
-    if not found:
-        return None
-    # of two classes nothing scores below 1%: such numbers are shares
-    scale = 100 if max(found.values()) <= 1 else 1
-    return {name: scale * accuracy for name, accuracy in found.items()}
+    """What classifiers of the markers score at 32 x 32, percent; None where not measured."""
+    shares = read_result(path, "accuracies")["accuracies"].get("32") if path.exists() else None
+    return shares and {name: 100 * share for name, share in shares.items()}
 
 
 def read_speed(path: Path) -> dict[str, Any] | None:
@@ -182,16 +290,9 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     }
 
 
-def _within_percent(low: float, high: float) -> list[float]:
-    """An interval of accuracies; of two seeds far apart, Student's would go beyond."""
-    return [max(low, 0.0), min(high, 100.0)]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("result", type=Path, metavar="FILE", help="an lra.json")
-    redraw(parser.parse_args(argv).result)
+    redraw_command(__doc__, __spec__, redraw, argv)
 
 
 if __name__ == "__main__":

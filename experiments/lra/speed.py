@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from configs.command_line import command_parser, errors_as_sentences
@@ -33,7 +31,8 @@ from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
 from evaluation.results import Row, collect_rows
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, arguments_of, split_by_what_is_there
+from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, arguments_of, trainable_tasks
+from experiments.lra.tables import speed_table
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.step import ClassifierStep
@@ -68,15 +67,11 @@ class Contender:
         torch.manual_seed(config.run.seed)  # the same weights for all
         self.model = Classifier(config.model).to(device)
         self._optimizer = make_optimizer(self.model, config.optim, capturable=device.type == "cuda")
-        self._fast: nn.Module = self.model
+        fast: nn.Module = self.model
         if config.run.compile:
-            self._fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
+            fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
         self._learn = ClassifierStep(
-            self._fast,
-            self._optimizer,
-            self._autocast,
-            device,
-            grad_clip=config.optim.grad_clip,
+            fast, self._optimizer, self._autocast, device, grad_clip=config.optim.grad_clip
         )
         self._lesson = curriculum.lesson(curriculum.number(config.optim.max_steps - 1))
         self._next = self._lesson.first_step
@@ -118,36 +113,32 @@ class Contender:
         return autocast(self._config.run.dtype, self._device)
 
 
-def what_is_timed(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> list[Timed]:
-    """The tasks with the data that are there; says what is left out.
+def timed_tasks(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> list[Timed]:
+    """The tasks whose data, or a stand-in's, are prepared; says what is left out.
 
     Raises:
         FileNotFoundError: a task is not prepared, and no other can stand in.
     """
-    stood_in = {
-        task: other
-        for task in tasks
-        if (other := STAND_IN.get(task)) is not None
-        and not (data / TASKS[task].folder / MANIFEST).exists()
-        and (data / TASKS[other].folder / MANIFEST).exists()
-    }
-    there, left_out = split_by_what_is_there([t for t in tasks if t not in stood_in], data)
-    for sentence in left_out:
-        print(sentence)
+    source = {task: task for task in tasks}
+    for task, other in STAND_IN.items():
+        prepared = [(data / TASKS[name].folder / MANIFEST).exists() for name in (task, other)]
+        if task in source and prepared == [False, True]:
+            source[task] = other
+    there, left_out = trainable_tasks([t for t in tasks if source[t] == t], data)
+    print(*left_out, sep="\n", end="\n" if left_out else "")
     return [
         Timed(
             task=task,
-            data_of=stood_in.get(task, task),
+            data_of=source[task],
             configs={
                 attention: read_config(
-                    ClassifyConfig,
-                    arguments_of(stood_in.get(task, task), attention, data, overrides=overrides),
+                    ClassifyConfig, arguments_of(source[task], attention, data, overrides=overrides)
                 )
                 for attention in ATTENTIONS
             },
         )
         for task in tasks
-        if task in there or task in stood_in
+        if task in there or source[task] != task
     ]
 
 
@@ -187,13 +178,13 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
             logits[attention] = contender.logits()
             contender.prepare(captured=False)
             peaks[attention] = _peak_of_a_step(contender, device) - before
-        difference = how_far(logits, timed.task)
+        difference = logit_difference(logits, timed.task)
         about = {
             "task": timed.task,
             "data": TASKS[timed.data_of].folder,
             "context_length": config.model.context_length,
             "documents": config.model.documents,
-            "tokens_share": share_of_tokens(curriculum),
+            "tokens_share": token_share(curriculum),
             "batch_size": contenders[BASE].batch_size,
             "dtype": config.run.dtype,
         }
@@ -202,7 +193,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
             if captured:
                 for contender in contenders.values():
                     contender.prepare(captured=True)
-            seconds = take_turns(contenders, device, steps=steps, repeats=repeats)
+            seconds = step_seconds(contenders, device, steps=steps, repeats=repeats)
             for attention, times in seconds.items():
                 mask = timed.configs[attention].model.mask
                 rows.append(
@@ -222,7 +213,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     yield rows
 
 
-def how_far(logits: dict[str, Tensor], task: str) -> float:
+def logit_difference(logits: dict[str, Tensor], task: str) -> float:
     """How far the logits of our exact attention lie from standard attention's, at most.
 
     Raises:
@@ -238,22 +229,22 @@ def how_far(logits: dict[str, Tensor], task: str) -> float:
     return found
 
 
-def take_turns(
+def step_seconds(
     contenders: dict[str, Contender], device: torch.device, *, steps: int, repeats: int
 ) -> dict[str, list[float]]:
     """Seconds of a step, the mean of `steps` in a row, of each contender in each repeat."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, contender in contenders.items():
-            _wait(device)
+            wait_for(device)
             start = time.perf_counter()
             contender.steps(steps)
-            _wait(device)
+            wait_for(device)
             seconds[name].append((time.perf_counter() - start) / steps)
     return seconds
 
 
-def share_of_tokens(curriculum: Curriculum) -> float:
+def token_share(curriculum: Curriculum) -> float:
     """The share of the places in a batch that hold no padding, over many examples of the task."""
     task = curriculum.task
     numbers = torch.arange(min(len(task), 1024), device=task.labels.device)
@@ -263,7 +254,7 @@ def share_of_tokens(curriculum: Curriculum) -> float:
     return batch.lengths.double().mean().item() / batch.tokens.shape[1]
 
 
-def relate(rows: list[Row], means: dict[str, Any]) -> None:
+def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     """Add `speedup` over standard attention to the rows, and the means over tasks to `means`.
 
     The paper counts "the speedup as the geometric mean of the wall-clock speedup of each task"
@@ -273,49 +264,16 @@ def relate(rows: list[Row], means: dict[str, Any]) -> None:
     for row in rows:
         row["speedup"] = base[row["task"], row["captured"]] / row["step_ms"]
     means.clear()
-    for captured in (True, False):
-        of_all = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
-        if not of_all:
-            continue
-        means["captured" if captured else "plain"] = {
-            "tasks": list(dict.fromkeys(r["task"] for r in of_all)),
-            "speedup": {
-                attention: statistics.geometric_mean(
-                    r["speedup"] for r in of_all if r["attention"] == attention
-                )
-                for attention in ATTENTIONS
-            },
-        }
-
-
-def show(rows: list[Row], means: dict[str, Any]) -> None:
-    """Print the rows as a table."""
-    table = Table(title="a training step of Long Range Arena, ms, and times faster than standard")
-    for column in ("task", "data", "tokens", "not padding", "CUDA graph"):
-        table.add_column(column)
-    for attention in ATTENTIONS:
-        table.add_column(attention, justify="right")
-    table.add_column("peak GiB", justify="right")
-    groups: dict[tuple[str, bool], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["captured"]), []).append(row)
-    for (task, captured), some in groups.items():
-        first = some[0]
-        table.add_row(
-            task,
-            first["data"],
-            f"{first['context_length']:,}" + (" x 2" if first["documents"] == 2 else ""),
-            f"{first['tokens_share']:.0%}",
-            "yes" if captured else "no",
-            *(f"{r['step_ms']:.2f} ({r['speedup']:.2f}x)" for r in some),
-            " / ".join(f"{r['peak_gib']:.2f}" for r in some),
-        )
-    for mode, mean in means.items():
-        table.add_row(
-            "geometric mean", "", "", "", "yes" if mode == "captured" else "no",
-            *(f"{mean['speedup'][attention]:.2f}x" for attention in ATTENTIONS), "",
-        )  # fmt: skip
-    Console(width=140).print(table)
+    for mode, captured in (("captured", True), ("plain", False)):
+        counted = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
+        if counted:
+            speedups = {
+                a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS
+            }
+            means[mode] = {
+                "tasks": list(dict.fromkeys(r["task"] for r in counted)),
+                "speedup": {a: statistics.geometric_mean(x) for a, x in speedups.items()},
+            }
 
 
 def _peak_of_a_step(contender: Contender, device: torch.device) -> int:
@@ -331,7 +289,8 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -351,22 +310,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("lra_speed measures a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda", torch.cuda.current_device())
-    all_timed = what_is_timed(args.tasks, args.data, args.set)
+    all_timed = timed_tasks(args.tasks, args.data, args.set)
     stages = [
         partial(measure, timed, device, steps=args.steps, repeats=args.repeats)
         for timed in all_timed
     ]
-    means: dict[str, Any] = {}  # filled by relate, and written with the rows
+    means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
     rows = collect_rows(
         args.out,
         stages,
-        partial(relate, means=means),
+        partial(add_speedups, means=means),
         resume=args.resume,
         steps=args.steps,
         repeats=args.repeats,
         geometric_means=means,
     )
-    show(rows, means)
+    print(speed_table({"rows": rows, "geometric_means": means}))
     print(f"wrote {args.out}")
 
 

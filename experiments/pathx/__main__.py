@@ -15,33 +15,11 @@ from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
 from experiments.example_sets import prepare_sets
-from experiments.gpu_pool import Task, python_command
 from experiments.pathx.report import write_report
-from experiments.pathx.stages import BEFORE, StageRun, make_runs, run_folder
+from experiments.pathx.stages import BEFORE, make_runs
 from experiments.sweep import add_options, train_and_report
 
 SEEDS = (1111,)
-
-
-def task_of(run: StageRun, waiting: set[str]) -> Task:
-    """Train a stage, or go on with it, and score its best weights.
-
-    Args:
-        run: the stage.
-        waiting: names of all tasks of this call.
-    """
-    before = BEFORE[run.stage]
-    name = None if before is None else run_folder(run.folder.parent, before, run.seed).name
-
-    def commands(n_gpu: int) -> list[list[str]]:
-        return [python_command(n_gpu, "train.py", *run.arguments)]
-
-    return Task(
-        name=run.folder.name,
-        needs=frozenset(waiting & {name}),
-        commands=commands,
-        log=run.folder.with_suffix(".log"),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,15 +32,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus-per-run", type=int, default=1, metavar="N")
     add_options(parser, Path("out/pathx"), SEEDS)
     args = parser.parse_args(argv)
-    tasks = []
+    unfinished = []
     if not args.report_only:
         runs = make_runs(args.stages, args.seeds, args.out, args.set)
         unfinished = [run for run in runs if not run.is_finished]
         prepare_sets(path for run in unfinished for path in run.config.data.training_paths)
-        names = {run.folder.name for run in unfinished}
-        tasks = [task_of(run, names) for run in unfinished]
     train_and_report(
-        tasks,
+        [run.gpu_task(unfinished) for run in unfinished],
         lambda _: write_report(args.out, args.results, args.add),
         gpus_per_run=args.gpus_per_run,
     )

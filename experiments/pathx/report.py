@@ -1,28 +1,30 @@
 """The paper's Table 6 beside ours: accuracy on Path-X and Path-256, in JSON, Markdown, a picture.
 
 python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
+
+matplotlib takes a second to load, which --help should not wait for: `draw` loads it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from configs.command_line import command_parser, errors_as_sentences
-from data.files import write_atomically
+from configs.command_line import errors_as_sentences
 from data.lra.store import open_split
-from evaluation.results import add_runs, read_result, write_result
+from evaluation.markdown import digits
+from evaluation.results import Row, add_runs, read_result, write_result
 from evaluation.statistics import wilson
-from evaluation.style import save
-from experiments.classifier_runs import is_finished, read_run_config
-from experiments.lra.runs import padding_of, positions_of
-from experiments.pathx.plots import draw
-from experiments.pathx.stages import BEFORE, run_folder
-from experiments.pathx.tables import markdown
-from model.classifier import Classifier
-from training.config import RUN_CONFIG
-from training.environment import read_starts
+from evaluation.style import styles_of
+from experiments.classifier_runs import describe, finished_folders, read_run_config
+from experiments.pathx.stages import BEFORE
+from experiments.reports import mean_text, publish, redraw_command, table
 from training.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Result = dict[str, Any]
 
 PAPER = (
     ("FlashAttention", 61.4, None),
@@ -31,8 +33,27 @@ PAPER = (
 """arXiv 2205.14135, Table 6: Path-X and Path-256, test accuracy in percent; None: at chance or
 out of memory, as were all other models there."""
 
+BESIDE = {
+    "pathx": ("FlashAttention", "pathx"),
+    "pathx_dense": ("FlashAttention", "pathx"),
+    "pathx_butterfly": ("block-sparse FlashAttention", "pathx"),
+    "path256_butterfly": ("block-sparse FlashAttention", "path256"),
+}
+"""The paper's model and images that a stage is compared with."""
+
+TITLES = {
+    "path64": "Path-64, packed",
+    "pathx": "Path-X, packed",
+    "pathx_dense": "Path-X, dense",
+    "path64_butterfly": "Path-64, butterfly",
+    "pathx_butterfly": "Path-X, butterfly",
+    "path256_butterfly": "Path-256, butterfly",
+}
+"""packed: black pixels are padding, and left out."""
+
 YARDSTICKS = "pathfinder_yardsticks.json"
-_NAME = re.compile(rf"(?P<stage>{'|'.join(BEFORE)})_seed(?P<seed>\d+)")
+YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
+_NAME = re.compile(rf"({'|'.join(BEFORE)})_seed\d+")
 
 
 def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
@@ -49,18 +70,17 @@ def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
     Raises:
         ValueError: nothing is finished.
     """
-    runs = add_runs(finished_runs(out), others, _order)
+    found = [
+        describe_run(name[1], folder)
+        for folder in finished_folders(out)
+        if (name := _NAME.fullmatch(folder.name))
+    ]
+    runs = add_runs(found, others, lambda run: (list(BEFORE).index(run["stage"]), run["seed"]))
     if not runs:
         raise ValueError(f"{out} holds no finished stage to report on")
     path = results / "pathx.json"
-    write_result(
-        path,
-        {
-            "unit": "percent",  # of all accuracies here
-            "paper": [{"model": m, "pathx": x, "path256": y} for m, x, y in PAPER],
-            "runs": runs,
-        },
-    )
+    paper = [{"model": m, "pathx": x, "path256": y} for m, x, y in PAPER]
+    write_result(path, {"unit": "percent", "paper": paper, "runs": runs})
     redraw(path)
     return path
 
@@ -72,86 +92,152 @@ def redraw(path: Path) -> None:
     left it beside the JSON.
     """
     result = read_result(path, "paper", "runs")
-    text = markdown(result, read_yardsticks(path.parent))
-    write_atomically(path.with_suffix(".md"), text.encode())
-    save(draw(result), path.with_suffix(".png"))
-    print(text)
-    print(f"wrote {path.with_suffix('.md')} and its picture")
-
-
-def read_yardsticks(results: Path) -> dict[str, dict[str, float]]:
-    """Accuracies in percent by size and by what is known; empty where they were not measured."""
-    path = results / YARDSTICKS
-    if not path.exists():
-        return {}
-    return {
-        size: {name: 100 * share for name, share in found.items()}
-        for size, found in read_result(path, "accuracies")["accuracies"].items()
-    }
-
-
-def finished_runs(out: Path) -> list[dict[str, Any]]:
-    """All finished stages in a folder."""
-    return [
-        describe(name["stage"], int(name["seed"]), folder)
-        for folder in out.glob("*_seed*")
-        if (name := _NAME.fullmatch(folder.name))
-        and (folder / RUN_CONFIG).exists()
-        and is_finished(folder)
+    parts = [
+        "# Path-X and Path-256, Table 6 of the FlashAttention paper\n",
+        "Test accuracy in percent; what the columns mean: docs/lra.md.\n",
+        accuracy_table(result),
+        "## What each run took\n",
+        runs_table(result),
     ]
+    yardsticks = path.parent / YARDSTICKS
+    if yardsticks.exists():
+        parts.append("## What can be had without following a contour\n")
+        parts.append(yardsticks_table(read_result(yardsticks, "accuracies")))
+    publish(path, "\n".join(parts), draw(result))
 
 
-def _order(run: dict[str, Any]) -> tuple[int, int]:
-    return list(BEFORE).index(run["stage"]), run["seed"]
-
-
-def describe(stage: str, seed: int, folder: Path) -> dict[str, Any]:
-    """What was trained, what it took and what came of it, as JSON can hold it."""
-    config = read_run_config(folder)
-    model, data = config.model, config.data
-    records = read_metrics(folder)
-    last = records[-1]
-    accuracy, n = last["test_accuracy"], last["test_examples"]
-    evaluations = [r for r in records if "val_accuracy" in r]
-    before = BEFORE[stage]
-    assert model.grid_width is not None
+def describe_run(stage: str, folder: Path) -> Row:
+    """Settings, cost and accuracy of a finished stage."""
+    run, config, last = describe(folder), read_run_config(folder), read_metrics(folder)[-1]
+    model, data, before = config.model, config.data, BEFORE[stage]
     return {
         "stage": stage,
-        "seed": seed,
+        **run,
         "size": model.grid_width,
         "tokens": model.context_length,
         "attention": model.mask.pattern,
-        "density": model.mask.density(model.context_length, causal=False),
-        "positions": positions_of(config),
-        "padding": padding_of(config),
-        "parameters": Classifier(model).n_params(),
         "augment": data.augment,
-        "batch_size": config.optim.batch_size,
-        "lr": config.optim.lr,
-        "steps": last["step"],
-        "examples": last["examples"],
         "examples_in_sets": sum(len(open_split(path, "train")) for path in data.training_paths),
-        "minutes": 60 * last["gpu_hours"],
         "wall_minutes": last["wall_s"] / 60 if "wall_s" in last else None,
-        "test_accuracy": 100 * accuracy,
-        "test_interval": [100 * share for share in wilson(accuracy, n)],
-        "test_examples": n,
-        "best_step": last["best_step"],
-        "best_val_accuracy": 100 * last["best_val_accuracy"],
-        "begins_with": None if before is None else run_folder(folder.parent, before, seed).name,
-        "starts": read_starts(folder),
-        "curve": {
-            "examples": [r["examples"] for r in evaluations],
-            "val_accuracy": [100 * r["val_accuracy"] for r in evaluations],
-        },
+        "test_interval": [
+            100 * share for share in wilson(last["test_accuracy"], run["test_examples"])
+        ],
+        "begins_with": before and f"{before}_seed{run['seed']}",
     }
+
+
+def accuracy_table(result: Result) -> str:
+    """The paper's rows and ours."""
+    paper = {row["model"]: row for row in result["paper"]}
+    other = {stage: paper[model][images] for stage, (model, images) in BESIDE.items()}
+    return table(
+        {
+            "model": TITLES[run["stage"]],
+            "seed": str(run["seed"]),
+            "tokens": f"{run['tokens']:,}",
+            "black pixels": "left out" if "left out" in run["padding"] else "tokens",
+            "test accuracy": mean_text(run["test_accuracy"], run["test_interval"]),
+            "the paper's": digits(other.get(run["stage"]), ".1f"),
+        }
+        for run in result["runs"]
+    )
+
+
+def runs_table(result: Result) -> str:
+    """Steps, images and minutes of each stage."""
+    return table(
+        {
+            "stage": TITLES[run["stage"]],
+            "seed": str(run["seed"]),
+            "attention": run["attention"],
+            "positions": run["positions"],
+            "parameters": f"{run['parameters']:,}",
+            "steps": f"{run['steps']:,}",
+            "images seen": f"{run['examples']:,}",
+            "of": f"{run['examples_in_sets']:,}",
+            "GPU-minutes of training": f"{run['minutes']:.1f}",
+            "minutes in all": digits(run["wall_minutes"], ".1f"),
+            "last on": _last_devices(run["starts"]),
+        }
+        for run in result["runs"]
+    )
+
+
+def yardsticks_table(result: Result) -> str:
+    """Accuracy in percent of guesses from the markers' surroundings.
+
+    Args:
+        result: of experiments.contours.yardsticks.
+    """
+    found: Mapping[str, Mapping[str, float]] = result["accuracies"]
+    sizes = [size for size in YARDSTICK_SIZES if size in found]
+    return table(
+        {
+            "the best guess from": name,
+            **{
+                YARDSTICK_SIZES[size]: f"{100 * found[size][name]:.1f}"
+                for size in sizes
+                if name in found[size]
+            },
+        }
+        for name in dict.fromkeys(name for size in sizes for name in found[size])
+    )
+
+
+def _last_devices(starts: list[Row]) -> str:
+    """The GPUs of the newest start; how many was not noted in the first runs."""
+    if not starts:
+        return "-"
+    n, device = starts[-1].get("world_size", 1), starts[-1]["device"]
+    return device if n == 1 else f"{n} x {device}"
+
+
+def draw(result: Result) -> "Figure":
+    """Validation accuracy over the images seen in all stages so far, a line a stage and seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    styles = styles_of(TITLES)
+    runs = {f"{run['stage']}_seed{run['seed']}": run for run in result["runs"]}
+    lines = {}
+    for run in runs.values():
+        style, first = styles[run["stage"]], images_before(run, runs)
+        (lines[TITLES[run["stage"]]],) = axes.plot(
+            [(first + n) / 1e6 for n in run["curve"]["examples"]],
+            run["curve"]["val_accuracy"],
+            color=style["color"],
+            ls=style["linestyle"],
+            lw=1.4,
+        )
+    axes.axhline(50, color="#888888", lw=0.8)
+    for row in result["paper"]:
+        axes.axhline(row["pathx"], color="#888888", ls=":", lw=1)
+        axes.annotate(
+            f"{row['model']} on Path-X, the paper's",
+            (1, row["pathx"]),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color="#888888",
+        )
+    axes.set_xlabel("training images seen, millions, with those of the stages before")
+    axes.set_ylabel("validation accuracy, %")
+    axes.grid(alpha=0.3)
+    figure.legend(lines.values(), lines, fontsize=9, loc="outside upper center", ncols=3)
+    return figure
+
+
+def images_before(run: Row, runs: Mapping[str, Row]) -> int:
+    """Images seen in the stages that a run begins with, as far as they are among `runs`."""
+    before = runs.get(run["begins_with"] or "")
+    return 0 if before is None else before["examples"] + images_before(before, runs)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("result", type=Path, metavar="FILE", help="a pathx.json")
-    redraw(parser.parse_args(argv).result)
+    redraw_command(__doc__, __spec__, redraw, argv)
 
 
 if __name__ == "__main__":

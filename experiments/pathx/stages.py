@@ -1,4 +1,4 @@
-"""The stages of Path-X and Path-256, and what each begins with.
+"""The stages of Path-X and Path-256, each begun with the best weights of the one before.
 
     path64 -> pathx -> pathx_dense
     path64_butterfly -> pathx_butterfly -> path256_butterfly
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.classifier_runs import ClassifierRun, is_finished
+from experiments.classifier_runs import ClassifierRun, is_finished, refuse_overrides
 
 CONFIGS = Path("configs/pathx")
 
@@ -22,7 +22,7 @@ BEFORE: dict[str, str | None] = {
     "pathx_butterfly": "path64_butterfly",
     "path256_butterfly": "pathx_butterfly",
 }
-"""The stages, each with the one whose best weights it begins with."""
+"""The stages, each with the one before."""
 
 SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--out"}
 
@@ -32,12 +32,6 @@ class StageRun(ClassifierRun):
     """A stage with a seed."""
 
     stage: str
-    seed: int
-
-
-def run_folder(out: Path, stage: str, seed: int) -> Path:
-    """Where a stage with a seed is trained."""
-    return out / f"{stage}_seed{seed}"
 
 
 def make_runs(
@@ -48,32 +42,35 @@ def make_runs(
     Args:
         stages: of BEFORE.
         seeds: each gives all stages once.
-        out: folder of the runs.
+        out: folder of the runs, STAGE_seedN.
         overrides: key=value for all runs.
 
     Raises:
         ValueError: a stage begins with one that is neither named nor finished, `overrides` set what
             is set here, or a folder holds a run with other settings.
     """
-    for override in overrides:
-        key = override.partition("=")[0]
-        if key in SET_HERE:
-            raise ValueError(f"--set {override}: {key} follows from {SET_HERE[key]}, set that")
+    refuse_overrides(overrides, SET_HERE)
     runs = []
     for seed in dict.fromkeys(seeds):
-        for stage in sorted(set(stages), key=list(BEFORE).index):
-            folder, before = run_folder(out, stage, seed), BEFORE[stage]
-            arguments = [str(CONFIGS / f"{stage}.yaml"), *overrides]
-            arguments += [f"run.seed={seed}", f"run.out_dir={folder}"]
-            if before is not None:
-                source = run_folder(out, before, seed)
-                if before not in stages and not is_finished(source):
-                    raise ValueError(
-                        f"{stage} begins with the weights of {before}, and {source} is not "
-                        f"finished: add {before} to --stages"
-                    )
-                arguments.append(f"run.init_from={source}")
-            runs.append(StageRun(stage=stage, seed=seed, folder=folder, arguments=tuple(arguments)))
+        for stage in (stage for stage in BEFORE if stage in stages):
+            folder, before = out / f"{stage}_seed{seed}", BEFORE[stage]
+            source = None if before is None else out / f"{before}_seed{seed}"
+            if source is not None and before not in stages and not is_finished(source):
+                raise ValueError(
+                    f"{stage} begins with the weights of {before}, and {source} is not "
+                    f"finished: add {before} to --stages"
+                )
+            own = [f"run.seed={seed}", f"run.out_dir={folder}"]
+            own += [] if source is None else [f"run.init_from={source}"]
+            runs.append(
+                StageRun(
+                    stage=stage,
+                    seed=seed,
+                    folder=folder,
+                    arguments=(str(CONFIGS / f"{stage}.yaml"), *overrides, *own),
+                    needs=frozenset() if source is None else frozenset({source.name}),
+                )
+            )
     for run in runs:
         run.check_folder()
     return runs

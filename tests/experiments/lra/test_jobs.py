@@ -10,7 +10,7 @@ from experiments.lra.jobs import (
     TASKS,
     make_jobs,
     parse_name,
-    split_by_what_is_there,
+    trainable_tasks,
 )
 from kernels.limits import BLOCK_SIZES
 from tests.experiments.tiny_lra import make_tasks
@@ -65,11 +65,11 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
 
 def test_only_retrieval_may_be_missing(tmp_path):
     make_tasks(tmp_path, "image", "pairs")
-    there, said = split_by_what_is_there(["image", "retrieval", "pairs"], tmp_path)
+    there, said = trainable_tasks(["image", "retrieval", "pairs"], tmp_path)
     assert there == ["image", "pairs"]
     assert len(said) == 1 and "retrieval is left out" in said[0] and "--source" in said[0]
     with pytest.raises(FileNotFoundError, match=r"prepare_lra pathfinder32 --out"):
-        split_by_what_is_there(["pathfinder"], tmp_path)
+        trainable_tasks(["pathfinder"], tmp_path)
 
 
 def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):

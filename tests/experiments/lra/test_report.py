@@ -9,10 +9,12 @@ from configs.reader import to_yaml
 from experiments.lra import report
 from experiments.lra.jobs import ATTENTIONS, make_jobs
 from experiments.lra.report import (
+    finished_runs,
+    note_sharing,
     summarize,
+    with_others,
     write_report,
 )
-from experiments.lra.runs import finished_runs, note_sharing, with_others
 from experiments.lra.tables import accuracy_table
 from tests.experiments.tiny_lra import make_tasks
 

@@ -7,7 +7,7 @@ import torch
 
 from experiments.lra import speed
 from experiments.lra.jobs import ATTENTIONS
-from experiments.lra.speed import how_far, measure, relate, what_is_timed
+from experiments.lra.speed import add_speedups, logit_difference, measure, timed_tasks
 from tests.experiments.tiny_lra import CONTEXT, TINY, make_tasks
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def made_up_row(task, attention, ms, *, captured=True):
 
 def test_steps_of_each_attention_are_timed(tmp_path):
     make_tasks(tmp_path, "listops", "pairs")
-    listops, pairs = what_is_timed(["listops", "pairs"], tmp_path, TINY)
+    listops, pairs = timed_tasks(["listops", "pairs"], tmp_path, TINY)
     ((*rows,),) = measure(listops, CPU, steps=1, repeats=2)
     assert [row["attention"] for row in rows] == list(ATTENTIONS)
     for row in rows:
@@ -37,7 +37,7 @@ def test_steps_of_each_attention_are_timed(tmp_path):
 
 def test_fused_attention_is_not_timed_as_standard(tmp_path):
     make_tasks(tmp_path, "listops")
-    (timed,) = what_is_timed(["listops"], tmp_path, [*TINY, "run.compile=true"])
+    (timed,) = timed_tasks(["listops"], tmp_path, [*TINY, "run.compile=true"])
     with pytest.raises(ValueError, match=r"run\.dtype=float32: .* take --set run\.dtype=bfloat16"):
         next(measure(timed, CPU, steps=1, repeats=1))
 
@@ -46,14 +46,14 @@ def test_fused_attention_is_not_timed_as_standard(tmp_path):
 def test_steps_are_timed_as_graphs_too(tmp_path):
     make_tasks(tmp_path, "listops")
     overrides = [*TINY, "run.device=cuda", "run.dtype=bfloat16", "run.compile=true"]
-    (timed,) = what_is_timed(["listops"], tmp_path, overrides)
+    (timed,) = timed_tasks(["listops"], tmp_path, overrides)
     device = torch.device("cuda", torch.cuda.current_device())
     (rows,) = measure(timed, device, steps=3, repeats=2)
     assert [(row["captured"], row["attention"]) for row in rows] == [
         (captured, attention) for captured in (False, True) for attention in ATTENTIONS
     ]
     means = {}
-    relate(rows, means)
+    add_speedups(rows, means)
     for row in rows:
         assert row["step_ms"] > 0 and row["speedup"] > 0 and row["peak_gib"] > 0
     assert {"captured", "plain"} == means.keys()
@@ -61,11 +61,11 @@ def test_steps_are_timed_as_graphs_too(tmp_path):
 
 def test_another_task_stands_in_for_missing_texts(tmp_path, capsys):
     make_tasks(tmp_path, "image", "pairs")
-    timed = what_is_timed(["image", "retrieval"], tmp_path, TINY)
+    timed = timed_tasks(["image", "retrieval"], tmp_path, TINY)
     assert [(t.task, t.data_of) for t in timed] == [("image", "image"), ("retrieval", "pairs")]
     assert timed[1].configs["dense"].data.path == str(tmp_path / "pairs")
     with pytest.raises(FileNotFoundError, match="prepare_lra listops"):
-        what_is_timed(["listops"], tmp_path, TINY)
+        timed_tasks(["listops"], tmp_path, TINY)
 
 
 def test_speed_ups_are_averaged_as_the_paper_does():
@@ -77,14 +77,14 @@ def test_speed_ups_are_averaged_as_the_paper_does():
     ]
     rows += [made_up_row("image", attention, 2.0, captured=False) for attention in ATTENTIONS]
     means = {"left": "over"}
-    relate(rows, means)
+    add_speedups(rows, means)
     assert [row["speedup"] for row in rows[:6]] == [1, 2, 4, 1, 18, 3]
     assert means["captured"]["tasks"] == ["listops", "image"]  # pairs are no task of the paper's
     assert means["captured"]["speedup"] == pytest.approx({
         "standard": 1, "dense": 6, "butterfly": 12**0.5
     })  # fmt: skip
     assert means["plain"] == {"tasks": ["image"], "speedup": dict.fromkeys(ATTENTIONS, 1.0)}
-    relate([row for row in rows if row["task"] == "pairs"], means)
+    add_speedups([row for row in rows if row["task"] == "pairs"], means)
     assert means == {}
 
 
@@ -92,10 +92,10 @@ def test_speed_ups_are_averaged_as_the_paper_does():
 def test_wrong_attention_gets_no_speed(wrong):
     logits = {name: torch.zeros(3, 2) for name in ATTENTIONS}
     logits["dense"][1, 1] = 0.04
-    assert how_far(logits, "image") == pytest.approx(0.04)
+    assert logit_difference(logits, "image") == pytest.approx(0.04)
     logits["dense"][2, 0] = -wrong
     with pytest.raises(ValueError, match=r"image: logits of our dense .* \(allowed 0.05\): no spe"):
-        how_far(logits, "image")
+        logit_difference(logits, "image")
 
 
 def test_writes_rows_and_means_and_goes_on(monkeypatch, tmp_path, capsys):
@@ -125,4 +125,4 @@ def test_writes_rows_and_means_and_goes_on(monkeypatch, tmp_path, capsys):
     assert means["tasks"] == ["image", "pathfinder"]
     assert means["speedup"]["butterfly"] == pytest.approx(1 / 3)
     assert result["environment"]["device"] == "a made-up GPU"
-    assert "6.00 (0.50x)" in capsys.readouterr().out
+    assert "6.00 ms (0.50x)" in capsys.readouterr().out

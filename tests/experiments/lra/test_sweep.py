@@ -9,9 +9,9 @@ import torch
 import train
 from configs.reader import read_config
 from data.lra.curriculum import Curriculum
+from experiments import reports
 from experiments.classifier_runs import is_finished
 from experiments.lra import __main__ as reproduce_lra
-from experiments.lra import report
 from experiments.lra.jobs import arguments_of
 from experiments.lra.speed import WARM_UP, Contender
 from model.classifier import Classifier
@@ -42,7 +42,7 @@ def reproduce(monkeypatch, tmp_path):
         return FinishedProcess()
 
     monkeypatch.setattr("experiments.gpu_pool._start", run_here)
-    monkeypatch.setattr(report, "save", lambda *_: None)
+    monkeypatch.setattr(reports, "save", lambda *_: None)
 
     def reproduce(*options, overrides=TINY):
         ran.clear()

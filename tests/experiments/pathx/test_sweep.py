@@ -8,10 +8,10 @@ import pytest
 import train
 from configs.reader import read_config, to_yaml
 from data.lra.request import Request
-from experiments import example_sets
+from experiments import example_sets, reports
 from experiments.pathx import __main__ as reproduce_pathx
 from experiments.pathx import report, stages
-from experiments.pathx.plots import images_before
+from experiments.pathx.report import images_before
 from experiments.pathx.stages import BEFORE, make_runs
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from training.classification.config import ClassifyConfig
@@ -82,7 +82,7 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys, monkeypa
     assert images_before(runs["pathx_seed1111"], runs) == 24
     assert images_before(runs["path64_seed1111"], runs) == 0
 
-    monkeypatch.setattr(report, "save", lambda *_: None)  # drawn once is enough
+    monkeypatch.setattr(reports, "save", lambda *_: None)  # drawn once is enough
     # again: nothing is trained, the report is the same
     capsys.readouterr()
     reproduce_pathx.main(arguments)
@@ -105,7 +105,7 @@ def test_a_stage_needs_the_one_before(tiny: Path):
 
 @pytest.mark.parametrize("key", ["run.seed", "run.out_dir", "run.init_from"])
 def test_what_follows_from_arguments_is_not_set(tiny: Path, key: str):
-    with pytest.raises(ValueError, match=rf"{key} follows from --"):
+    with pytest.raises(ValueError, match=rf"{key} for each run, take --"):
         make_runs(["path64"], [1], tiny / "out", [f"{key}=3"])
 
 

@@ -1,0 +1,55 @@
+"""What reports are made of: the cells of their tables, the files beside their JSON."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.command_line import command_parser
+from data.files import write_atomically
+from evaluation.markdown import markdown_table
+from evaluation.style import save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def table(rows: Iterable[Mapping[str, str]], missing: str = "") -> str:
+    """A Markdown table of rows by column; `missing` stands where a row lacks a column."""
+    import pandas as pd  # slow to load: --help should not wait for it
+
+    frame = pd.DataFrame(rows).fillna(missing)
+    return markdown_table(list(frame.columns), frame.to_numpy().tolist())
+
+
+def interval_text(interval: Sequence[float] | None, scale: float = 1) -> str:
+    """An interval, times `scale`, with one digit; a dash for none."""
+    if interval is None:
+        return "-"
+    low, high = interval
+    return f"{scale * low:.1f} to {scale * high:.1f}"
+
+
+def mean_text(mean: float, interval: Sequence[float], scale: float = 1) -> str:
+    """A mean and its interval, both times `scale`, with one digit."""
+    return f"{scale * mean:.1f} ({interval_text(interval, scale)})"
+
+
+def publish(path: Path, text: str, figure: "Figure") -> None:
+    """Write Markdown and a picture beside the JSON at `path`, and print the former."""
+    write_atomically(path.with_suffix(".md"), text.encode())
+    save(figure, path.with_suffix(".png"))
+    print(text)
+    print(f"wrote {path.with_suffix('.md')} and its picture")
+
+
+def redraw_command(
+    text: str | None,
+    module: ModuleSpec | None,
+    redraw: Callable[[Path], None],
+    argv: Sequence[str] | None,
+) -> None:
+    """Run a report's command, which writes Markdown and picture of a JSON file anew."""
+    parser = command_parser(text, module)
+    parser.add_argument("result", type=Path, metavar="FILE", help="a report's JSON")
+    redraw(parser.parse_args(argv).result)
