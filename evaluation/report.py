@@ -104,7 +104,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     costs = ["tokens", "tokens_per_s", "gpu_hours"]
     whole = [r | {name: r[name] + c for name, c in cost_before(r).items()} for r in result["runs"]]
     for label, seeds in pd.DataFrame(whole).groupby("label", sort=False):
-        first, mean = seeds.iloc[0], seeds[costs].astype(float).mean(skipna=False)
+        first, mean = seeds.iloc[0], seeds[costs].astype(float).mean(skipna=False).to_dict()
         rows.append(
             {
                 "model": label,
