@@ -1,13 +1,19 @@
 """Tables and numbers as the reports and README.md write them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lines of a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def dict_table(rows: Iterable[Mapping[str, str]]) -> str:
+    """Lines of a Markdown table whose rows, one at least, all have the keys of its header."""
+    rows = list(rows)
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:

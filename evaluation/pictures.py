@@ -5,6 +5,7 @@ matplotlib takes a second to load, which --help should not wait for: functions l
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,8 @@ SHIFT = 0.05  # between models of one history, in doublings, so that all interva
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     """Draw what `result` has tables for, and delete the pictures that it has no table for.
 
-    Args:
-        result: as `evaluation.tables.tabulate` gave it, or read back from its JSON.
-        folder: where the pictures go; one of an earlier evaluation must not stay beside this one.
-
     Returns:
-        The pictures, TABLE.png each.
+        The pictures, FOLDER/TABLE.png each.
     """
     styles = styles_of(run["label"] for run in result["runs"])
     drawn = []
@@ -52,37 +49,31 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
 
-    def line_of(row: Row) -> tuple[str, int | None, bool]:
-        return row["label"], row["stride"] if strides else None, row["document_mask"]
-
     def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
-        lines = list(dict.fromkeys(map(line_of, rows)))
-        for number, (label, stride, masked) in enumerate(lines):
-            line = [row for row in rows if line_of(row) == (label, stride, masked)]
-            shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
-            name = label
-            name += f", stride {stride:,}" if stride is not None else ""
-            name += ", documents masked" if masked else ""
+        lines: dict[tuple[str, int | None, bool], list[Row]] = {}
+        for row in rows:
+            line = row["label"], row["stride"] if strides else None, row["document_mask"]
+            lines.setdefault(line, []).append(row)
+        for number, ((label, stride, masked), line) in enumerate(lines.items()):
             look = {
                 **styles[label],
-                **(
-                    {}
-                    if stride is None
-                    else {"linestyle": LINES[strides.index(stride) % len(LINES)]}
-                ),
                 "markerfacecolor": "white" if masked else styles[label]["color"],
-                "label": name,
+                "label": label
+                + (f", stride {stride:,}" if stride is not None else "")
+                + (", documents masked" if masked else ""),
             }
+            if stride is not None:
+                look["linestyle"] = LINES[strides.index(stride) % len(LINES)]
+            shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
             histories = _floats([row["history"] for row in line]) * shift
-            _error_bars(loss, histories, line, "nats", "nats_interval", look)
+            _error_bars(loss, histories, line, ("nats", "nats_interval"), look)
             if difference is not None:
-                # The row that others are compared with stands at zero, and has no interval; what
-                # has no row of that one, documents alike, is compared with nothing.
+                # what others are compared with stands at zero; some are compared with nothing
                 zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
                 gaps = [row["difference"] or zero for row in line]
-                drawn = np.array([gap is not None for gap in gaps])
                 known = [gap for gap in gaps if gap is not None]
-                _error_bars(difference, histories[drawn], known, "nats", "interval", look)
+                places = histories[[gap is not None for gap in gaps]]
+                _error_bars(difference, places, known, ("nats", "interval"), look)
 
     two = any(row["difference"] for row in rows)
     figure = _rows_of_panels(rows, two, "tokens that the model may see", draw_lines)
@@ -92,19 +83,16 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     return figure
 
 
-def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
+def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> "Figure":
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
 
     def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
-        lines = []
-        for label in _labels(rows):
-            line = [row for row in rows if row["label"] == label]
-            places = [_middle(row) for row in line]
-            look = {**styles[label], "label": label}
-            _band(loss, places, line, "nats", "interval", look)
+        lines = [[row for row in rows if row["label"] == label] for label in _labels(rows)]
+        for line in lines:
+            look = {**styles[line[0]["label"]], "label": line[0]["label"]}
+            _band(loss, line, ("nats", "interval"), look)
             if difference is not None:
-                _band(difference, places, line, "difference", "difference_interval", look)
-            lines.append(line)
+                _band(difference, line, ("difference", "difference_interval"), look)
         if difference is not None:
             _limit(difference, lines)
 
@@ -112,10 +100,7 @@ def by_bin(rows: list[Row], styles: Styles, x_label: str) -> "Figure":
 
 
 def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
-    """Differences over the middles of logarithmic bins: by panel, the rows of each line.
-
-    Bins with a share of the tokens below RARE are left out: their means are not known well.
-    """
+    """Differences over the middles of logarithmic bins: by panel, the rows of each line."""
     from matplotlib.figure import Figure
 
     columns = min(2, len(panels))
@@ -125,11 +110,8 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
         axes = figure.add_subplot(rows, columns, number)
         styles = styles_of(lines)
         for label, line in lines.items():
-            tokens = sum(row["tokens"] for row in line)
-            line = [row for row in line if row["tokens"] >= RARE * tokens]
-            places = [_middle(row) for row in line]
             look = {**styles[label], "label": label}
-            _band(axes, places, line, "difference", "difference_interval", look)
+            _band(axes, _frequent(line, RARE), ("difference", "difference_interval"), look)
         axes.axhline(0, color="black", lw=0.8, zorder=1)
         axes.set_title(title)
         axes.set_ylabel("difference, nats per token")
@@ -140,11 +122,9 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
 
 PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
     "strided": by_history,
-    "chunk_position": lambda rows, styles: by_bin(rows, styles, "position in the window"),
-    "document_position": lambda rows, styles: by_bin(
-        rows, styles, "tokens before the scored one in its document"
-    ),
-    "document_length": lambda rows, styles: by_bin(rows, styles, "tokens of the document"),
+    "chunk_position": partial(by_bin, x_label="position in the window"),
+    "document_position": partial(by_bin, x_label="tokens before the scored one in its document"),
+    "document_length": partial(by_bin, x_label="tokens of the document"),
 }
 
 
@@ -185,12 +165,12 @@ def _labels(rows: Iterable[Row]) -> list[str]:
 
 
 def _logarithmic(axes: "Axes", x_label: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(_short)
     axes.set_xlabel(x_label)
     axes.grid(alpha=0.3)
 
@@ -199,11 +179,8 @@ def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
     """Show all means, and all intervals but those of bins with a share below FEW."""
     limits = []
     for line in lines:
-        tokens = sum(row["tokens"] for row in line)
         limits += [row["difference"] for row in line]
-        for row in line:
-            if row["tokens"] >= FEW * tokens:
-                limits += row["difference_interval"]
+        limits += [end for row in _frequent(line, FEW) for end in row["difference_interval"]]
     limits = _floats(limits)
     limits = limits[~np.isnan(limits)]
     if limits.size and np.ptp(limits) > 0:
@@ -211,47 +188,42 @@ def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
         axes.set_ylim(limits.min() - margin, limits.max() + margin)
 
 
+def _frequent(line: list[Row], share: float) -> list[Row]:
+    """The bins that hold at least this share of the tokens."""
+    return [row for row in line if row["tokens"] >= share * sum(r["tokens"] for r in line)]
+
+
 def _error_bars(
     axes: "Axes",
     places: np.ndarray,
     rows: Sequence[Row],
-    mean: str,
-    interval: str,
+    columns: tuple[str, str],
     look: dict[str, str],
 ) -> None:
-    means, low, high = _estimates(rows, mean, interval)
+    means, low, high = _estimates(rows, *columns)
     errors = np.maximum(0, [means - low, high - means])  # the mean of few may lie outside
     axes.errorbar(places, means, yerr=errors, ms=5, lw=1.2, capsize=3, **look)  # pyright: ignore
 
 
 def _band(
-    axes: "Axes",
-    places: Sequence[float],
-    rows: Sequence[Row],
-    mean: str,
-    interval: str,
-    look: dict[str, str],
+    axes: "Axes", rows: Sequence[Row], columns: tuple[str, str], look: dict[str, str]
 ) -> None:
-    means, low, high = _estimates(rows, mean, interval)
+    """A line over the middles of bins, on a logarithmic axis; that of 0 is at 1/2."""
+    places = [0.5 if (n := r["bin"]) == 0 else math.sqrt(2 ** (n - 1) * (2**n - 1)) for r in rows]
+    means, low, high = _estimates(rows, *columns)
     axes.plot(places, means, ms=4, lw=1.2, **look)  # pyright: ignore
     axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
 
 
 def _estimates(rows: Sequence[Row], mean: str, interval: str) -> tuple[np.ndarray, ...]:
     """(n,) means and both ends of their intervals; NaN where there is none."""
-    ends = _floats([row[interval] for row in rows]).reshape(-1, 2)
-    return _floats([row[mean] for row in rows]), ends[:, 0], ends[:, 1]
+    low, high = _floats([row[interval] for row in rows]).reshape(-1, 2).T
+    return _floats([row[mean] for row in rows]), low, high
 
 
 def _floats(values: Any) -> np.ndarray:
     """Numbers, of which JSON has null for NaN."""
     return np.array(values, dtype=np.float64)
-
-
-def _middle(row: Row) -> float:
-    """Of a bin of `evaluation.sums.log_bins`, on a logarithmic axis; 0 is at 1/2."""
-    number = row["bin"]
-    return 0.5 if number == 0 else math.sqrt(2 ** (number - 1) * (2**number - 1))
 
 
 def _short(tokens: float, _: Any = None) -> str:

@@ -2,8 +2,7 @@
 
     python -m evaluation.report FOLDER    # report and pictures anew from the JSON
 
-The report says that a loss is lower or higher only where the 95% interval of the difference leaves
-out zero; all its words follow from the numbers.
+docs/evaluation.md says how to read the tables.
 """
 
 import math
@@ -11,35 +10,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import pandas as pd
 
 from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
-from evaluation.markdown import digits
+from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
 from evaluation.pictures import draw
-from evaluation.results import read_result, write_result
-from evaluation.sections import (
-    by_bin,
-    chunk,
-    control,
-    how_intervals_are_made,
-    strided,
-    what_was_scored,
-)
-from evaluation.verdicts import difference_of, documents, unfinished, verdicts
+from evaluation.results import Row, cost_before, read_result, write_result
+from evaluation.statistics import LEAST_DOCUMENTS
+from evaluation.sums import LEAST_SEEN
+from evaluation.verdicts import difference_of, documents, unfinished, verdict, verdicts
 
 RESULT, REPORT = "evaluation.json", "report.md"
 
+BINNED = {
+    "chunk_position": ("By position in the chunk", "position"),
+    "document_position": ("By position in the document", "tokens before"),
+    "document_length": ("By length of the document", "tokens"),
+}
+"""Titles, and what the bins are of, by name of the table."""
+
 
 def write_report(result: dict[str, Any], out: Path) -> None:
-    """Write all files of an evaluation, and print its main table.
-
-    Args:
-        result: as `evaluation.tables.tabulate` gave it.
-        out: folder, made if it is missing.
-    """
+    """Write all files of an evaluation, as `evaluation.tables.tabulate` gave it, into `out`."""
     write_result(out / RESULT, _without_nan(result))
     redraw(out)
 
@@ -59,52 +52,156 @@ def redraw(folder: Path) -> None:
     for picture in draw(result, folder):
         print(f"drew {picture}")
     write_atomically(folder / REPORT, markdown(result).encode())
-    show(result)
-    print(f"wrote {folder / REPORT}")
+    for title, rows in _losses(result)[-1:]:
+        print(f"{title}\n\n{_losses_table(rows)}")
+    print("\n".join([*unfinished(result["runs"]), f"wrote {folder / REPORT}"]))
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The report; numbers that are not known, null or NaN, are dashes."""
-    parts = [
-        "# Evaluation",
-        *unfinished(result["runs"]),
-        *verdicts(result),
-        *what_was_scored(result),
-        *chunk(result["chunk"]),
-        *strided(result["strided"]),
-        *control(result["control"]),
-        *by_bin(result),
-        *how_intervals_are_made(result),
+    parts = ["# Evaluation", *unfinished(result["runs"]), *verdicts(result), *_scored(result)]
+    for title, rows in _losses(result):
+        parts += [f"## {title}", _losses_table(rows), _compared_with(rows)]
+    if result["strided"]:
+        parts += [
+            f"All rows are of the tokens that see at least {LEAST_SEEN} of the history in each.",
+            "![Loss, and its difference to the first model, by history](strided.png)",
+        ]
+    if result["control"]:
+        parts += ["## Was the distant context used?", _control_table(result["control"])]
+    for name, (title, bins) in BINNED.items():
+        if result[name]:
+            parts += [f"## {title}", _bins_table(result[name], bins), f"![{title}]({name}.png)"]
+    parts += [
+        "## How intervals are made",
+        "By a bootstrap over documents, of at least as many as count for "
+        f"{LEAST_DOCUMENTS} of equal length, and over seeds: docs/evaluation.md.",
     ]
-    return "\n\n".join(parts) + "\n"
-
-
-def show(result: dict[str, Any]) -> None:
-    """Print the losses on identical tokens, or those of the paper's way if there are no others."""
-    rows = result["strided"] or result["chunk"]
-    if not rows:
-        return
-    title = "On identical tokens" if result["strided"] else "As the paper evaluates"
-    table = Table(title=escape(f"{title}; difference to {rows[0]['label']}"))
-    for column in ("", "history", "stride", "documents", "nats", "perplexity", "difference"):
-        table.add_column(column, justify="left" if column in ("", "documents") else "right")
-    for row in rows:
-        table.add_row(
-            escape(row["label"]),
-            f"{row['history']:,}",
-            f"{row['stride']:,}",
-            documents(row),
-            digits(row["nats"], ".4f"),
-            digits(row["perplexity"], ".2f"),
-            difference_of(row),
+    if here := result.get("environment"):
+        parts.append(
+            f"This report was made by `{here['command']}` on {here['device'] or 'a CPU'}, "
+            f"torch {here['torch']}, commit {here['commit']}, {here['date']}."
         )
-    Console(width=120).print(table)
-    for sentence in unfinished(result["runs"]):
-        print(sentence)
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def trained_on(runs: list[Row]) -> str:
+    """The machines, versions and commits of the runs."""
+    places = {
+        f"{start['device'] or 'a CPU'} with torch {start['torch']}, triton {start['triton']}, "
+        f"commit {start['commit']}"
+        for run in runs
+        for start in run["starts"]
+    }
+    if not all(run["starts"] for run in runs):
+        places.add("a machine that was not noted")
+    return f"Trained on {'; '.join(sorted(places))}."
+
+
+def _scored(result: dict[str, Any]) -> list[str]:
+    """The corpus, and a row for each model."""
+    data, rows = result["data"], []
+    costs = ["tokens", "tokens_per_s", "gpu_hours"]
+    whole = [r | {name: r[name] + c for name, c in cost_before(r).items()} for r in result["runs"]]
+    for label, seeds in pd.DataFrame(whole).groupby("label", sort=False):
+        first, mean = seeds.iloc[0], seeds[costs].astype(float).mean(skipna=False).to_dict()
+        rows.append(
+            {
+                "model": label,
+                "seeds": str(len(seeds)),
+                "context": f"{first['context_length']:,}",
+                "positions": first["positions"],
+                "mask": first["mask"],
+                "documents": documents(first),
+                "training tokens": digits(mean["tokens"], ",.0f"),
+                "tokens/s": digits(mean["tokens_per_s"], ",.0f"),
+                "GPU-hours": digits(mean["gpu_hours"], ",.2f"),
+            }
+        )
+    return [
+        "## What was scored",
+        f"The validation split of {data['name']}: {data['documents']:,} documents, "
+        f"{data['tokens']:,} tokens, {data['text_bytes']:,} bytes of text. "
+        "The models, means over their seeds:",
+        dict_table(rows),
+        trained_on(result["runs"]),
+    ]
+
+
+def _losses(result: dict[str, Any]) -> list[tuple[str, list[Row]]]:
+    """Titles and rows of the tables of losses that have rows, the main one last."""
+    tables = (("As the paper evaluates", "chunk"), ("On identical tokens", "strided"))
+    return [(title, result[name]) for title, name in tables if result[name]]
+
+
+def _losses_table(rows: list[Row]) -> str:
+    slides = rows[0]["first"] > 0  # windows that do not overlap have their history for a stride
+    return dict_table(
+        {
+            "model": row["label"],
+            "history": f"{row['history']:,}",
+            **({"stride": f"{row['stride']:,}"} if slides else {}),
+            "documents": documents(row),
+            "tokens": f"{row['tokens']:,}",
+            "nats": with_interval(row["nats"], row["nats_interval"]),
+            "perplexity": digits(row["perplexity"], ".2f"),
+            "bits/byte": digits(row["bits_per_byte"], ".4f"),
+            "difference, nats": difference_of(row),
+            "seeds apart, nats": digits(max(seeds) - min(seeds), ".4f")
+            if len(seeds := row["nats_of_seeds"]) > 1 and is_known(*seeds)
+            else "-",
+        }
+        for row in rows
+    )
+
+
+def _compared_with(rows: list[Row]) -> str:
+    found = [row["difference"] for row in rows if row["difference"]]
+    names = [f"{d['to_label']} with {d['to_history']:,} tokens of history" for d in found]
+    to = f" Differences are to {' or '.join(dict.fromkeys(names))}." if names else ""
+    return f"In brackets: 95% intervals.{to}"
+
+
+def _control_table(rows: list[Row]) -> str:
+    words = {"intact": "as it is", "shuffle": "shuffled", "replace": "replaced"}
+    return dict_table(
+        {
+            "model": row["label"],
+            "history": f"{row['history']:,}",
+            "stride": f"{row['stride']:,}",
+            "near": f"{row['near']:,}",
+            "distant text": words[row["control"]],
+            "tokens": f"{row['tokens']:,}",
+            "nats": with_interval(row["nats"], row["nats_interval"]),
+            "perplexity": digits(row["perplexity"], ".2f"),
+            "against the true text": verdict(row["difference"]) if row["difference"] else "-",
+        }
+        for row in rows
+    )
+
+
+def _bins_table(rows: list[Row], bins: str) -> str:
+    """A row for a bin, a column for a model: the loss of the first, differences of the others."""
+    table = pd.DataFrame(rows)
+    first, *others = table["label"].unique()
+    table["cell"] = [
+        digits(row["nats"], ".4f")
+        if row["label"] == first
+        else with_interval(row["difference"], row["difference_interval"])
+        for row in rows
+    ]
+    table["scored"] = table["tokens"].map("{:,}".format)
+    of_bins = table.groupby("bin")
+    cells = table.pivot(index="bin", columns="label", values="cell").fillna("")[[first, *others]]
+    # of models of other contexts, other tokens may be scored
+    counts = of_bins["scored"].agg(lambda n: " / ".join(n if n.nunique() > 1 else n[:1]))
+    cells = pd.concat([of_bins["range"].first(), counts, cells], axis=1)
+    names = [f"{first}, nats", *(f"{label}, difference" for label in others)]
+    return markdown_table([bins, "scored", *names], cells.to_numpy().tolist())
 
 
 def _without_nan(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
+    """`value` with None for what JSON has no number for."""
     if isinstance(value, dict):
         return {key: _without_nan(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 
@@ -10,11 +11,10 @@ import torch
 from torch import nn
 
 from data.text.shards import TokenStream
-from evaluation.cache import read_losses, write_losses
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
 from evaluation.sums import Corpus, Scored, Sums, Text, add_up, describe_corpus
-from evaluation.token_losses import token_losses
+from evaluation.token_losses import read_losses, token_losses, write_losses
 from evaluation.windows import Scoring, ScoringWindows
 from training.checkpoint import latest_checkpoint
 from training.distributed import Processes
@@ -38,7 +38,7 @@ def score(
         batch_tokens: tokens that a GPU reads at once; None takes what training took.
 
     Returns:
-        For each corpus the sums by scoring; the same on every process.
+        For each corpus the sums by scoring, on every process.
 
     Raises:
         ValueError: a stream is too short.
@@ -47,8 +47,7 @@ def score(
     if batch_tokens is None:
         batch_tokens = config.optim.micro_batch_size * config.model.context_length
     sums: list[dict[Scoring, Sums]] = [{} for _ in corpora]
-    compiled_for: tuple[int, int, bool] | None = None
-    model: nn.Module = nn.Identity()
+    ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
     for scoring in scorings:
         for corpus, of_corpus in zip(corpora, sums, strict=True):
             stream = corpus.stream
@@ -59,18 +58,16 @@ def score(
                 if processes.is_main:
                     print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
                 began = perf_counter()
-                shape = scoring.history, scoring.stride, scoring.document_mask
-                if compiled_for != shape:
-                    model, compiled_for = _ready(run, scoring, processes.device), shape
+                windows = ScoringWindows(
+                    stream,
+                    scoring,
+                    max(1, batch_tokens // scoring.history),
+                    rank=processes.rank,
+                    world_size=processes.world_size,
+                )
                 known = token_losses(
-                    model,
-                    ScoringWindows(
-                        stream,
-                        scoring,
-                        max(1, batch_tokens // scoring.history),
-                        rank=processes.rank,
-                        world_size=processes.world_size,
-                    ),
+                    ready(scoring.history, scoring.stride, scoring.document_mask),
+                    windows,
                     len(stream),
                     processes,
                     lambda: autocast(config.run.dtype, processes.device),
@@ -81,6 +78,16 @@ def score(
                     write_losses(run, stream, scoring, known)
             of_corpus[scoring] = add_up(known, scoring, corpus)
     return sums
+
+
+def _ready(run: Run, device: torch.device, history: int, *_: int) -> nn.Module:
+    """The model as it is best for windows of one shape."""
+    model = run.model.to(device)
+    if not run.config.run.compile:
+        return model
+    torch.compiler.reset()  # code for other shapes counts towards a limit
+    model.prepare_mask(history)
+    return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
 
 
 def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
@@ -113,16 +120,6 @@ def check_tokenizer(run: Run, stream: TokenStream) -> None:
         )
 
 
-def _ready(run: Run, scoring: Scoring, device: torch.device) -> nn.Module:
-    """The model as it is best for windows of this one shape."""
-    model = run.model.to(device)
-    if not run.config.run.compile:
-        return model
-    torch.compiler.reset()  # code for other shapes counts towards a limit
-    model.prepare_mask(scoring.history)
-    return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
-
-
 def evaluate_runs(
     folders: Sequence[Path],
     plan: Plan,
@@ -131,14 +128,7 @@ def evaluate_runs(
     corpora: Sequence[Path] = (),
     batch_tokens: int | None = None,
 ) -> list[tuple[list[Scored], Text]]:
-    """Score all runs, one model in memory after the other.
-
-    Args:
-        folders: of the runs.
-        plan: which scorings.
-        processes: all of them take a share.
-        corpora: token shards whose validation splits are scored; those of the first run if empty.
-        batch_tokens: as in `score`.
+    """Score all runs on the validation splits of `corpora`, or of the first run's text.
 
     Returns:
         For each corpus, what each run was scored, and on which text.
@@ -171,15 +161,7 @@ def evaluate_runs(
     for name, run, scorings in zip(names, runs, wanted, strict=True):
         # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
         sums = score(replace(run), described, scorings, processes, batch_tokens)
-        about = describe(run)
+        about = {"label": name, "number": run.seed_number, "about": describe(run)}
         for of_corpus, of_run in zip(scored, sums, strict=True):
-            of_corpus.append(
-                Scored(
-                    label=name,
-                    number=run.seed_number,
-                    about=about,
-                    config=run.config,
-                    sums=of_run,
-                )
-            )
+            of_corpus.append(Scored(config=run.config, sums=of_run, **about))
     return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from evaluation.sums import Sums
@@ -53,8 +54,8 @@ def estimate(
     """
     terms = [of] if minus is None else [of, minus]
     n_bins = of.tokens.shape[1]
-    counts = [_with_bins(term.tokens, n_bins).astype(np.float64) for term in terms]
-    sums = [_with_bins(term.nats, n_bins) for term in terms]
+    counts = [with_bins(term.tokens, n_bins).astype(np.float64) for term in terms]
+    sums = [with_bins(term.nats, n_bins) for term in terms]
     # documents without a scored token tell nothing
     present = np.flatnonzero(np.any([c.sum(axis=1) for c in counts], axis=0))
     if len(present) == 0:
@@ -89,7 +90,7 @@ def _effective_number(tokens: np.ndarray) -> np.ndarray:
     return np.sum(tokens, axis=0) ** 2 / np.maximum(squares, 1)
 
 
-def _with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
+def with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
     """(n_documents, n_bins): empty bins added, or those that the other does not have left out."""
     missing = max(0, n_bins - table.shape[1])
     return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
@@ -116,29 +117,26 @@ def _draws(n_documents: int, resamples: int, seed: int) -> np.ndarray:
     return draws.astype(np.float64)
 
 
-def seed_half_width(a: list[float], b: list[float]) -> float | None:
+def seed_half_width(a: ArrayLike, b: ArrayLike) -> float | None:
     """Half the 95% interval of mean(b) - mean(a) over independent seeds, nats.
 
     Welch's standard error with the degrees of freedom of the smaller sample, the cautious choice.
     None where a sample has a single seed.
     """
-    smaller = min(len(a), len(b))
+    smaller = min(np.size(a), np.size(b))
     if smaller < 2:
         return None
-    error = math.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b))
-    return _t_975(smaller - 1) * error
+    return _t_975(smaller - 1) * math.hypot(stats.sem(a), stats.sem(b))
 
 
-def paired_half_width(differences: list[float]) -> float | None:
+def paired_half_width(differences: ArrayLike) -> float | None:
     """Half the 95% interval of the mean difference over pairs of seeds, nats; None for one pair.
 
     Student's t. What both runs of a pair have in common, such as the weights that they start with,
     does not widen it.
     """
-    n = len(differences)
-    if n < 2:
-        return None
-    return _t_975(n - 1) * float(np.std(differences, ddof=1)) / math.sqrt(n)
+    n = np.size(differences)
+    return None if n < 2 else _t_975(n - 1) * float(stats.sem(differences))
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

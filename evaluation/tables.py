@@ -19,6 +19,7 @@ from evaluation.statistics import (
     paired_half_width,
     seed_half_width,
     widen,
+    with_bins,
 )
 from evaluation.sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 from evaluation.windows import Scoring
@@ -26,7 +27,7 @@ from evaluation.windows import Scoring
 Table = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredModel:
     """One model, scored in one way, over its seeds."""
 
@@ -44,25 +45,18 @@ class ScoredModel:
 
 
 def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
-    """All tables of an evaluation.
-
-    Args:
-        scored: the runs; differences are to the model of the first.
-        text: what they were scored on.
+    """All tables of an evaluation of runs on a text.
 
     Returns:
         data: what was scored. runs: what was trained, one entry a run. chunk, strided: lists of
-        rows, each compared with the first model, documents alike. control: the same, but
-        compared with the same model and windows, their distant part intact. as_trained and
+        rows, each compared with the model of the first run, documents alike. control: rows
+        compared with their own model and windows, the distant part intact. as_trained and
         as_trained_chunk: one row a model, with all of its history, documents masked if it was
         trained so. chunk_position, document_position, document_length: the mean loss of those in
         logarithmic bins, and its difference to the first model.
     """
     rows = _rows(scored)
-    chunk, strided, control = (
-        [row for row in rows if kind_of(row.scoring) == kind]
-        for kind in ("chunk", "sliding", "control")
-    )
+    chunk, strided, control = (_of_kind(rows, kind) for kind in ("chunk", "sliding", "control"))
     as_trained, as_trained_chunk = _as_trained(strided, scored), _as_trained(chunk, scored)
     return {
         "data": {
@@ -80,11 +74,11 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
             }
             for s in scored
         ],
-        "chunk": [_tabulate(r, _same_way(chunk, r)) for r in chunk],
-        "strided": [_tabulate(r, _same_way(strided, r)) for r in strided],
-        "control": [_tabulate(r, _undisturbed(control, r)) for r in control],
-        "as_trained": [_tabulate(r, _first(as_trained, r)) for r in as_trained],
-        "as_trained_chunk": [_tabulate(r, _first(as_trained_chunk, r)) for r in as_trained_chunk],
+        "chunk": [_tabulate(r, _reference(chunk, r)) for r in chunk],
+        "strided": [_tabulate(r, _reference(strided, r)) for r in strided],
+        "control": [_tabulate(r, _intact(control, r)) for r in control],
+        "as_trained": [_tabulate(r, as_trained[0]) for r in as_trained],
+        "as_trained_chunk": [_tabulate(r, as_trained_chunk[0]) for r in as_trained_chunk],
         "chunk_position": _of_whole_bins(_binned(as_trained_chunk)),
         "document_position": _binned(as_trained),
         "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
@@ -92,10 +86,10 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
 
 
 def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table:
-    """What separates models that one wants to compare with another than the first.
+    """Differences between models of which none need be the first.
 
     Args:
-        scored: as for `tabulate`.
+        scored: the runs.
         pairs: labels of a model and of what it is compared with; those that are not there are left
             out.
 
@@ -109,10 +103,9 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
     shortest = min(s.config.model.context_length for s in scored)
     last_at_start = int(log_bins(np.array(shortest - 1)))
     chunk, strided = (
-        {r.label: r for r in _as_trained([r for r in rows if kind_of(r.scoring) == kind], scored)}
+        {r.label: r for r in _as_trained(_of_kind(rows, kind), scored)}
         for kind in ("chunk", "sliding")
     )
-
     return [
         {
             "label": label,
@@ -139,6 +132,10 @@ def _rows(scored: Iterable[Scored]) -> list[ScoredModel]:
     return list(rows.values())
 
 
+def _of_kind(rows: list[ScoredModel], kind: str) -> list[ScoredModel]:
+    return [row for row in rows if kind_of(row.scoring) == kind]
+
+
 def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[ScoredModel]:
     """For each model the row with the longest history, at the smallest stride.
 
@@ -148,46 +145,28 @@ def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[Score
 
     def fitness(row: ScoredModel) -> tuple[bool, int, int]:
         scoring = row.scoring
-        same = scoring.document_mask == masked[row.label]
-        return same, scoring.history, -scoring.stride
+        alike = scoring.document_mask == masked[row.label]
+        return alike, scoring.history, -scoring.stride
 
     labels = dict.fromkeys(row.label for row in rows)
     return [max((r for r in rows if r.label == label), key=fitness) for label in labels]
 
 
-def _first(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    return None if _is(rows[0], row) else rows[0]
-
-
-def _same_way(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    """What `row` is compared with: the first model at its longest, documents alike.
-
-    Of several strides the same, or else the smallest.
-    """
-    same = [
-        r
-        for r in rows
-        if r.label == rows[0].label and r.scoring.document_mask == row.scoring.document_mask
-    ]
+def _reference(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
+    """The first model at its longest, documents as in `row`; of several strides that of `row`."""
+    stride, masked = row.scoring.stride, row.scoring.document_mask
 
     def fitness(r: ScoredModel) -> tuple[int, bool, int]:
-        stride = r.scoring.stride
-        return r.scoring.history, stride == row.scoring.stride, -stride
+        return r.scoring.history, r.scoring.stride == stride, -r.scoring.stride
 
-    best = max(same, key=fitness, default=None)
-    return None if best is None or _is(best, row) else best
+    firsts = (r for r in rows if r.label == rows[0].label and r.scoring.document_mask == masked)
+    return max(firsts, key=fitness, default=None)
 
 
-def _undisturbed(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    """What a control is compared with: the same model and windows, their distant part intact."""
-    if row.scoring.control == "intact":
-        return None
+def _intact(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
+    """The model and windows of a control, their distant part intact."""
     intact = replace(row.scoring, control="intact")
     return next((r for r in rows if (r.label, r.scoring) == (row.label, intact)), None)
-
-
-def _is(a: ScoredModel, b: ScoredModel) -> bool:
-    return (a.label, a.scoring) == (b.label, b.scoring)
 
 
 def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
@@ -204,7 +183,7 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
         "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds],
         "perplexity": math.exp(mean.mean),
         "bits_per_byte": float(whole.nats.sum()) / math.log(2) / whole.n_bytes,
-        "difference": None if versus is None else _difference(row, versus),
+        "difference": None if versus in (None, row) else _difference(row, versus),
     }
 
 
@@ -234,20 +213,16 @@ def _parts(row: ScoredModel, versus: ScoredModel, last_at_start: int) -> Table:
         )
         return replace(sums, nats=nats, tokens=tokens)
 
+    names = f"0 to {edge - 1:,}", f"{edge:,} and more"
     counts = halves(row.mean).tokens.sum(axis=0).tolist()
     return [
         {
             "range": name,
             "tokens": count,
-            "nats": None if math.isnan(gap.both.mean) else gap.both.mean,
+            "nats": _or_none(gap.both.mean),
             "interval": _interval(gap.both),
         }
-        for name, count, gap in zip(
-            (f"0 to {edge - 1:,}", f"{edge:,} and more"),
-            counts,
-            _gaps(row, versus, halves),
-            strict=True,
-        )
+        for name, count, gap in zip(names, counts, _gaps(row, versus, halves), strict=True)
     ]
 
 
@@ -261,7 +236,7 @@ def _whole(sums: Sums) -> Sums:
 
 
 def _by_length(sums: Sums, text: Text) -> Sums:
-    """By the length of the document instead."""
+    """Bins by the length of the document."""
     place = np.arange(len(text.document_lengths)), log_bins(text.document_lengths)
     shape = len(place[0]), int(place[1].max()) + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
@@ -270,7 +245,7 @@ def _by_length(sums: Sums, text: Text) -> Sums:
 
 
 class _Gap(NamedTuple):
-    """What separates two models, and how sure that is."""
+    """The difference of two models, and how sure it is."""
 
     documents: Estimate
     seeds: int
@@ -290,39 +265,37 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
     if len(shared) == 1 < min(len(row.numbers), len(versus.numbers)):
         shared = []  # a single pair tells less than all others
     if shared:
-        row, versus = _of_seeds(row, shared), _of_seeds(versus, shared)
+        row, versus = (
+            replace(r, seeds=[r.seeds[r.numbers.index(number)] for number in shared])
+            for r in (row, versus)
+        )
     documents = estimate(bins(row.mean), bins(versus.mean))
-    means = _means(row, bins), _means(versus, bins)
+    ours, theirs = (_means(r, bins, len(documents)) for r in (row, versus))
     gaps = []
-    for number, of_documents in enumerate(documents):
-        ours, theirs = ([m.get(number, math.nan) for m in of] for of in means)
-        if shared:
-            half_width = paired_half_width([a - b for a, b in zip(ours, theirs, strict=True)])
-        else:
-            half_width = seed_half_width(ours, theirs)
+    for of_documents, a, b in zip(documents, ours.T, theirs.T, strict=True):
+        half_width = paired_half_width(a - b) if shared else seed_half_width(a, b)
         both = widen(of_documents, half_width)
-        gaps.append(_Gap(of_documents, min(len(ours), len(theirs)), half_width, both))
+        gaps.append(_Gap(of_documents, min(len(a), len(b)), half_width, both))
     return gaps
 
 
-def _means(row: ScoredModel, bins: Callable[[Sums], Sums]) -> list[dict[int, float]]:
-    """The mean loss of each seed in each bin that has a token."""
-    means = []
-    for sums in map(bins, row.seeds):
-        nats, tokens = sums.nats.sum(axis=0), sums.tokens.sum(axis=0)
-        means.append({n: float(nats[n] / tokens[n]) for n in np.flatnonzero(tokens).tolist()})
-    return means
+def _means(row: ScoredModel, bins: Callable[[Sums], Sums], n_bins: int) -> np.ndarray:
+    """(n_seeds, n_bins) mean losses, NaN in a bin without a token."""
+    binned = [bins(sums) for sums in row.seeds]
+    nats = np.array([sums.nats.sum(axis=0) for sums in binned])
+    tokens = np.array([sums.tokens.sum(axis=0) for sums in binned])
+    with np.errstate(invalid="ignore"):
+        return with_bins(nats, n_bins) / with_bins(tokens, n_bins)
 
 
-def _of_seeds(row: ScoredModel, numbers: list[int]) -> ScoredModel:
-    """The same with some of its seeds, in the order of `numbers`."""
-    seeds = [row.seeds[row.numbers.index(number)] for number in numbers]
-    return replace(row, seeds=seeds, numbers=numbers)
+def _or_none(value: float) -> float | None:
+    """None for NaN, which JSON does not have."""
+    return None if math.isnan(value) else value
 
 
 def _interval(of: Estimate) -> list[float | None]:
-    """From low to high; None, as JSON has no NaN, where too few documents tell of no others."""
-    return [None if math.isnan(end) else end for end in (of.low, of.high)]
+    """From low to high; None where too few documents tell of no others."""
+    return [_or_none(of.low), _or_none(of.high)]
 
 
 def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums: sums) -> Table:
@@ -332,12 +305,12 @@ def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums:
 
 def _of_whole_bins(table: Table) -> Table:
     """Without differences in a bin that one of the two windows ends in: of other positions."""
+    none = {"difference": None, "difference_interval": [None, None]}
 
     def is_whole(cell: dict[str, Any]) -> bool:
         histories = {table[0]["history"], cell["history"]}
         return len(histories) == 1 or 2 ** cell["bin"] <= min(histories)
 
-    none = {"difference": None, "difference_interval": [None, None]}
     return [cell if is_whole(cell) else cell | none for cell in table]
 
 
@@ -346,7 +319,8 @@ def _by_bin(
 ) -> Table:
     """Mean loss in each bin with a token, and row - versus; None where versus has no token."""
     sums = bins(row.mean)
-    means, gaps = estimate(sums), _gaps(row, versus, bins)
+    counts = sums.tokens.sum(axis=0).tolist()
+    cells = zip(counts, estimate(sums), _gaps(row, versus, bins), strict=True)
     return [
         {
             "label": row.label,
@@ -356,11 +330,9 @@ def _by_bin(
             "tokens": count,
             "nats": mean.mean,
             "interval": _interval(mean),
-            "difference": None if math.isnan(gap.both.mean) else gap.both.mean,
+            "difference": _or_none(gap.both.mean),
             "difference_interval": _interval(gap.both),
         }
-        for number, (count, mean, gap) in enumerate(
-            zip(sums.tokens.sum(axis=0).tolist(), means, gaps, strict=True)
-        )
+        for number, (count, mean, gap) in enumerate(cells)
         if count
     ]

@@ -1,13 +1,25 @@
-"""The loss of every single token of a validation set, from which all statistics are made."""
+"""The loss of every token of a validation set, which RUN/scores/CORPUS/SCORING.npz keeps."""
 
+import io
+import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.files import write_atomically
+from data.text.shards import TokenStream
+from evaluation.runs import Run
+from evaluation.sums import DAMAGED, sha256_of
+from evaluation.windows import Scoring
+from model.config import ModelConfig
 from training.distributed import Processes
+
+SCORES = "scores"
 
 
 @torch.no_grad()
@@ -18,19 +30,15 @@ def token_losses(
     processes: Processes,
     autocast: Callable[[], AbstractContextManager],
 ) -> np.ndarray:
-    """Losses by position in the stream, of the batches of all processes.
+    """(n_tokens,) float32 losses by position in the stream, NaN where nothing was scored.
 
     Args:
         model: called as model(tokens, targets, doc_start=doc_start, reduction="none"); in the mode
             it is to be evaluated in.
-        batches: this process's share: (tokens (B, T), targets (B, S) of the last S tokens,
-            doc_start (B, T) or None, positions (n, S) in the stream of the targets of the first
-            n <= B rows), all on the CPU; as many batches on every process.
+        batches: this process's share, as many on every process; see `ScoringBatch`.
         n_tokens: length of the stream.
+        processes: all of them get the losses of all.
         autocast: makes the context for the forward pass.
-
-    Returns:
-        (n_tokens,) float32, nats; NaN where nothing was scored. The same on every process.
 
     Raises:
         FloatingPointError: a loss is not finite.
@@ -39,13 +47,12 @@ def token_losses(
     device = processes.device
     losses = torch.zeros(n_tokens, dtype=torch.float32, device=device)
     scored = torch.zeros(n_tokens, dtype=torch.int32, device=device)
-    for tokens, targets, doc_start, positions in batches:
-        inputs = [
-            part if part is None else part.to(device, non_blocking=True)
-            for part in (tokens, targets, doc_start)
-        ]
+    for *inputs, positions in batches:
+        tokens, targets, doc_start = (
+            None if part is None else part.to(device, non_blocking=True) for part in inputs
+        )
         with autocast():
-            loss = model(*inputs[:2], doc_start=inputs[2], reduction="none")
+            loss = model(tokens, targets, doc_start=doc_start, reduction="none")
         where = positions.to(device).flatten()
         losses[where] = loss[: len(positions)].flatten().float()
         scored.index_add_(0, where, torch.ones_like(where, dtype=scored.dtype))
@@ -59,3 +66,55 @@ def token_losses(
             "is broken. Move its newest checkpoint away, and the one before it is evaluated"
         )
     return torch.where(scored == 1, losses, torch.nan).cpu().numpy()
+
+
+def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray | None:
+    """Losses that `write_losses` kept, or None if they are of another checkpoint, or not there.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = _path(run, stream, scoring)
+    if not path.exists():
+        return None
+    origin = _origin(run, stream)
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
+            if str(saved["origin"]) != origin:
+                return None
+            losses = saved["losses"]
+        if losses.shape != (len(stream),):
+            raise ValueError(f"losses of {losses.shape} instead of {len(stream)} tokens")
+        return losses
+    except DAMAGED as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): copy it again, or remove it to score again"
+        ) from error
+
+
+def write_losses(run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray) -> None:
+    """Keep (n_tokens,) float32 losses, whole or not at all."""
+    path = _path(run, stream, scoring)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, losses=losses, origin=np.array(_origin(run, stream)))
+    write_atomically(path, buffer.getvalue())
+
+
+def _path(run: Run, stream: TokenStream, scoring: Scoring) -> Path:
+    return run.folder / SCORES / stream.path.resolve().name / f"{scoring.name}.npz"
+
+
+def _origin(run: Run, stream: TokenStream) -> str:
+    """All that losses depend on beside the scoring."""
+    defaults = asdict(ModelConfig())  # which old runs have for a field that is new
+    model = asdict(run.config.model).items()
+    return json.dumps(
+        {
+            # Not just the step: a run that was trained anew took another time.
+            "progress": asdict(run.progress),
+            "model": {name: value for name, value in model if value != defaults[name]},
+            "dtype": run.config.run.dtype,
+            "text": sha256_of(stream),
+        }
+    )

@@ -55,32 +55,35 @@ class Scoring:
     for what is compared with it."""
 
     def __post_init__(self) -> None:
+        rest = self.history - self.stride
         if self.history < 1 or not 1 <= self.stride <= self.history:
             raise ValueError(
                 f"history={self.history} and stride={self.stride}: history must be at least 1 and "
                 "stride lie between 1 and history."
             )
-        if self.first < self.history - self.stride:
+        if self.first < rest:
             raise ValueError(
-                f"first={self.first} must be at least history - stride = "
-                f"{self.history - self.stride}: before that a window is not full."
+                f"first={self.first} must be at least history - stride = {rest}: before that a "
+                "window is not full."
             )
         if self.control not in get_args(Control):
             raise ValueError(
                 f"control={self.control!r} must be one of {', '.join(get_args(Control))}."
             )
-        if self.control != "none" and not 0 <= self.near < self.history - self.stride:
+        if self.control == "none":
+            if self.near:
+                raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
+            return
+        if not 0 <= self.near < rest:
             raise ValueError(
                 f"near={self.near} with control={self.control} must be at least 0 and below "
-                f"history - stride = {self.history - self.stride}: nothing distant is left."
+                f"history - stride = {rest}: nothing distant is left."
             )
-        if self.control != "none" and self.document_mask:
+        if self.document_mask:
             raise ValueError(
                 f"control={self.control} with document_mask: the text that it moves has other "
                 "documents. Take one of them."
             )
-        if self.control == "none" and self.near:
-            raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
 
     @property
     def name(self) -> str:
@@ -131,13 +134,7 @@ class ScoringWindows:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Divide the windows.
-
-        Args:
-            stream: the split to score.
-            scoring: how.
-            batch_size: B, windows at once on each rank.
-            rank, world_size: this process, and how many share the work.
+        """Divide the windows into batches of `batch_size` on each rank.
 
         Raises:
             ValueError: the stream is too short for a single window, or for other text than the
@@ -156,11 +153,8 @@ class ScoringWindows:
                 f"with history={scoring.history} needs {2 * (scoring.history + 1)}, so that what "
                 "replaces a window is not its own text: take a longer text or a shorter history."
             )
-        self.stream = stream
-        self.scoring = scoring
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
+        self.stream, self.scoring, self.batch_size = stream, scoring, batch_size
+        self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
         """Batches of each rank."""
@@ -185,14 +179,12 @@ class ScoringWindows:
             distant = history - stride + 1 - self.scoring.near
             for row, (window, start) in enumerate(zip(windows, starts, strict=True)):
                 tokens[row, :distant] = self._altered(tokens[row, :distant], int(window), start)
-        doc_start = None
-        if self.scoring.document_mask:
-            doc_start = doc_starts(self.stream, starts, history)
+        masked = self.scoring.document_mask
         positions = ends[:n, None] - stride + 1 + np.arange(stride)
         return ScoringBatch(
             torch.from_numpy(np.ascontiguousarray(tokens)),
             torch.from_numpy(np.ascontiguousarray(targets)),
-            doc_start,
+            doc_starts(self.stream, starts, history) if masked else None,
             torch.from_numpy(positions),
         )
 

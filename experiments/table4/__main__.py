@@ -34,8 +34,8 @@ from experiments.table4.report import write_table4
 from experiments.table4.unfinished import (
     found_sums,
     jobs_here,
-    say_what_is_done,
-    why_not,
+    print_skipped,
+    report_obstacle,
     without_sums,
 )
 
@@ -43,7 +43,7 @@ from experiments.table4.unfinished import (
 def make_plan(
     jobs: Sequence[Job], strides: Sequence[int] | None, histories: Sequence[int] | None
 ) -> Plan:
-    """The same scorings for each run, whichever runs are finished.
+    """The scorings of each run, whichever runs are finished.
 
     Raises:
         ValueError: a history or a stride is longer than all contexts, or none.
@@ -77,7 +77,7 @@ def check_scorable(
         ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
             windows that slide share no token, or not the same ones for all contexts.
     """
-    texts = []
+    texts, contexts = [], contexts_of(jobs)
     tokenizer = Manifest.load(data).tokenizer.sha256
     for stream in validation_splits(score_on):
         there = stream.manifest.tokenizer.sha256
@@ -89,7 +89,6 @@ def check_scorable(
         for config in {job.name: job.config for job in jobs}.values():
             for scoring in plan.scorings_of(config, ()):
                 ScoringWindows(stream, scoring, 1)
-        contexts = contexts_of(jobs)
         text, _ = describe_text(stream, plan.compared(contexts))
         for context in contexts:  # a run is scored alone, and must count the same tokens
             if describe_text(stream, plan.compared([context]))[0].counted != text.counted:
@@ -109,16 +108,13 @@ def task_of(
 
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
-        numbers = {
-            **({"--stride": plan.strides} if plan.strides else {}),
-            "--histories": plan.histories,
-            "--near": (plan.near,),
-            "--first": (plan.first,),
-        }
-        options = [word for name, values in numbers.items() for word in (name, *map(str, values))]
+        options = [
+            *(("--stride", *plan.strides) if plan.strides else ()),
+            *("--histories", *plan.histories, "--near", plan.near, "--first", plan.first),
+        ]
         scoring = python_command(
             n_gpu, "-m", "scripts.evaluate", str(job.folder), "--sums", str(sums),
-            "--data", *map(str, score_on), *options,
+            "--data", *map(str, (*score_on, *options)),
         )  # fmt: skip
         return [scoring] if job.is_finished else [train, scoring]
 
@@ -142,10 +138,8 @@ def report(
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
     Args:
-        jobs: all of the sweep.
-        plan: what they are scored by.
+        jobs, plan, texts: all of the sweep.
         budget: its name.
-        texts: what they are scored on.
         sums: FOLDER/CORPUS/RUN.npz, all that is read.
         out: folder.
         failed: names of runs whose files are not of what was to be trained.
@@ -153,14 +147,14 @@ def report(
     Raises:
         ValueError: nothing is trained and scored, or seeds were trained for other steps.
     """
-    order = {name: number for number, name in enumerate(MODELS)}
+    order = list(MODELS)
     ready: list[list[Scored]] = [[] for _ in texts]
     steps: dict[str, int] = {}
     left_out: dict[str, list[str]] = {}
-    for job in sorted(jobs, key=lambda job: (order[job.name], job.seed)):
+    for job in sorted(jobs, key=lambda job: (order.index(job.name), job.seed)):
         name = job.folder.name
         found = found_sums(job, texts, sums)
-        why = "failed" if name in failed else why_not(job, plan, found, texts)
+        why = "failed" if name in failed else report_obstacle(job, plan, found, texts)
         if why is not None:
             left_out.setdefault(why, []).append(name)
             continue
@@ -178,11 +172,11 @@ def report(
         raise ValueError(f"{sums} holds no run to report on ({why})")
     if left_out:
         print(f"not in the report: {why}")
-    results, comparisons = {}, {}
-    for scored, text in zip(ready, texts, strict=True):
-        results[text.name] = tabulate(scored, text)
-        comparisons[text.name] = compare(scored, PAIRS)
-        write_report(results[text.name], out / f"evaluation_{text.name}")
+    of_texts = {text.name: (scored, text) for scored, text in zip(ready, texts, strict=True)}
+    results = {name: tabulate(*of_text) for name, of_text in of_texts.items()}
+    for name, result in results.items():
+        write_report(result, out / f"evaluation_{name}")
+    comparisons = {name: compare(scored, PAIRS) for name, (scored, _) in of_texts.items()}
     write_table4(results, comparisons, budget, out)
 
 
@@ -212,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--stride", type=int, nargs="+", help="as for scripts.evaluate")
     parser.add_argument(
-        "--histories", type=int, nargs="+", help="likewise (default: the contexts of all models)"
+        "--histories", type=int, nargs="+", help="for cross (default: contexts of all models)"
     )
     part.add_argument(
         "--report-only", action="store_true", help="report on what is finished and scored"
@@ -243,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_folders(jobs, args.data)
         reasons = without_sums(jobs, plan, texts, sums)
         here = jobs_here(jobs, args.only or ["*"], sums, reasons)
-        say_what_is_done(jobs, here, reasons, sums)
+        print_skipped(jobs, here, reasons, sums)
         folders = {job.folder for job in here}
         tasks = [task_of(job, plan, score_on, sums, folders) for job in here]
     train_and_report(

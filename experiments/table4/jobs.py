@@ -15,7 +15,7 @@ from model.flops import train_flops_per_token
 from training.checkpoint import Progress, latest_checkpoint, read_progress
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig, load_config
-from training.metrics import read_metrics
+from training.metrics import read_evaluations, read_metrics
 
 LOG_STEPS = 10  # between records of the training loss
 EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and between checkpoints
@@ -51,7 +51,7 @@ class Job:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """What the arguments mean."""
+        """The configuration that the arguments give."""
         return load_config([*self.recipe, *self.overrides])
 
     @property
@@ -79,20 +79,14 @@ def last_step(folder: Path) -> int | None:
     if not begun.exists():
         return None
     last = load_config([str(begun)]).optim.max_steps
-    evaluated = {r["step"] for r in read_metrics(folder) if "val_loss" in r}
-    return last if last in evaluated else None
+    return last if last in {r["step"] for r in read_evaluations(folder)} else None
 
 
-def what_it_took(folder: Path, sums: Path) -> dict[str, Any] | None:
-    """`step` and `gpu_hours` of a finished run; None where neither its folder nor its sums tell.
-
-    Args:
-        folder: of the run.
-        sums: of all runs, as `scripts.evaluate --sums` writes them.
-    """
+def training_cost(folder: Path, sums: Path) -> dict[str, Any] | None:
+    """`step` and `gpu_hours` of a finished run, of its folder or its file in `sums`, or None."""
     if last_step(folder) is not None:
         return read_metrics(folder)[-1]
-    kept = [read_scored(path)[0] for path in sorted(sums.glob(f"*/{folder.name}.npz"))]
+    kept = (read_scored(path)[0] for path in sorted(sums.glob(f"*/{folder.name}.npz")))
     return next((scored.about for scored in kept if is_whole(scored)), None)
 
 
@@ -104,39 +98,33 @@ def is_whole(scored: Scored) -> bool:
 
 
 def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
-    """Refuse a folder of sums that are of other runs than these, or of runs on another text.
-
-    Args:
-        jobs: all of the sweep.
-        sums: FOLDER/CORPUS/RUN.npz.
-        data: token shards that the jobs train on.
+    """Refuse sums, FOLDER/CORPUS/RUN.npz, of other runs than these, or of runs on another text.
 
     Raises:
         ValueError: names the settings that differ, or how long the texts are.
     """
-    here = _training_tokens(data)
     for job in jobs:
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
             scored, _ = read_scored(path)
             check_settings(path, scored.config, job.config, may_differ=job.may_differ)
-            _check_text(path, scored.about.get("text_tokens"), here, "--sums")
+            _check_text(path, scored.about.get("text_tokens"), data, "--sums")
 
 
 def check_folders(jobs: Sequence[Job], data: Path) -> None:
-    """The same for folders of runs that were begun, as far as `make_jobs` did not."""
-    here = _training_tokens(data)
+    """Refuse folders of runs that were begun on another text.
+
+    Raises:
+        ValueError: says how long the texts are.
+    """
     for job in jobs:
         checkpoint = latest_checkpoint(job.folder)
         if checkpoint is not None:
             _, must_match = read_progress(checkpoint)
-            _check_text(job.folder, must_match.get("training tokens"), here, "--out")
+            _check_text(job.folder, must_match.get("training tokens"), data, "--out")
 
 
-def _training_tokens(data: Path) -> int:
-    return Manifest.load(data).splits.get("train", SplitInfo()).tokens
-
-
-def _check_text(path: Path, there: int | None, here: int, option: str) -> None:
+def _check_text(path: Path, there: int | None, data: Path, option: str) -> None:
+    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
     if there not in (None, here):  # early runs do not tell
         raise ValueError(
             f"{path} is of a run that was trained on a text of {there:,} tokens, and --data has "
@@ -186,20 +174,27 @@ def make_jobs(
             f"--set optim.max_steps with {', '.join(bound)}, whose steps follow from those or the "
             "time of other models: leave one of them out"
         )
+    for_all = [
+        f"model.vocab_size={vocab_size}",
+        f"data.path={data}",
+        f"optim.batch_tokens={budget.batch_tokens}",
+        f"run.log_every={LOG_STEPS}",
+        "run.keep_last=1",
+    ]
+    most = budget.batch_tokens // gpus_per_run
+    wanted = set(names).union(*map(_needed_by, names))
     jobs = [
-        _job(name, seed, budget, out, data, vocab_size, gpus_per_run, overrides)
-        for name in _with_needed(names)
+        _job(name, seed, budget, out, for_all, most, tuple(overrides))
+        for name in MODELS
+        if name in wanted
         for seed in range(1, seeds + 1)
     ]
+    flops = {}
     for job in jobs:
         job.config.grad_accum_steps(gpus_per_run)
         check_same_settings(job.folder, job.config, may_differ=job.may_differ)
-
-    flops = {
-        job.folder: train_flops_per_token(job.config.model, causal=True)
-        * job.config.optim.max_steps
-        for job in jobs
-    }
+        a_token = train_flops_per_token(job.config.model, causal=True)
+        flops[job.folder] = a_token * job.config.optim.max_steps
 
     @cache
     def chain(folder: Path) -> float:
@@ -218,7 +213,7 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
 
     Args:
         job: the run.
-        sums: as in `what_it_took`.
+        sums: of all runs, for `training_cost`.
         here: folders of all runs that are trained now; their sums are of another time.
     """
     model = MODELS[job.name]
@@ -228,16 +223,11 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
     begun = [path for f in (job.folder, first) if (path := f / RUN_CONFIG).exists()]
     if begun:
         steps = load_config([str(begun[0])]).optim.max_steps
-    elif first not in {job.folder, *here} and (took := what_it_took(first, sums)) is not None:
-        steps = took["step"]
+    elif first not in {job.folder, *here} and (cost := training_cost(first, sums)) is not None:
+        steps = cost["step"]
     else:
         steps = _affordable_steps(job, model, sums)
-    of_time = (
-        f"optim.max_steps={steps}",
-        f"optim.warmup_steps={_warmup(steps)}",
-        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
-    )
-    return *job.recipe, *of_time, *job.overrides
+    return *job.recipe, *_schedule(steps), *job.overrides
 
 
 def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
@@ -251,22 +241,22 @@ def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
     assert model.same_time_as is not None
 
     def first_seed(name: str) -> dict[str, Any]:
-        took = what_it_took(job.folder.with_name(f"{name}_seed1"), sums)
-        assert took is not None, f"{name} is not finished"
-        return took
+        cost = training_cost(job.folder.with_name(f"{name}_seed1"), sums)
+        assert cost is not None, f"{name} is not finished"
+        return cost
 
-    def hours(name: str) -> float:
+    def hours(name: str | None) -> float:
         """With those of the run whose weights it starts with."""
-        origin = MODELS[name].starts_from
-        return first_seed(name)["gpu_hours"] + (0.0 if origin is None else hours(origin))
+        if name is None:
+            return 0.0
+        return first_seed(name)["gpu_hours"] + hours(MODELS[name].starts_from)
 
-    whole = hours(model.same_time_as)
-    spent = 0.0 if model.starts_from is None else hours(model.starts_from)
+    origin = model.starts_from
+    whole, spent = hours(model.same_time_as), hours(origin)
     equal = first_seed(_equally_fast(job.name, model.same_time_as))
     hours_a_step = equal["gpu_hours"] / equal["step"]
     steps = round((whole - spent) / hours_a_step / LOG_STEPS) * LOG_STEPS
     if steps < LOG_STEPS:
-        origin = model.starts_from
         already = f", and {origin}, which it starts from, {spent:.4g} already" if origin else ""
         raise ValueError(
             f"{job.name} has no time left for {LOG_STEPS} steps: {model.same_time_as} took "
@@ -278,8 +268,8 @@ def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
 
 def _equally_fast(name: str, same_time_as: str) -> str:
     """The model whose steps take as long as those of one that is trained for a time."""
-    same = name.removesuffix("_same_time")
-    return same_time_as if same == name else same
+    untimed = name.removesuffix("_same_time")
+    return same_time_as if untimed == name else untimed
 
 
 def _needed_by(name: str) -> set[str]:
@@ -290,70 +280,54 @@ def _needed_by(name: str) -> set[str]:
     return needed
 
 
-def _with_needed(names: Sequence[str]) -> list[str]:
-    """The models of `names` and those that they need, in the order of MODELS."""
-    wanted = set(names).union(*map(_needed_by, names))
-    return [name for name in MODELS if name in wanted]
-
-
 def _job(
     name: str,
     seed: int,
     budget: Budget,
     out: Path,
-    data: Path,
-    vocab_size: int,
-    gpus_per_run: int,
-    overrides: Sequence[str],
+    for_all: Sequence[str],
+    most: int,
+    overrides: tuple[str, ...],
 ) -> Job:
+    """A run with settings `for_all` runs, and at most so many tokens at once on a GPU."""
     model = MODELS[name]
     folder = out / f"{name}_seed{seed}"
-    recipe_arguments = _recipe(name, budget)
+    base = _recipe(name, budget)
+    config = load_config(base)
+    context_length = config.model.context_length
+    at_once = min(config.optim.micro_batch_size * context_length, most)
     steps = round(budget.steps * model.share)
-    recipe = load_config(recipe_arguments)
-    context_length = recipe.model.context_length
-    at_once = recipe.optim.micro_batch_size * context_length
-    at_once = min(at_once, budget.batch_tokens // gpus_per_run)
-    arguments = [
-        *recipe_arguments,
-        f"model.vocab_size={vocab_size}",
-        f"data.path={data}",
-        f"optim.max_steps={steps}",
-        f"optim.warmup_steps={_warmup(steps)}",
-        f"optim.batch_tokens={budget.batch_tokens}",
+    recipe = [
+        *(*base, *for_all, *_schedule(steps)),
         f"optim.micro_batch_size={max(1, at_once // context_length)}",
         # not the windows again that the first part began with
         f"run.seed={seed if model.starts_from is None else 1000 + seed}",
         f"run.out_dir={folder}",
-        f"run.log_every={LOG_STEPS}",
-        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
         f"run.save_every={_every(steps // 2, SAVE_STEPS)}",
-        "run.keep_last=1",
     ]
+    # times are those of the first seed
+    timed = _needed_by(name) if model.same_time_as is not None else set()
+    needs = {out / f"{other}_seed1" for other in timed}
     if model.starts_from is not None:
-        arguments.append(f"run.init_from={out / f'{model.starts_from}_seed{seed}'}")
-        arguments.append(f"optim.lr={recipe.optim.lr / 2}")
-        if recipe.model.positions == "rotary":
+        origin = out / f"{model.starts_from}_seed{seed}"
+        needs.add(origin)
+        recipe += [f"run.init_from={origin}", f"optim.lr={config.optim.lr / 2}"]
+        if config.model.positions == "rotary":
             before = load_config(_recipe(model.starts_from, budget)).model.context_length
-            base = _stretched_base(context_length / before, recipe.model.head_dim)
-            arguments.append(f"model.rope_base={base:.0f}")
-    needs: set[Path] = set()
-    if model.same_time_as is not None:
-        needs |= {out / f"{other}_seed1" for other in _needed_by(name)}  # their times
-    if model.starts_from is not None:
-        needs.add(out / f"{model.starts_from}_seed{seed}")
+            rope_base = _stretched_base(context_length / before, config.model.head_dim)
+            recipe.append(f"model.rope_base={rope_base:.0f}")
     return Job(
         name=name,
         seed=seed,
         folder=folder,
-        recipe=tuple(arguments),
-        overrides=tuple(overrides),
+        recipe=tuple(recipe),
+        overrides=overrides,
         needs=tuple(sorted(needs)),
     )
 
 
 def _recipe(name: str, budget: Budget) -> list[str]:
-    """A model's YAML file with what the budget and the model change in it."""
+    """A model's YAML file, and changes of the budget and the model."""
     model = MODELS[name]
     return [f"configs/gpt2_small_{model.context}.yaml", *budget.overrides, *model.overrides]
 
@@ -366,9 +340,13 @@ def _stretched_base(stretch: float, head_dim: int) -> float:
     return DEFAULT_ROPE_BASE * stretch ** (head_dim / (head_dim - 2))
 
 
-def _warmup(steps: int) -> int:
-    """1% as in the paper, but long enough for a short run with a high learning rate."""
-    return min(steps // 4, max(steps // 100, 200))
+def _schedule(steps: int) -> tuple[str, ...]:
+    """Arguments for this many steps; warm-up is 1% as in the paper, but longer for short runs."""
+    return (
+        f"optim.max_steps={steps}",
+        f"optim.warmup_steps={min(steps // 4, max(steps // 100, 200))}",
+        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
+    )
 
 
 def _every(steps: int, most: int) -> int:

@@ -4,7 +4,7 @@ python -m experiments.table4.report out/table4_minutes/table4.json    # Markdown
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ import numpy as np
 from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from evaluation.markdown import digits, is_known, markdown_table, with_interval
+from evaluation.report import trained_on
 from evaluation.results import COST, cost_before, read_result, write_result
-from evaluation.sections import trained_on
 from evaluation.style import Styles, save, styles_of
 from experiments.table4.questions import comparisons_table, draw_positions
 
@@ -48,12 +48,10 @@ def write_table4(
         out: folder.
     """
     runs = next(iter(evaluations.values()))["runs"]
+    names = ("model", "perplexity", "days_on_8_a100")
     result = {
         "budget": budget,
-        "paper": [
-            {"model": model, "perplexity": perplexity, "days_on_8_a100": days}
-            for model, perplexity, days in PAPER
-        ],
+        "paper": [dict(zip(names, row, strict=True)) for row in PAPER],
         "rows": {corpus: rows(tables) for corpus, tables in evaluations.items()},
         "comparisons": dict(comparisons),
         "runs": runs,
@@ -82,8 +80,7 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
     What another model's weights took counts for those that start with them.
     """
     result = []
-    for label in dict.fromkeys(run["label"] for run in tables["runs"]):
-        runs = [run for run in tables["runs"] if run["label"] == label]
+    for label, runs in _by_label(tables["runs"]).items():
         speeds = [run["tokens_per_s"] for run in runs]
         (chunk,) = (row for row in tables["as_trained_chunk"] if row["label"] == label)
         (strided,) = (row for row in tables["as_trained"] if row["label"] == label)
@@ -95,12 +92,8 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
                 "gpu_hours": mean(run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in runs),
                 # a run of few steps has none, as the first ones are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
-                "paper_perplexity": chunk["perplexity"],
-                "paper_nats": chunk["nats"],
-                "paper_difference": chunk["difference"],
-                "perplexity": strided["perplexity"],
-                "nats": strided["nats"],
-                "difference": strided["difference"],
+                **{f"paper_{name}": chunk[name] for name in ("perplexity", "nats", "difference")},
+                **{name: strided[name] for name in ("perplexity", "nats", "difference")},
                 "scored_tokens": strided["tokens"],
                 "stride": strided["stride"],
             }
@@ -113,19 +106,26 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
 
     The curve of a model that starts with another's weights begins where that one's ends.
     """
-    by_model: dict[str, list[list[dict[str, Any]]]] = {}
-    for run in runs:
+
+    def points(run: dict[str, Any]) -> list[dict[str, Any]]:
         before = cost_before(run)
         rest = [r | {key: r[key] + before[key] for key in COST} for r in run["evaluations"]]
-        first = [run["before"]] if run["before"] else []
-        by_model.setdefault(run["label"], []).append(first + rest)
+        return [run["before"], *rest] if run["before"] else rest
+
     return {
         model: [
-            {name: mean(r[name] for r in points) for name in (*COST, "val_loss")}
-            for points in zip(*seeds, strict=False)
+            {name: mean(r[name] for r in at_once) for name in (*COST, "val_loss")}
+            for at_once in zip(*map(points, seeds), strict=False)
         ]
-        for model, seeds in by_model.items()
+        for model, seeds in _by_label(runs).items()
     }
+
+
+def _by_label(runs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault(run["label"], []).append(run)
+    return found
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -135,68 +135,62 @@ def markdown(result: dict[str, Any]) -> str:
         "The paper: GPT-2 small on OpenWebText, 400,000 steps of 524,288 tokens.\n",
         markdown_table(
             ["model", "perplexity", "days on 8 A100"],
-            [
-                [row["model"], f"{row['perplexity']}", f"{row['days_on_8_a100']}"]
-                for row in result["paper"]
-            ],
+            [list(map(str, row.values())) for row in result["paper"]],
         ),
     ]
     for corpus, table in result["rows"].items():
-        base = table[0]
         parts += [
-            f"Ours, scored on {corpus}. Time is that of training, relative to {base['label']}'s; "
-            "differences are nats a token, over the seeds that both models have, with 95% "
-            f"intervals {_counted(table)}.\n",
-            markdown_table(
-                [
-                    "model",
-                    "seeds",
-                    "training tokens",
-                    "tokens/s",
-                    "GPU-hours",
-                    "time",
-                    "perplexity, as the paper evaluates",
-                    f"minus {base['label']}, nats",
-                    "perplexity, on identical tokens",
-                    f"minus {base['label']}, nats",
-                ],
-                [
-                    [
-                        row["label"],
-                        str(row["seeds"]),
-                        f"{row['tokens'] / 1e6:,.0f}M",
-                        digits(row["tokens_per_s"], ",.0f"),
-                        f"{row['gpu_hours']:.3f}",
-                        # a single step is not timed
-                        digits(row["gpu_hours"] / (base["gpu_hours"] or math.nan), ".2f"),
-                        f"{row['paper_perplexity']:.2f}",
-                        _difference(row["paper_difference"]),
-                        f"{row['perplexity']:.2f}",
-                        _difference(row["difference"]),
-                    ]
-                    for row in table
-                ],
-            ),
+            f"Ours, scored on {corpus}. Time is relative to {table[0]['label']}'s; differences "
+            f"have 95% intervals {_interval_kind(table)}.\n",
+            _models_table(table),
         ]
         if result["comparisons"][corpus]:
             parts += [
-                "What these models tell about each other: one minus the other, nats a token, over "
-                "the seeds that both have; of one seed, intervals count documents alone. Equal "
-                "tokens are those of training, equal time is that of the GPUs.\n",
+                "One model minus the other, nats a token:\n",
                 comparisons_table(result["comparisons"][corpus]),
             ]
     return "\n".join([*parts, trained_on(result["runs"]) + "\n"])
 
 
-def _counted(table: Sequence[dict[str, Any]]) -> str:
-    """What the intervals of the differences count: seeds where both models share several."""
-    gaps = {row["label"]: (row["paper_difference"], row["difference"]) for row in table}
-    gaps = {label: [gap for gap in both if gap] for label, both in gaps.items()}
-    compared = [label for label in gaps if gaps[label]]
-    single = [label for label in compared if any(gap["seeds"] == 1 for gap in gaps[label])]
+def _models_table(table: Sequence[dict[str, Any]]) -> str:
+    first = table[0]
+    hours = first["gpu_hours"] or math.nan  # a single step is not timed
+    minus = f"minus {first['label']}, nats"
+    return markdown_table(
+        [
+            *("model", "seeds", "training tokens", "tokens/s", "GPU-hours", "time"),
+            *("perplexity, as the paper evaluates", minus),
+            *("perplexity, on identical tokens", minus),
+        ],
+        [
+            [
+                row["label"],
+                str(row["seeds"]),
+                f"{row['tokens'] / 1e6:,.0f}M",
+                digits(row["tokens_per_s"], ",.0f"),
+                f"{row['gpu_hours']:.3f}",
+                digits(row["gpu_hours"] / hours, ".2f"),
+                f"{row['paper_perplexity']:.2f}",
+                _difference(row["paper_difference"]),
+                f"{row['perplexity']:.2f}",
+                _difference(row["difference"]),
+            ]
+            for row in table
+        ],
+    )
+
+
+def _interval_kind(table: Sequence[dict[str, Any]]) -> str:
+    """Whether the intervals of the differences count seeds: where both models share several."""
+    compared = [row for row in table if row["paper_difference"] or row["difference"]]
+    single = [
+        row["label"]
+        for row in compared
+        if any(d and d["seeds"] == 1 for d in (row["paper_difference"], row["difference"]))
+    ]
     if not single:
         return "over documents and seeds"
-    if single == compared:
+    if len(single) == len(compared):
         return "over documents alone, as all are compared over one seed"
     return (
         "over documents and seeds, but over documents alone where one seed is compared: "
@@ -214,18 +208,18 @@ def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], o
     Models that started with the weights of another have a row of their own: their curves would
     lie on the ends of the others'.
     """
-    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
+    # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
-    scratch = {model: points for model, points in curves.items() if model not in going_on}
-    after = {model: points for model, points in curves.items() if model in going_on}
-    titled = {"from scratch": scratch, "with the weights of another model": after}
+    order = sorted(curves, key=lambda model: model in going_on)
+    scratch = [model for model in order if model not in going_on]
+    titled = {"from scratch": scratch, "with the weights of another model": order[len(scratch) :]}
     kinds = {title: models for title, models in titled.items() if models}
     figure = Figure(figsize=(13, 1 + 3.7 * len(kinds)), layout="constrained")
     panels = figure.subplots(len(kinds), 2, sharey="row", squeeze=False)
-    styles = styles_of([*scratch, *after])
+    styles = styles_of(order)
     for (title, models), (left, right) in zip(kinds.items(), panels, strict=True):
-        _draw_row(models, styles, left, right)
+        _draw_row({model: curves[model] for model in models}, styles, left, right)
         if len(kinds) > 1:
             left.set_title(title, loc="left", fontsize=10)
     panels[-1, 0].set_xlabel("training tokens, millions")
@@ -240,21 +234,19 @@ def _draw_row(
     """The curves over tokens on the left and over GPU-hours on the right."""
     from matplotlib.ticker import LogFormatter
 
+    perplexity = {m: np.exp([p["val_loss"] for p in points]) for m, points in curves.items()}
     for model, points in curves.items():
         look: dict[str, Any] = {**styles[model], "label": model, "ms": 4, "lw": 1.2}
-        perplexity = np.exp([p["val_loss"] for p in points])
         for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
-            x = [p[unit] / divisor for p in points]
-            axes.plot(x, perplexity, **look)
-    ends = [np.exp(points[-1]["val_loss"]) for points in curves.values()]
-    highest = max(np.exp(p["val_loss"]) for points in curves.values() for p in points)
+            axes.plot([p[unit] / divisor for p in points], perplexity[model], **look)
+            axes.grid(alpha=0.3, which="both")
+    ends = [values[-1] for values in perplexity.values()]
+    highest = max(values.max() for values in perplexity.values())
     left.set_yscale("log")
     # a little above the ends: the steep start would leave no room to tell them apart
     left.set_ylim(0.97 * min(ends), 1.03 * min(highest, 1.6 * max(ends)))
     for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
         set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    for axes in (left, right):
-        axes.grid(alpha=0.3, which="both")
     right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
 

@@ -9,7 +9,7 @@ import pytest
 from configs.reader import to_yaml
 from data.text.shards import TokenStream
 from evaluation.sums import write_scored
-from experiments.table4.jobs import check_sums, final_arguments, make_jobs, what_it_took
+from experiments.table4.jobs import check_sums, final_arguments, make_jobs, training_cost
 from experiments.table4.models import BUDGETS, MODELS
 from tests.evaluation.known_losses import LONG, added_up
 from training.checkpoint import checkpoint_folder
@@ -175,7 +175,7 @@ def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
 
 def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, base):
     folder, sums = tmp_path / "1k_seed2", tmp_path / "sums"
-    assert what_it_took(folder, sums) is None
+    assert training_cost(folder, sums) is None
     (run,), text = added_up([scored("1k", {LONG: base}, seed=2)], stream)  # in this very folder
     last = {"step": 7, "tokens": 700, "gpu_hours": 0.25, "val_loss": 4.0}
     config = replace(run.config, optim=replace(run.config.optim, max_steps=7, warmup_steps=0))
@@ -186,17 +186,17 @@ def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, 
         replace(whole, about=whole.about | {"step": 6}),
     ):
         write_scored(part, text, sums)
-        assert what_it_took(folder, sums) is None
+        assert training_cost(folder, sums) is None
     write_scored(whole, text, sums)
-    assert what_it_took(tmp_path / "1k_seed1", sums) is None
-    took = what_it_took(folder, sums)
+    assert training_cost(tmp_path / "1k_seed1", sums) is None
+    took = training_cost(folder, sums)
     assert (took["step"], took["gpu_hours"]) == (7, 0.25)
     shutil.rmtree(folder)
     finish(folder, step=10, gpu_hours=1.0)
-    took = what_it_took(folder, sums)
+    took = training_cost(folder, sums)
     assert (took["step"], took["gpu_hours"]) == (10, 1.0)
     (folder / METRICS).write_text('{"step": 10, "loss": 1.0}\n')
-    assert what_it_took(folder, tmp_path) is None
+    assert training_cost(folder, tmp_path) is None
 
 
 def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
