@@ -16,7 +16,7 @@ MAY_IMPORT = {
 }
 BELOW = {*MAY_IMPORT}
 MAY_IMPORT["scripts"] = BELOW | {"evaluation", "scripts"}
-MAY_IMPORT["experiments"] = BELOW | {"evaluation", "scripts"}
+MAY_IMPORT["experiments"] = BELOW | {"evaluation"}
 
 
 def imports() -> dict[str, set[str]]:

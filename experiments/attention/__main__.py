@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             name = option.replace("_", "-")
             parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
     if not torch.cuda.is_available():
-        raise SystemExit("benchmark_attention measures a GPU, and PyTorch sees none")
+        raise SystemExit("attention is measured on a GPU, and PyTorch sees none")
     if args.one_run:
         return hbm_bytes.one_run(args.one_run)
     if args.tutorial:

@@ -307,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        raise SystemExit("lra_speed measures a GPU, and PyTorch sees none")
+        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda", torch.cuda.current_device())
     all_timed = timed_tasks(args.tasks, args.data, args.set)

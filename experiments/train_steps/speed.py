@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/train_speed.json"))
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        raise SystemExit("benchmark_train measures a GPU, and PyTorch sees none")
+        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
     stages = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
     rows = collect_rows(
