@@ -50,7 +50,7 @@ class Plan:
     def scorings(
         self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
     ) -> list[Scoring]:
-        """What a model is scored by.
+        """The scorings of a model.
 
         Args:
             context_length: the model's.
@@ -67,33 +67,24 @@ class Plan:
                 "tokens that is to be scored: take a shorter one, or --modes without strided"
             )
         wanted = []
-        masks = (document_mask,) if self.document_masks is None else self.document_masks
-        for masked in masks:
-            if "chunk" in modes:
-                wanted.append(
-                    Scoring(history=context_length, stride=context_length, document_mask=masked)
-                )
-            histories = {context_length} if "strided" in modes else set()
-            if "cross" in modes:
-                histories |= {h for h in self.histories or contexts if h <= context_length}
-            for history in sorted(histories):
-                wanted += [
-                    Scoring(history=history, stride=stride, first=first, document_mask=masked)
-                    for stride in self._strides(history)
-                ]
-        if "control" in modes and not document_mask:
-            near, stride = self._near(contexts), self._control_stride(context_length)
-            if near < context_length - stride:
-                wanted += [
-                    Scoring(
-                        history=context_length,
-                        stride=stride,
-                        first=first,
-                        control=control,
-                        near=near,
-                    )
-                    for control in ("intact", "shuffle", "replace")
-                ]
+        histories = {context_length} if "strided" in modes else set()
+        if "cross" in modes:
+            histories |= {h for h in self.histories or contexts if h <= context_length}
+        slides = [(h, s, first) for h in sorted(histories) for s in self._strides(h)]
+        if "chunk" in modes:
+            slides.insert(0, (context_length, context_length, 0))
+        for masked in (document_mask,) if self.document_masks is None else self.document_masks:
+            wanted += [
+                Scoring(history=history, stride=stride, first=first, document_mask=masked)
+                for history, stride, first in slides
+            ]
+        near, stride = self._near(contexts), self._control_stride(context_length)
+        if "control" in modes and not document_mask and near < context_length - stride:
+            whole = Scoring(history=context_length, stride=stride, first=first)
+            wanted += [
+                replace(whole, control=control, near=near)
+                for control in ("intact", "shuffle", "replace")
+            ]
         return list(dict.fromkeys(wanted))
 
     def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
@@ -103,9 +94,9 @@ class Plan:
         )
 
     def compared(self, contexts: Sequence[int]) -> list[Scoring]:
-        """What models of these contexts are scored by, and of `histories` if some are not there.
+        """The scorings of models of these contexts, and of `histories` that no model has.
 
-        So a run alone has the same tokens counted as all together (`well_seen`).
+        A run alone then has the tokens counted that all together have (`well_seen`).
         """
         lengths = set(contexts)
         if "cross" in self._modes():
@@ -124,14 +115,14 @@ class Plan:
             ValueError: as in `scorings`.
         """
         contexts = [config.model.context_length for config in configs]
-        why = {}
-        for mode in self._modes():
-            alone = replace(self, modes=(mode,))
-            if not any(alone.scorings_of(config, contexts) for config in configs):
-                why[mode] = self._why_none(mode, configs)
-        return why
+        alone = {mode: replace(self, modes=(mode,)) for mode in self._modes()}
+        return {
+            mode: self._reason(mode, configs)
+            for mode, plan in alone.items()
+            if not any(plan.scorings_of(config, contexts) for config in configs)
+        }
 
-    def _why_none(self, mode: str, configs: Sequence[TrainConfig]) -> str:
+    def _reason(self, mode: str, configs: Sequence[TrainConfig]) -> str:
         """For cross and control, as the others always score or refuse."""
         contexts = [config.model.context_length for config in configs]
         if mode == "cross":
@@ -148,14 +139,12 @@ class Plan:
                 "the distant text of other documents: give a run without it"
             )
         context, stride = max(packed), self._control_stride(max(packed))
+        windows = f"windows of {context} tokens that slide by {stride}"
         if stride >= context:
-            return (
-                f"windows of {context} tokens that slide by {stride} have no distant part: take "
-                "a shorter --stride"
-            )
+            return f"{windows} have no distant part: take a shorter --stride"
         return (
-            f"--near={self._near(contexts)} leaves nothing distant in windows of {context} tokens "
-            f"that slide by {stride}: take a --near below {context - stride}, or a shorter --stride"
+            f"--near={self._near(contexts)} leaves nothing distant in {windows}: take a --near "
+            f"below {context - stride}, or a shorter --stride"
         )
 
     def _modes(self) -> tuple[str, ...]:
@@ -173,10 +162,7 @@ class Plan:
         return shortest // 4 if shortest == max(contexts) else shortest
 
     def _control_stride(self, context_length: int) -> int:
-        """By what the windows of controls slide.
-
-        They take three more passes, so there are fewer; their distant part is large all the same.
-        """
+        """Larger than that of others, as controls take three more passes."""
         return max(*(self.strides or ()), context_length // 4, 1)
 
     def _strides(self, history: int) -> tuple[int, ...]:

@@ -14,16 +14,13 @@ from training.environment import machine
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
 Stage = Callable[[], Iterable[list[Row]]]  # measures rows, some at a time
-
-
 COST = ("tokens", "gpu_hours")  # of training
 
 
 def cost_before(run: Row) -> dict[str, float]:
-    """What the run took whose weights this one started with: zeros if there is none.
+    """Of the run whose weights this one started with: zeros if there is none, NaN if not known.
 
-    Args:
-        run: as `evaluation.runs.describe` tells it, with `init_from`; NaN where it does not tell.
+    `run` is of `evaluation.runs.describe`, with `init_from`.
     """
     if run["before"] is not None:
         return {name: run["before"][name] for name in COST}
@@ -31,11 +28,7 @@ def cost_before(run: Row) -> dict[str, float]:
 
 
 def read_result(path: Path, *names: str) -> dict[str, Any]:
-    """Read a result that `write_result` wrote.
-
-    Args:
-        path: of the JSON file.
-        names: of values that it must have.
+    """Read a result that `write_result` wrote, which must have values of these names.
 
     Raises:
         ValueError: the file is damaged, or of another kind.
@@ -51,18 +44,13 @@ def read_result(path: Path, *names: str) -> dict[str, Any]:
 
 
 def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], Any]) -> list[Row]:
-    """Runs, and those that other results tell of, each once: the first that is found counts.
-
-    Args:
-        runs: found here.
-        results: JSON files with `runs`, of other machines or earlier times.
-        key: tells a run from all others, and their order.
+    """Runs, and those of other `results`, each `key` once: the first that is found counts.
 
     Returns:
         In order of `key`.
 
     Raises:
-        ValueError: as `read_result`.
+        ValueError: a result is damaged, or has no `runs`.
     """
     every: dict[Any, Row] = {}
     for some in (runs, *(read_result(path, "runs")["runs"] for path in results)):
@@ -71,9 +59,18 @@ def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], 
 
 
 def environment() -> dict[str, str | None]:
-    """What a measurement depends on, to be kept beside its numbers."""
-    command = f"python -m {_module()} {shlex.join(_arguments())}".strip()
-    return {**machine(), "command": command}
+    """Machine and command of a measurement, to be kept beside its numbers.
+
+    Folders of this machine mean nothing on another: of absolute paths, the name is kept.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name
+    parts = [arg.rpartition("=") for arg in sys.argv[1:]]  # also --option=/folder/file
+    arguments = [
+        option + equals + (Path(value).name if Path(value).is_absolute() else value)
+        for option, equals, value in parts
+    ]
+    return {**machine(), "command": f"python -m {module} {shlex.join(arguments)}".strip()}
 
 
 def write_result(path: Path, values: dict[str, Any]) -> None:
@@ -143,17 +140,3 @@ def _finished(unfinished: Path) -> tuple[list[Row], int]:
 
 def _without_resume(value: str | None) -> str | None:
     return value and value.replace(" --resume", "")
-
-
-def _module() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name
-
-
-def _arguments() -> list[str]:
-    """The command line without the folders of this machine, which mean nothing on another."""
-    parts = [arg.rpartition("=") for arg in sys.argv[1:]]  # also --option=/folder/file
-    return [
-        option + equals + (Path(value).name if Path(value).is_absolute() else value)
-        for option, equals, value in parts
-    ]

@@ -15,7 +15,7 @@ from model.gpt import GPT
 from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
-from training.environment import read_starts, what_runs_took
+from training.environment import read_starts, whole_cost
 from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics
 
@@ -82,13 +82,11 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     checkpoint = checkpoint or latest_checkpoint(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
-    config = load_config([str(folder / RUN_CONFIG)])
-    tokenizer = load_tokenizer(str(folder / TOKENIZER))
     progress, must_match = read_progress(checkpoint)
     return Run(
         folder=folder,
-        config=config,
-        tokenizer=tokenizer,
+        config=load_config([str(folder / RUN_CONFIG)]),
+        tokenizer=load_tokenizer(str(folder / TOKENIZER)),
         checkpoint=checkpoint,
         progress=progress,
         text_tokens=must_match.get("training tokens"),
@@ -96,12 +94,7 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """What was trained, and what it took, as JSON can hold it.
-
-    `evaluations` are the records with a validation loss; `before` is the last of these of the run
-    whose weights this one started with, with what led to it (`what_runs_took`), None if there is
-    none or it is not known.
-    """
+    """Settings, cost and validation losses of a run, as JSON can hold them."""
     config, records = run.config, read_metrics(run.folder)
     speeds = [record["tokens_per_s"] for record in records if "tokens_per_s" in record]
     return {
@@ -119,12 +112,12 @@ def describe(run: Run) -> dict[str, Any]:
         "tokens_per_s": median(speeds) if speeds else None,
         "starts": read_starts(run.folder),
         "evaluations": read_evaluations(run.folder),
-        "before": what_came_before(run.folder, run.config),
+        "before": origin_cost(run.folder, run.config),
     }
 
 
-def what_came_before(run: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """The last evaluation of the run whose weights this one started with, with all it took.
+def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """The last evaluation of the run whose weights this one started with, with all its cost.
 
     As it was noted, or else of the run in run.init_from, or beside this one if both moved. None if
     there is none or it is not known.
@@ -135,11 +128,8 @@ def what_came_before(run: Path, config: TrainConfig) -> dict[str, Any] | None:
     if noted:
         return noted[0]
     origin, here = Path(config.run.init_from), run.resolve()
-    beside = here.parent / origin.name
-    for folder in (origin, beside):
-        if folder.resolve() != here and (took := what_runs_took(folder)) is not None:
-            return took
-    return None
+    folders = [folder for folder in (origin, here.parent / origin.name) if folder.resolve() != here]
+    return next((cost for folder in folders if (cost := whole_cost(folder)) is not None), None)
 
 
 def check_same_settings(
@@ -167,8 +157,8 @@ def check_settings(
     *,
     may_differ: Collection[str] = (),
 ) -> None:
-    """The same for settings that were found in `place`."""
-    differing = _differing(there, here, {*WHERE, *may_differ})
+    """Refuse settings that were found in `place` and are not those of `here`."""
+    differing = _differing(there, here, (*WHERE, *may_differ))
     if differing:
         settings = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in differing)
         raise ValueError(
@@ -180,25 +170,21 @@ def check_settings(
 def _differing(
     a: TrainConfig | ClassifyConfig, b: TrainConfig | ClassifyConfig, may_differ: Collection[str]
 ) -> list[tuple[str, Any, Any]]:
-    """Settings, as "optim.lr", with both values."""
-    these, those = _settings(a), _settings(b)
+    """Settings, as "optim.lr", or "objective" of no group, with both values."""
+    these, those = (
+        {
+            f"{group}.{name}" if name else group: value
+            for group, values in asdict(config).items()
+            for name, value in (values if isinstance(values, dict) else {"": values}).items()
+        }
+        | {"data.path": str(Path(config.data.path).resolve())}
+        for config in (a, b)
+    )
     return [
         (name, value, those[name])
         for name, value in these.items()
         if value != those[name] and name not in may_differ
     ]
-
-
-def _settings(config: TrainConfig | ClassifyConfig) -> dict[str, Any]:
-    """By names as "optim.lr", and as "objective" where a setting is in no group."""
-    settings: dict[str, Any] = {}
-    for group, values in asdict(config).items():
-        if isinstance(values, dict):
-            settings |= {f"{group}.{name}": value for name, value in values.items()}
-        else:
-            settings[group] = values
-    settings["data.path"] = str(Path(settings["data.path"]).resolve())
-    return settings
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -223,7 +209,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
                     f"{other.progress.step}, so they are no two seeds of {name}: train both to "
                     "the same step"
                 )
-            if _origin(run.config) == _origin(other.config):
+            a, b = run.config.run, other.config.run
+            if (a.seed, a.init_from) == (b.seed, b.init_from):
                 raise ValueError(
                     f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
                     "two seeds would seem to agree, leave one out"
@@ -235,8 +222,3 @@ def labels(runs: Sequence[Run]) -> list[str]:
                 )
         known[name].append(run)
     return names
-
-
-def _origin(config: TrainConfig) -> tuple[int, str | None]:
-    """What two seeds of one model differ in."""
-    return config.run.seed, config.run.init_from

@@ -61,23 +61,22 @@ def estimate(
     if len(present) == 0:
         return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
     draws = _draws(len(present), resamples, seed)
-    drawn = np.zeros((resamples, n_bins))
-    middle = np.zeros(n_bins)
+    drawn, middle = np.zeros((resamples, n_bins)), np.zeros(n_bins)
     with np.errstate(invalid="ignore"):  # 0 / 0 where a draw has no token of a bin
         for sign, nats, tokens in zip((1, -1), sums, counts, strict=False):
-            nats, tokens = nats[present], tokens[present]
-            drawn += sign * ((draws @ nats) / (draws @ tokens))
+            drawn += sign * ((draws @ nats[present]) / (draws @ tokens[present]))
             middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
     both = np.all(counts, axis=0)
     documents = np.min([_effective_number(np.where(both, c, 0)) for c in counts], axis=0)
     result = []
-    for number in range(n_bins):
-        known = drawn[:, number][~np.isnan(drawn[:, number])]
+    for mean, of_bin, effective in zip(middle, drawn.T, documents, strict=True):
         low = high = math.nan
-        if round(documents[number]) >= LEAST_DOCUMENTS:
-            tail = _tail(documents[number])
-            low, high = np.quantile(known, [tail, 1 - tail])
-        result.append(Estimate(mean=float(middle[number]), low=float(low), high=float(high)))
+        if round(effective) >= LEAST_DOCUMENTS:
+            # the share of the draws to leave out on each side
+            expanded = math.sqrt(effective / (effective - 1)) * _t_975(effective - 1)
+            tail = stats.norm.cdf(-expanded)
+            low, high = np.nanquantile(of_bin, [tail, 1 - tail])
+        result.append(Estimate(mean=float(mean), low=float(low), high=float(high)))
     return result
 
 
@@ -94,12 +93,6 @@ def with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
     """(n_documents, n_bins): empty bins added, or those that the other does not have left out."""
     missing = max(0, n_bins - table.shape[1])
     return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
-
-
-def _tail(documents: float) -> float:
-    """The share of the draws to leave out on each side."""
-    expanded = math.sqrt(documents / (documents - 1)) * _t_975(documents - 1)
-    return float(stats.norm.cdf(-expanded))
 
 
 def _t_975(freedom: float) -> float:

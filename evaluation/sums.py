@@ -101,10 +101,10 @@ class Corpus:
 def describe_corpus(
     stream: TokenStream, token_bytes: np.ndarray, scorings: Iterable[Scoring]
 ) -> Corpus:
-    """The facts about every token of `stream`.
+    """The facts about every token of a validation split.
 
     Args:
-        stream: a validation split.
+        stream: the split.
         token_bytes: (vocab_size,) bytes of each entry of the tokenizer.
         scorings: all that are to be compared.
 
@@ -124,7 +124,7 @@ def describe_corpus(
 
 
 def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Text, np.ndarray]:
-    """What is scored, and what `well_seen` gives for it; see `describe_corpus`."""
+    """The text of `describe_corpus`, and which of its tokens are `well_seen`."""
     scorings = list(dict.fromkeys(scorings))
     counted = well_seen(scorings, len(stream))
     if not counted.any():
@@ -171,25 +171,20 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     Bins are those of `log_bins`: of the position in the window where these do not overlap, of the
     position in the document where they slide. A control has a single one.
     """
-    counted = ~np.isnan(losses)
-    kind = kind_of(scoring)
-    if kind == "chunk":
+    counted, lengths = ~np.isnan(losses), corpus.text.document_lengths
+    places, most = np.zeros(len(losses), dtype=np.int64), 0
+    if (kind := kind_of(scoring)) == "chunk":
         places = (np.arange(len(losses)) - 1) % scoring.history  # of the token before the target
         most = scoring.history - 1
     elif kind == "sliding":
         counted &= corpus.well_seen
-        places, most = corpus.history, int(corpus.text.document_lengths.max()) - 1
-    else:
-        places, most = np.zeros(len(losses), dtype=np.int64), 0
-    shape = len(corpus.text.document_lengths), int(log_bins(np.array(most))) + 1
-    cell = corpus.document[counted] * shape[1] + log_bins(places[counted])
-    size = shape[0] * shape[1]
-    nats = np.bincount(cell, weights=losses[counted].astype(np.float64), minlength=size)
-    return Sums(
-        nats=nats.reshape(shape),
-        tokens=np.bincount(cell, minlength=size).reshape(shape),
-        n_bytes=int(corpus.n_bytes[counted].sum()),
-    )
+        places, most = corpus.history, int(lengths.max()) - 1
+    shape = len(lengths), int(log_bins(np.array(most))) + 1
+    nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
+    cell = corpus.document[counted], log_bins(places[counted])
+    np.add.at(nats, cell, losses[counted].astype(np.float64))
+    np.add.at(tokens, cell, 1)
+    return Sums(nats=nats, tokens=tokens, n_bytes=int(corpus.n_bytes[counted].sum()))
 
 
 def log_bins(lengths: np.ndarray) -> np.ndarray:
@@ -233,15 +228,11 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
     content = io.BytesIO(path.read_bytes())
     try:
         with np.load(content, allow_pickle=False) as kept:
-            facts = json.loads(str(kept["facts"]))
-            sums = {
-                Scoring(**scoring): Sums(
-                    nats=kept[f"nats_{number}"], tokens=kept[f"tokens_{number}"], n_bytes=n_bytes
-                )
-                for number, (scoring, n_bytes) in enumerate(
-                    zip(facts["scorings"], facts["n_bytes"], strict=True)
-                )
-            }
+            facts, sums = json.loads(str(kept["facts"])), {}
+            scorings = zip(facts["scorings"], facts["n_bytes"], strict=True)
+            for n, (scoring, n_bytes) in enumerate(scorings):
+                nats, tokens = kept[f"nats_{n}"], kept[f"tokens_{n}"]
+                sums[Scoring(**scoring)] = Sums(nats=nats, tokens=tokens, n_bytes=n_bytes)
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(TrainConfig, facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text

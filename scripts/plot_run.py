@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluation.results import COST
-from evaluation.runs import what_came_before
+from evaluation.runs import origin_cost
 from training.config import RUN_CONFIG
 from training.language.config import load_config
 from training.metrics import METRICS, read_metrics
@@ -117,7 +117,7 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
     config = load_config([str(run / RUN_CONFIG)]) if (run / RUN_CONFIG).exists() else None
     if config is None or config.run.init_from is None:
         return records, True
-    before = what_came_before(run, config)
+    before = origin_cost(run, config)
     if before is None:
         return records, False
     own = [r | {unit: r[unit] + before[unit] for unit in COST if unit in r} for r in records]

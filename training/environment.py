@@ -44,12 +44,12 @@ def note_start(run: Path, step: int, *, world_size: int = 1, origin: Path | None
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
     start: dict[str, Any] = {"from_step": step, **machine(), "world_size": world_size}
     if origin is not None:
-        start["before"] = what_runs_took(origin)
+        start["before"] = whole_cost(origin)
     starts = [*earlier, start]
     write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
 
 
-def what_runs_took(run: Path) -> dict[str, Any] | None:
+def whole_cost(run: Path) -> dict[str, Any] | None:
     """The last evaluation of a run, with tokens and GPU-hours of all runs that led to it.
 
     None where that is not known.

@@ -183,37 +183,25 @@ def report(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--data", type=Path, required=True, help="token shards to train on")
-    parser.add_argument("--budget", choices=BUDGETS, default="minutes")
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}"
-    )
-    parser.add_argument("--seeds", type=int, help="runs of each model (default: the budget's)")
-    part = parser.add_mutually_exclusive_group()
+    add, part = parser.add_argument, parser.add_mutually_exclusive_group()
+    add("--data", type=Path, required=True, help="token shards to train on")
+    add("--budget", choices=BUDGETS, default="minutes")
+    add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    add("--seeds", type=int, help="runs of each model (default: the budget's)")
     part.add_argument(
-        "--only",
-        nargs="+",
-        metavar="RUN",
+        "--only", nargs="+", metavar="RUN",
         help="train and score no others here, as '*_seed2'; earlier ones are started first",
-    )
-    parser.add_argument("--gpus-per-run", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="folder (default: out/table4_BUDGET)")
-    parser.add_argument(
-        "--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)"
-    )
-    parser.add_argument(
-        "--sums", type=Path, help="what a report needs of each run (default: OUT/sums)"
-    )
-    parser.add_argument("--stride", type=int, nargs="+", help="as for scripts.evaluate")
-    parser.add_argument(
-        "--histories", type=int, nargs="+", help="for cross (default: contexts of all models)"
-    )
+    )  # fmt: skip
+    add("--gpus-per-run", type=int, default=1)
+    add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
+    add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
+    add("--sums", type=Path, help="what a report needs of each run (default: OUT/sums)")
+    add("--stride", type=int, nargs="+", help="as for scripts.evaluate")
+    add("--histories", type=int, nargs="+", help="for cross (default: contexts of all models)")
     part.add_argument(
         "--report-only", action="store_true", help="report on what is finished and scored"
     )
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py"
-    )
+    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
     args = parser.parse_args(argv)
     budget = BUDGETS[args.budget]
     out = args.out or Path(f"out/table4_{args.budget}")

@@ -8,7 +8,7 @@ _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Model:
     """What is trained; its YAML file is configs/gpt2_small_CONTEXT.yaml."""
 
@@ -25,41 +25,35 @@ class Model:
 # 1k_of_4k sees the very tokens of 4k in their order, with the history of 1k: from 1k it differs in
 # how alike the sequences of a batch are, from 4k in attention alone.
 MODELS = {
-    "1k": Model(context="1k"),
-    "1k_of_4k": Model(context="1k", overrides=_OF_4K),
-    "2k": Model(context="2k"),
-    "4k": Model(context="4k"),
-    "8k": Model(context="8k"),
-    "16k": Model(context="16k"),
-    "4k_butterfly": Model(context="4k", overrides=_BUTTERFLY),
-    "16k_butterfly": Model(context="16k", overrides=_BUTTERFLY),
-    "4k_butterfly_same_time": Model(context="4k", overrides=_BUTTERFLY, same_time_as="4k"),
-    "16k_butterfly_same_time": Model(context="16k", overrides=_BUTTERFLY, same_time_as="16k"),
-    "1k_same_time": Model(context="1k", same_time_as="4k"),
-    "4k_from_1k": Model(context="4k", starts_from="1k", same_time_as="4k"),
-    "1k_then_1k": Model(context="1k", starts_from="1k", share=1 / 3),
-    "1k_then_1k_same_time": Model(context="1k", starts_from="1k", same_time_as="1k_then_4k"),
-    "1k_then_1k_of_4k": Model(context="1k", overrides=_OF_4K, starts_from="1k", share=1 / 3),
-    "1k_then_4k": Model(context="4k", starts_from="1k", share=1 / 3),
-    "1k_then_4k_documents": Model(
-        context="4k", overrides=_DOCUMENTS, starts_from="1k", share=1 / 3
-    ),
-    "1k_then_16k": Model(context="16k", starts_from="1k", share=1 / 3),
-    "1k_then_4k_butterfly": Model(
-        context="4k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
-    ),
-    "1k_then_16k_butterfly": Model(
-        context="16k", overrides=_BUTTERFLY, starts_from="1k", share=1 / 3
-    ),
+    "1k": Model("1k"),
+    "1k_of_4k": Model("1k", _OF_4K),
+    "2k": Model("2k"),
+    "4k": Model("4k"),
+    "8k": Model("8k"),
+    "16k": Model("16k"),
+    "4k_butterfly": Model("4k", _BUTTERFLY),
+    "16k_butterfly": Model("16k", _BUTTERFLY),
+    "4k_butterfly_same_time": Model("4k", _BUTTERFLY, same_time_as="4k"),
+    "16k_butterfly_same_time": Model("16k", _BUTTERFLY, same_time_as="16k"),
+    "1k_same_time": Model("1k", same_time_as="4k"),
+    "4k_from_1k": Model("4k", starts_from="1k", same_time_as="4k"),
+    "1k_then_1k": Model("1k", starts_from="1k", share=1 / 3),
+    "1k_then_1k_same_time": Model("1k", starts_from="1k", same_time_as="1k_then_4k"),
+    "1k_then_1k_of_4k": Model("1k", _OF_4K, starts_from="1k", share=1 / 3),
+    "1k_then_4k": Model("4k", starts_from="1k", share=1 / 3),
+    "1k_then_4k_documents": Model("4k", _DOCUMENTS, starts_from="1k", share=1 / 3),
+    "1k_then_16k": Model("16k", starts_from="1k", share=1 / 3),
+    "1k_then_4k_butterfly": Model("4k", _BUTTERFLY, starts_from="1k", share=1 / 3),
+    "1k_then_16k_butterfly": Model("16k", _BUTTERFLY, starts_from="1k", share=1 / 3),
     "1k_then_16k_butterfly_same_time": Model(
-        context="16k", overrides=_BUTTERFLY, starts_from="1k", same_time_as="1k_then_16k"
+        "16k", _BUTTERFLY, starts_from="1k", same_time_as="1k_then_16k"
     ),
-    "1k_documents": Model(context="1k", overrides=_DOCUMENTS),
-    "4k_documents": Model(context="4k", overrides=_DOCUMENTS),
-    "1k_learned": Model(context="1k", overrides=_LEARNED),
-    "4k_learned": Model(context="4k", overrides=_LEARNED),
+    "1k_documents": Model("1k", _DOCUMENTS),
+    "4k_documents": Model("4k", _DOCUMENTS),
+    "1k_learned": Model("1k", _LEARNED),
+    "4k_learned": Model("4k", _LEARNED),
     "4k_learned_from_1k": Model(
-        context="4k", overrides=_LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
+        "4k", _LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
     ),
 }
 
