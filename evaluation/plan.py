@@ -50,12 +50,7 @@ class Plan:
     def scorings(
         self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
     ) -> list[Scoring]:
-        """The scorings of a model.
-
-        Args:
-            context_length: the model's.
-            contexts: of all models, this one among them.
-            document_mask: whether it was trained with documents masked.
+        """The scorings of a model of one of these `contexts`.
 
         Raises:
             ValueError: strided is wanted, and no stride fits into the context.
@@ -89,9 +84,8 @@ class Plan:
 
     def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
         """`scorings` of the model of a run."""
-        return self.scorings(
-            config.model.context_length, contexts, document_mask=config.data.document_mask
-        )
+        masked = config.data.document_mask
+        return self.scorings(config.model.context_length, contexts, document_mask=masked)
 
     def compared(self, contexts: Sequence[int]) -> list[Scoring]:
         """The scorings of models of these contexts, and of `histories` that no model has.

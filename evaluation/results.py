@@ -129,14 +129,10 @@ def _finished(unfinished: Path) -> tuple[list[Row], int]:
     result = json.loads(unfinished.read_text(encoding="utf-8"))
     now = environment()
     for key, value in result["environment"].items():
-        same = _without_resume(now[key]) == _without_resume(value)
-        if key != "date" and not same:
+        here, there = (v and v.replace(" --resume", "") for v in (now[key], value))
+        if key != "date" and here != there:
             raise ValueError(
                 f"--resume: {unfinished} was measured with {key} {value}, and this run has "
                 f"{now[key]}: leave --resume out to measure everything anew"
             )
     return result["rows"][: result["finished"]["rows"]], result["finished"]["stages"]
-
-
-def _without_resume(value: str | None) -> str | None:
-    return value and value.replace(" --resume", "")

@@ -137,10 +137,8 @@ def check_same_settings(
 ) -> None:
     """Refuse to take a run for one of `config` that was begun with other settings.
 
-    Args:
-        folder: of the run; nothing is refused if there is none yet.
-        config: that it should have. Where it lies may differ: a folder may have been moved.
-        may_differ: more such settings, as "optim.max_steps".
+    Nothing is refused if there is no run in the folder yet. Where a run lies may differ, as a
+    folder may have been moved, and `may_differ` names more settings, as "optim.max_steps".
 
     Raises:
         ValueError: names the settings with both values.

@@ -30,12 +30,8 @@ def score(
 ) -> list[dict[Scoring, Sums]]:
     """Losses by every scoring, added up; from the run's folder where those of tokens are known.
 
-    Args:
-        run: the model; its weights are read if something is to be scored.
-        corpora: validation splits.
-        scorings: how to score each; those of one shape are best next to each other.
-        processes: all of them take a share.
-        batch_tokens: tokens that a GPU reads at once; None takes what training took.
+    Scorings of one shape are best next to each other. All processes take a share; a GPU reads
+    `batch_tokens` at once, None as many as in training.
 
     Returns:
         For each corpus the sums by scoring, on every process.

@@ -17,16 +17,14 @@ from evaluation.sums import Sums
 
 RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
-"""Fewer have no interval: means of so few draws cannot lie far enough out. What counts are
-documents of equal length that would tell as much, rounded."""
+"""Fewer, of equal length, have no interval: their means cannot lie far enough out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A mean and the interval that holds it with 95% confidence, nats.
 
-    NaN where nothing counts; low and high also where nearly all tokens are of fewer documents than
-    LEAST_DOCUMENTS, which do not tell how others would differ.
+    NaN where nothing counts; low and high also where fewer than LEAST_DOCUMENTS do.
     """
 
     mean: float
@@ -46,11 +44,10 @@ def estimate(
 
     Args:
         of: losses.
-        minus: losses to subtract, of the same documents, each mean over its own tokens. The same
-            documents are drawn for both, so that what is hard in both cancels; so does what is hard
-            in a document where the tokens are the same.
+        minus: losses to subtract, each mean over its own tokens. Equal documents are drawn for
+            both, so that what is hard in both cancels.
         resamples: sets of documents that are drawn.
-        seed: of the draws: the same documents are drawn for all bins.
+        seed: of the draws, which all bins share.
     """
     terms = [of] if minus is None else [of, minus]
     n_bins = of.tokens.shape[1]

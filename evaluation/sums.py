@@ -30,9 +30,8 @@ from evaluation.windows import Scoring
 from training.language.config import TrainConfig
 
 LEAST_SEEN = Fraction(7, 8)
-"""Of its history, for a token to count where windows slide. Windows that all slide by half of a
-short context show three quarters of it on average, but nearly all of a long one: tokens at their
-start would flatter the longer context, as the paper's windows do."""
+"""Of its history, for a token to count where windows slide: with less, tokens at the start of short
+windows would flatter the longer context."""
 
 DAMAGED = (
     BadZipFile, EOFError, KeyError, OSError, RuntimeError, TokenError, TypeError, ValueError,
@@ -77,7 +76,7 @@ class Scored:
     number: int
     """Of the seed."""
     about: dict[str, Any]
-    """What was trained, and what it took, as `evaluation.runs.describe` tells it."""
+    """Settings and cost, of `evaluation.runs.describe`."""
     config: TrainConfig
     sums: dict[Scoring, Sums]
 
@@ -101,12 +100,9 @@ class Corpus:
 def describe_corpus(
     stream: TokenStream, token_bytes: np.ndarray, scorings: Iterable[Scoring]
 ) -> Corpus:
-    """The facts about every token of a validation split.
+    """The facts about every token of a validation split, for all scorings that are compared.
 
-    Args:
-        stream: the split.
-        token_bytes: (vocab_size,) bytes of each entry of the tokenizer.
-        scorings: all that are to be compared.
+    `token_bytes` are (vocab_size,) lengths of the entries of the tokenizer.
 
     Raises:
         ValueError: no token is well seen in all of them.

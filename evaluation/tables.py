@@ -86,12 +86,7 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
 
 
 def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table:
-    """Differences between models of which none need be the first.
-
-    Args:
-        scored: the runs.
-        pairs: labels of a model and of what it is compared with; those that are not there are left
-            out.
+    """Differences between the models of pairs of labels, of those pairs that are there.
 
     Returns:
         For each pair the difference in nats, as trained, with all of its history: chunk as the
@@ -228,11 +223,8 @@ def _parts(row: ScoredModel, versus: ScoredModel, last_at_start: int) -> Table:
 
 def _whole(sums: Sums) -> Sums:
     """All tokens in one bin."""
-    return replace(
-        sums,
-        nats=sums.nats.sum(axis=1, keepdims=True),
-        tokens=sums.tokens.sum(axis=1, keepdims=True),
-    )
+    nats, tokens = (bins.sum(axis=1, keepdims=True) for bins in (sums.nats, sums.tokens))
+    return replace(sums, nats=nats, tokens=tokens)
 
 
 def _by_length(sums: Sums, text: Text) -> Sums:

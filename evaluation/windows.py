@@ -32,27 +32,20 @@ class Scoring:
 
     history: int
     """Tokens that a window reads."""
-
     stride: int
     """Tokens that a window scores, from 1 to history."""
-
     first: int = 0
     """Positions up to this one are not scored; at least history - stride, so that the first window
     is full. Scorings are of the same tokens where `first` is the same and a multiple of the larger
     stride is scored."""
-
     document_mask: bool = False
     """Whether a token sees nothing before its document."""
-
     control: Control = "none"
     """What is done to the distant part of a window, all but the scored tokens and `near` before
-    them. none: nothing. intact: nothing either, to compare the others with. shuffle: its tokens in
-    another order. replace: the text half a stream away, the end of the stream followed by its
-    beginning."""
-
+    them: intact, nothing; shuffle, another order; replace, the text half a stream away, the end of
+    the stream followed by its beginning."""
     near: int = 0
-    """With a control: how many tokens before the first scored one stay as they are. With intact, as
-    for what is compared with it."""
+    """With a control: how many tokens before the first scored one stay as they are."""
 
     def __post_init__(self) -> None:
         rest = self.history - self.stride

@@ -71,7 +71,7 @@ def check_scorable(
     """Refuse before anything is trained what could not be scored in the end.
 
     Returns:
-        What each corpus must be in the end.
+        The facts of each corpus, which those of sums must equal.
 
     Raises:
         ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
@@ -106,16 +106,16 @@ def task_of(
 ) -> Task:
     """Train a run, one of those `here`, and score it on all corpora."""
 
+    options = [
+        *("--sums", sums, "--data", *score_on),
+        *(("--stride", *plan.strides) if plan.strides else ()),
+        *("--histories", *plan.histories, "--near", plan.near, "--first", plan.first),
+    ]
+
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
-        options = [
-            *(("--stride", *plan.strides) if plan.strides else ()),
-            *("--histories", *plan.histories, "--near", plan.near, "--first", plan.first),
-        ]
-        scoring = python_command(
-            n_gpu, "-m", "scripts.evaluate", str(job.folder), "--sums", str(sums),
-            "--data", *map(str, (*score_on, *options)),
-        )  # fmt: skip
+        words = map(str, (job.folder, *options))
+        scoring = python_command(n_gpu, "-m", "scripts.evaluate", *words)
         return [scoring] if job.is_finished else [train, scoring]
 
     return Task(
@@ -137,12 +137,7 @@ def report(
 ) -> None:
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
-    Args:
-        jobs, plan, texts: all of the sweep.
-        budget: its name.
-        sums: FOLDER/CORPUS/RUN.npz, all that is read.
-        out: folder.
-        failed: names of runs whose files are not of what was to be trained.
+    All is read from the files of `sums`; runs that `failed` have some that are of earlier ones.
 
     Raises:
         ValueError: nothing is trained and scored, or seeds were trained for other steps.

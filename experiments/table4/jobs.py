@@ -145,15 +145,8 @@ def make_jobs(
 ) -> list[Job]:
     """The runs of some models: those of the first seed first, of a seed the longest chain first.
 
-    Args:
-        names: of MODELS; those that others start from or are measured by are added.
-        budget: of each run.
-        out: folder of all runs: MODEL_seedN.
-        data: token shards to train on.
-        vocab_size: of their tokenizer.
-        seeds: runs of each model.
-        gpus_per_run: that share the batch.
-        overrides: key=value for all runs, last.
+    Models that others start from or are measured by are added. Runs are trained in OUT/MODEL_seedN,
+    with `overrides` (key=value) last.
 
     Raises:
         ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
@@ -211,10 +204,7 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
     A run that was begun keeps the number of steps that it began with, and other seeds take that of
     the first, wherever it was trained.
 
-    Args:
-        job: the run.
-        sums: of all runs, for `training_cost`.
-        here: folders of all runs that are trained now; their sums are of another time.
+    Costs are read from `sums`, but for runs that are trained `here`: theirs are of another time.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:

@@ -4,7 +4,7 @@ python -m experiments.table4.report out/table4_minutes/table4.json    # Markdown
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,7 @@ def write_table4(
 ) -> None:
     """Write table4.json, table4.md and the pictures into `out`, and print the tables.
 
-    Args:
-        evaluations: by corpus, what `evaluation.tables.tabulate` gives.
-        comparisons: by corpus, what `evaluation.tables.compare` gives for PAIRS.
-        budget: its name.
-        out: folder.
+    By corpus, `evaluations` are of `evaluation.tables.tabulate`, `comparisons` of its `compare`.
     """
     runs = next(iter(evaluations.values()))["runs"]
     names = ("model", "perplexity", "days_on_8_a100")
@@ -121,11 +117,9 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
     }
 
 
-def _by_label(runs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        found.setdefault(run["label"], []).append(run)
-    return found
+def _by_label(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    labels = dict.fromkeys(run["label"] for run in runs)
+    return {label: [run for run in runs if run["label"] == label] for label in labels}
 
 
 def markdown(result: dict[str, Any]) -> str:

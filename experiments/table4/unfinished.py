@@ -120,11 +120,7 @@ def print_skipped(
 ) -> None:
     """Print which runs are not trained, as their sums tell it all, and which are once more.
 
-    Args:
-        jobs: all of the sweep.
-        here: those that something is done with.
-        reasons: of `without_sums`.
-        sums: folder of the sums.
+    Of `jobs`, something is done with those `here`, for the `reasons` of `without_sums`.
     """
     names = {job.folder.name for job in here}.union(reasons)
     kept = [name for job in jobs if (name := job.folder.name) not in names]
