@@ -15,60 +15,17 @@ A run that was stopped, in whatever way, goes on when the same command is given 
 """
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-
 from configs.command_line import command_parser, errors_as_sentences
-from data.lra.contact_sheet import draw
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv
-from data.lra.listops_yardsticks import yardsticks
 from data.lra.request import TASKS, Request
-from data.lra.store import SPLITS, Manifest, Sequences, open_split
-from data.lra.tasks import Prepared, prepare
 from data.pathfinder.parameters import DIFFICULTIES
 
-_MEGABYTE = 1e6
-_MOST_NAMED = 5
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    args = _parser().parse_args(argv)
-    console = Console(soft_wrap=True)
-    started = time.perf_counter()
-    with errors_as_sentences():
-        try:
-            with _bar(console) as bar:
-                done = prepare(_request(args), args.out, _Display(bar))
-        except KeyboardInterrupt:
-            console.print("prepare_lra: stopped; the same command goes on from here.")
-            return 130
-        if done.finished_before:
-            console.print(f"{done.folder} was finished before; nothing to do.")
-        else:
-            console.print(f"{done.folder}: {time.perf_counter() - started:.1f} s")
-        _report(done, console)
-        if args.tsv:
-            _write_tsv(done, console)
-        console.print(f"samples: {draw(done.folder)}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
     parser = command_parser(__doc__, __spec__)
     parser.add_argument("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     parser.add_argument(
@@ -118,7 +75,57 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tsv", action="store_true", help="of listops: also write the benchmark's own files"
     )
-    return parser
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
+
+import time
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from data.lra.contact_sheet import draw
+from data.lra.listops_yardsticks import yardsticks
+from data.lra.store import SPLITS, Manifest, Sequences, open_split
+from data.lra.tasks import Prepared, prepare
+
+_MEGABYTE = 1e6
+_MOST_NAMED = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    args = options(argv)
+    console = Console(soft_wrap=True)
+    started = time.perf_counter()
+    with errors_as_sentences():
+        try:
+            with _bar(console) as bar:
+                done = prepare(_request(args), args.out, _Display(bar))
+        except KeyboardInterrupt:
+            console.print("prepare_lra: stopped; the same command goes on from here.")
+            return 130
+        if done.finished_before:
+            console.print(f"{done.folder} was finished before; nothing to do.")
+        else:
+            console.print(f"{done.folder}: {time.perf_counter() - started:.1f} s")
+        _report(done, console)
+        if args.tsv:
+            _write_tsv(done, console)
+        console.print(f"samples: {draw(done.folder)}")
+    return 0
 
 
 def _request(args: argparse.Namespace) -> Request:

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from configs.command_line import command_parser, errors_as_sentences
-from data.pathfinder import DIFFICULTIES, Pathfinder, Renderer, generate, pack
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import DIFFICULTIES, Pathfinder
+from data.pathfinder.render import Renderer, pack
 from evaluation.results import write_result
 from experiments.lra.speed import wait_for
 from experiments.reports import table

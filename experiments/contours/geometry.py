@@ -15,7 +15,8 @@ import numpy as np
 
 from data.files import write_atomically
 from data.lra.store import DisplayLists, Manifest, open_split
-from data.pathfinder import Pathfinder, endpoint_geometry
+from data.pathfinder.geometry import endpoint_geometry
+from data.pathfinder.parameters import Pathfinder
 
 TASKS = {32: "pathfinder32", 64: "pathfinder64", 128: "pathx", 256: "pathfinder256"}
 """Folder of the prepared images by their size."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data.lra.batches import PixelExamples
 from data.lra.store import DisplayLists, open_split
-from data.pathfinder import Pathfinder
+from data.pathfinder.parameters import Pathfinder
 from experiments.classifier_runs import read_run_config
 from kernels.block_mask import BlockSparseMask
 from kernels.reference.standard import visible_keys

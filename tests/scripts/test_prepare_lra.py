@@ -12,7 +12,8 @@ import data.pathfinder.generator
 from data.lra import listops
 from data.lra.request import Request
 from data.lra.store import DisplayLists, Images, Sequences, open_split, verify
-from data.pathfinder import Pathfinder, generate
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import Pathfinder
 from scripts.prepare_lra import main
 
 

@@ -4,7 +4,9 @@ import fcntl
 
 import pytest
 
-from data.pathfinder import Pathfinder, contours, generate
+from data.pathfinder import contours
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import Pathfinder
 
 
 @pytest.fixture(scope="session", autouse=True)

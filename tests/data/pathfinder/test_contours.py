@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from data.pathfinder import Pathfinder, contours
+from data.pathfinder import contours
+from data.pathfinder.parameters import Pathfinder
 from data.pathfinder.tables import PAD, build_tables
 from data.pathfinder.templates import banks_of, disk_offsets
 

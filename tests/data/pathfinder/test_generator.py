@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data.pathfinder import Pathfinder, display_list_dtype, generate
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import Pathfinder, display_list_dtype
 from data.pathfinder.templates import N_SEEDS, banks_of
 
 KINDS = [

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
-from data.pathfinder import Pathfinder, Renderer, endpoint_geometry, generate
+from data.pathfinder.generator import generate
+from data.pathfinder.geometry import endpoint_geometry
+from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.render import Renderer
 
 
 @pytest.mark.parametrize("parameters", [Pathfinder(64, 6), Pathfinder(128, 9)])

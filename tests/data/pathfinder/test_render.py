@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.pathfinder import Pathfinder, Renderer, display_list_dtype, generate, pack
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import Pathfinder, display_list_dtype
+from data.pathfinder.render import Renderer, pack
 from data.pathfinder.templates import banks_of, marker_patch
 
 KINDS = [Pathfinder(32), Pathfinder(64, 6), Pathfinder(128, 9), Pathfinder(256)]

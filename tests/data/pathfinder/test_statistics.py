@@ -7,7 +7,9 @@ each comparison is made of a few at every run of the tests, and of many where sl
 import numpy as np
 import pytest
 
-from data.pathfinder import Pathfinder, Renderer, generate
+from data.pathfinder.generator import generate
+from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.render import Renderer
 from tests.data.pathfinder.plain import NoRoomError, PlainGenerator
 
 # What the reference (drewlinsley/pathfinder at ab9c130) makes: its number of images, and means of

@@ -8,7 +8,8 @@ import torch
 
 from configs.reader import read_config
 from data.lra.store import DisplayLists, open_split
-from data.pathfinder import Pathfinder, Renderer
+from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.render import Renderer
 from experiments.contours import plot_attention
 from experiments.contours.plot_attention import paint
 from experiments.contours.rollout import trace

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.lra.store import open_split
-from data.pathfinder import DIFFICULTIES
+from data.pathfinder.parameters import DIFFICULTIES
 from experiments.contours import generator_speed
 from experiments.contours.geometry import (
     ALL,

@@ -1,0 +1,42 @@
+"""Commands answer before they load PyTorch, which takes seconds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = sorted(f"scripts.{path.stem}" for path in (ROOT / "scripts").glob("[a-z]*.py"))
+HELP = """
+import runpy, sys
+sys.modules["torch"] = None  # so that importing it is an error
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    try:
+        runpy.run_path(name, run_name="__main__") if name.endswith(".py") else runpy.run_module(
+            name, run_name="__main__", alter_sys=True
+        )
+    except SystemExit as end:
+        assert end.code in (0, None), (name, end.code)
+"""
+MISSPELT = """
+import runpy, sys
+sys.modules["torch"] = None
+sys.argv = ["train.py", "configs/quickstart.yaml", "optim.momentum=1"]
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_help_needs_no_pytorch() -> None:
+    done = run(HELP, "train.py", *COMMANDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: ") == len(COMMANDS) - 1  # the quickstart takes key=value
+
+
+def test_a_misspelt_key_needs_no_pytorch() -> None:
+    done = run(MISSPELT)
+    assert done.returncode == 1 and done.stderr.startswith("error: optim.momentum: "), done.stderr
