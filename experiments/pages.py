@@ -61,7 +61,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lra_pretrained": _of(lra.accuracy_table, "lra_pretrained"),
     "lra_text": _of(partial(lra.trials_table, task="text"), *TEXT_TRIALS),
     "lra_speed": _of(lra.speed_table, "lra_speed"),
-    "pathfinder_speed": _of(generator_speed.table_of, "pathfinder_speed"),
+    "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
 
 

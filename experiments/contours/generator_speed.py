@@ -66,7 +66,7 @@ def drawing_speed(parameters: Pathfinder, lists: Any, device: torch.device) -> f
     return repeats * len(packed) / (time.perf_counter() - started)
 
 
-def table_of(result: Mapping[str, Any]) -> str:
+def times_table(result: Mapping[str, Any]) -> str:
     """Milliseconds in which one core makes an image, a column a difficulty."""
     lines: dict[int, dict[str, str]] = {}
     for row in result["rows"]:

@@ -58,15 +58,15 @@ class Endpoints:
         return len(self.labels)
 
     def swapped(self) -> "Endpoints":
-        """The same with the markers in the other order."""
+        """These endpoints with the markers in the other order."""
         return replace(self, positions=self.positions[:, ::-1], directions=self.directions[:, ::-1])
 
     def transposed(self, which: np.ndarray | slice = slice(None)) -> "Endpoints":
-        """The same with rows and columns swapped, in all images or in `which`, (N,) bool."""
-        positions, directions = self.positions.copy(), self.directions.copy()
-        positions[which] = self.positions[which][..., ::-1]
-        directions[which] = self.directions[which][..., ::-1]
-        return replace(self, positions=positions, directions=directions)
+        """Endpoints with rows and columns swapped, in all images or in `which`, (N,) bool."""
+        turned = {"positions": self.positions.copy(), "directions": self.directions.copy()}
+        for points in turned.values():
+            points[which] = points[which][..., ::-1].copy()
+        return replace(self, **turned)
 
 
 def read_endpoints(folder: Path, split: str) -> Endpoints:

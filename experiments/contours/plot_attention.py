@@ -20,7 +20,6 @@ from evaluation.style import save
 from experiments.contours.rollout import Trace, trace
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # From light to dark through one hue, so that it does not matter which colours one sees; the rings
@@ -54,6 +53,7 @@ def draw(found: Trace, title: str) -> "Figure":
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.patches import Circle
 
     shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad=NO_TOKEN)
     norm = LogNorm(LEAST, MOST, clip=True)
@@ -65,14 +65,15 @@ def draw(found: Trace, title: str) -> "Figure":
     panels = figure.subplots(2, n_layer + 2, squeeze=False)
     for marker, row in enumerate(panels):
         row[0].imshow(255 - found.image.numpy(), cmap="gray", vmin=0, vmax=255)
-        columns = [*paid[:, marker], rollout[marker]]
-        for axes, amounts in zip(row[1:], columns, strict=True):
+        for axes, amounts in zip(row[1:], [*paid[:, marker], rollout[marker]], strict=True):
             painted = paint(amounts, found.places, size)
             axes.imshow(painted, cmap=shades, norm=norm, interpolation="nearest")
         for axes in row:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_color("#bbbbbb")
-            _ring(axes, found, marker)
+            y, x = found.markers[marker].tolist()
+            ring = Circle((x, y), 2 * found.marker_radius, fill=False, color=RINGS[marker], lw=1.8)
+            axes.add_patch(ring)
         row[0].set_ylabel(f"from marker {marker + 1}")
     names = ["image", *(f"layer {number}" for number in range(1, n_layer + 1)), "rollout"]
     for axes, name in zip(panels[0], names, strict=True):
@@ -81,14 +82,6 @@ def draw(found: Trace, title: str) -> "Figure":
     bar = figure.colorbar(ScalarMappable(norm, shades), ax=panels, shrink=0.8, extend="both")
     bar.set_label("attention, times that of all pixels alike")
     return figure
-
-
-def _ring(axes: "Axes", found: Trace, marker: int) -> None:
-    from matplotlib.patches import Circle
-
-    y, x = found.markers[marker].tolist()
-    radius = 2 * found.marker_radius
-    axes.add_patch(Circle((x, y), radius, fill=False, color=RINGS[marker], lw=1.8))
 
 
 def title_of(found: Trace, number: int) -> str:

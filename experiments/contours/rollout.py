@@ -16,7 +16,6 @@ from data.lra.batches import PixelExamples
 from data.lra.store import DisplayLists, open_split
 from data.pathfinder.parameters import Pathfinder
 from experiments.classifier_runs import read_run_config
-from kernels.block_mask import BlockSparseMask
 from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
@@ -170,45 +169,27 @@ def _open(run: Path, config: ClassifyConfig) -> Classifier:
 def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer], Tensor]:
     """What each block attends with, and the logits, of (1, T) tokens at (1, T) places."""
     layers: list[Layer] = []
+    n_tokens = tokens.shape[1]
 
-    def note(
-        attention: SelfAttention, args: tuple[Any, ...], keywords: dict[str, Any], out: Tensor
-    ) -> None:
+    def note(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Tensor) -> None:
         x, rotary = args
-        layers.append(_layer(attention, x, rotary, keywords["mask"], out))
+        qkv = block.qkv_proj(x).view(1, n_tokens, 3, block.n_head, block.head_dim)
+        q, k, v = qkv.unbind(dim=2)
+        if rotary is not None:
+            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        mask = keywords["mask"]
+        visible = None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0]
+        scale = block.softmax_scale
+        layers.append(
+            Layer(q=q[0], k=k[0], v=v[0], out=out[0], softmax_scale=scale, visible=visible)
+        )
 
-    hooks = [
-        module.register_forward_hook(note, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, SelfAttention)
-    ]
+    blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
     logits = model(tokens, None, places)[0]
     for hook in hooks:
         hook.remove()
     return layers, logits
-
-
-def _layer(
-    attention: SelfAttention,
-    x: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    mask: BlockSparseMask | None,
-    out: Tensor,
-) -> Layer:
-    """q, k and v that a block makes of its input x, (1, T, C)."""
-    n_tokens = x.shape[1]
-    qkv = attention.qkv_proj(x).view(1, n_tokens, 3, attention.n_head, attention.head_dim)
-    q, k, v = qkv.unbind(dim=2)
-    if rotary is not None:
-        q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
-    return Layer(
-        q=q[0],
-        k=k[0],
-        v=v[0],
-        out=out[0],
-        softmax_scale=attention.softmax_scale,
-        visible=None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0],
-    )
 
 
 def _near(places: Tensor, marker: Tensor, size: int, radius: float) -> Tensor:

@@ -51,9 +51,11 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
     task = data / Path(config.data.path).name
     endpoints = read_endpoints(task, "test")
     geometry = read_predictions(predictions, task)
-    log_odds = {"run": read_log_odds(run, endpoints.labels), **geometry}
+    labels = endpoints.labels
+    log_odds = {"run": read_log_odds(run, labels), **geometry}
     matched_by = np.stack([geometry[name] for name in MATCHED_BY])
     by = matched_by.mean(axis=0)
+    right = (by > 0) == labels
     pairs = match(endpoints, matched_by, tolerance)
     if not len(pairs):
         raise ValueError(
@@ -66,17 +68,12 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
         "test_images": len(endpoints),
         "pairs": len(pairs),
         "on_pairs": {name: on_pairs(x, pairs) for name, x in log_odds.items()},
-        "by_confidence": by_confidence(log_odds, by, endpoints.labels),
+        "by_confidence": by_confidence(log_odds, by, labels),
         "where_geometry_is": {
-            word: {
-                name: accuracy(x[where], endpoints.labels[where]) for name, x in log_odds.items()
-            }
-            for word, where in (
-                ("right", (by > 0) == endpoints.labels),
-                ("wrong", (by > 0) != endpoints.labels),
-            )
+            "right": accuracies(log_odds, labels, right),
+            "wrong": accuracies(log_odds, labels, ~right),
         },
-        "accuracy": {name: accuracy(x, endpoints.labels) for name, x in log_odds.items()},
+        "accuracy": accuracies(log_odds, labels),
     }
 
 
@@ -125,28 +122,26 @@ def on_pairs(log_odds: np.ndarray, pairs: np.ndarray) -> dict[str, Any]:
     }
 
 
-def accuracy(log_odds: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Share of images with the right label, with its 95% interval; None of no image."""
-    n = len(labels)
-    share = float(np.mean((log_odds > 0) == labels)) if n else None
-    return {
-        "images": n,
-        "accuracy": share,
-        "interval": None if share is None else wilson(share, n),
-    }
+def accuracies(
+    log_odds: dict[str, np.ndarray], labels: np.ndarray, where: np.ndarray | slice = slice(None)
+) -> dict[str, Any]:
+    """Share of images with the right label by classifier, with 95% intervals; None of no image."""
+    found = {}
+    for name, x in log_odds.items():
+        right = (x[where] > 0) == labels[where]
+        n, share = len(right), float(np.mean(right)) if len(right) else None
+        interval = None if share is None else wilson(share, n)
+        found[name] = {"images": n, "accuracy": share, "interval": interval}
+    return found
 
 
 def by_confidence(
     log_odds: dict[str, np.ndarray], by: np.ndarray, labels: np.ndarray
 ) -> list[dict[str, Any]]:
     """Accuracies in bins of how sure classifiers of geometry are, whose log-odds `by` is."""
-    confidence = 1 / (1 + np.exp(-np.abs(by)))
-    bins = np.digitize(confidence, CONFIDENCE[1:-1])
+    bins = np.digitize(1 / (1 + np.exp(-np.abs(by))), CONFIDENCE[1:-1])
     return [
-        {
-            "confidence": [low, high],
-            **{name: accuracy(x[bins == k], labels[bins == k]) for name, x in log_odds.items()},
-        }
+        {"confidence": [low, high], **accuracies(log_odds, labels, bins == k)}
         for k, (low, high) in enumerate(pairwise(CONFIDENCE))
     ]
 
@@ -212,27 +207,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
     parser.add_argument(
-        "--add",
-        type=Path,
-        metavar="FILE",
+        "--add", type=Path, metavar="FILE",
         help="an earlier result, whose other runs are kept as they are",
-    )
+    )  # fmt: skip
     parser.add_argument("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
-    standard = Tolerance()
     parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=standard.geometry,
-        metavar="STROKES",
+        "--tolerance", type=float, default=Tolerance.geometry, metavar="STROKES",
         help="how differently the ends of a pair may lie and point (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--caliper",
-        type=float,
-        default=standard.log_odds,
-        metavar="NATS",
+        "--caliper", type=float, default=Tolerance.log_odds, metavar="NATS",
         help="by how much the odds that geometry gives may differ (default: %(default)s)",
-    )
+    )  # fmt: skip
     args = parser.parse_args(argv)
     tolerance = Tolerance(geometry=args.tolerance, log_odds=args.caliper)
     rows = [measure(run, args.data, args.predictions, tolerance) for run in args.runs]

@@ -72,7 +72,7 @@ def measure(task: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.ndarray]) -> Predict:
     """Gradient-boosted trees on (features, labels), as many as serve the validation data best."""
-    # not at the top: it takes a second to load, and --help should not wait for it
+    # slow to load: --help should not wait for it
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     trees = HistGradientBoostingClassifier(
@@ -141,31 +141,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = command_parser(__doc__, __spec__)
     parser.add_argument(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[Path("out/data/lra")],
-        metavar="FOLDER",
+        "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
         help="folders with prepared tasks; the first that has a task counts",
-    )
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
     parser.add_argument("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument(
-        "--predictions",
-        type=Path,
-        default=PREDICTIONS,
-        metavar="FOLDER",
+        "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
         help="where what is said of each test image goes (default: %(default)s)",
-    )
+    )  # fmt: skip
     args = parser.parse_args(argv)
-    result: dict[str, Any] = {
-        name: {} for name in ("accuracies", "intervals", "train_images", "test_images")
-    }
+    result: dict[str, dict[str, Any]] = {}
     for size in args.sizes:
         task = find_task(args.data, TASKS[size])
         about, logits = measure(task)
         for name, value in about.items():
-            result[name][str(size)] = value
+            result.setdefault(name, {})[str(size)] = value
         write_predictions(args.predictions, task, **logits)
         print(f"measured {task}", flush=True)
     write_result(args.out, {"unit": "share of test images", **result})

@@ -54,7 +54,7 @@ class Timed:
 
     task: str
     data_of: str
-    """The task itself, or the one that stands in."""
+    """This task, or the one that stands in."""
     configs: dict[str, ClassifyConfig]
     """By attention."""
 
@@ -74,13 +74,7 @@ class Contender:
             fast, self._optimizer, self._autocast, device, grad_clip=config.optim.grad_clip
         )
         self._lesson = curriculum.lesson(curriculum.number(config.optim.max_steps - 1))
-        self._next = self._lesson.first_step
-        self._take: GraphedStep | None = None
-
-    @property
-    def batch_size(self) -> int:
-        """Examples of a step."""
-        return self._lesson.batch_size
+        self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step
 
     def prepare(self, *, captured: bool) -> None:
         """Steps are CUDA graphs from now on, or not; takes some, of which the first compiles."""
@@ -88,8 +82,7 @@ class Contender:
         self.steps(WARM_UP)
 
     def steps(self, n: int) -> None:
-        """Train for n steps."""
-        assert self._take is not None, "prepare() comes first"
+        """Train for n steps, once `prepare` was called."""
         for _ in range(n):
             set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
             self._take(*self._curriculum.draw(self._next))
@@ -154,42 +147,31 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    config = timed.configs[BASE]
+    config, on_gpu = timed.configs[BASE], device.type == "cuda"
     if config.run.compile and config.run.dtype == "float32":
         raise ValueError(
             "run.dtype=float32: torch.compile then recognizes standard attention and runs "
             "PyTorch's fused one in its place; take --set run.dtype=bfloat16"
         )
     curriculum = Curriculum(
-        config.data,
-        config.model.context_length,
-        config.optim.batch_size,
-        seed=config.run.seed,
-        rank=0,
-        world_size=1,
-        device=device,
-    )
+        config.data, config.model.context_length, config.optim.batch_size,
+        seed=config.run.seed, rank=0, world_size=1, device=device,
+    )  # fmt: skip
     with deterministic_algorithms(config.run.deterministic):
-        contenders: dict[str, Contender] = {}
-        logits, peaks = {}, {}
+        contenders, logits, peaks = {}, {}, {}
         for attention, its_config in timed.configs.items():
-            before = _allocated(device)
+            before = torch.cuda.memory_allocated() if on_gpu else 0
             contender = contenders[attention] = Contender(its_config, curriculum, device)
             logits[attention] = contender.logits()
             contender.prepare(captured=False)
-            peaks[attention] = _peak_of_a_step(contender, device) - before
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+                contender.steps(1)
+            peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
         difference = logit_difference(logits, timed.task)
-        about = {
-            "task": timed.task,
-            "data": TASKS[timed.data_of].folder,
-            "context_length": config.model.context_length,
-            "documents": config.model.documents,
-            "tokens_share": token_share(curriculum),
-            "batch_size": contenders[BASE].batch_size,
-            "dtype": config.run.dtype,
-        }
+        share = token_share(curriculum)
         rows = []
-        for captured in (False, True) if device.type == "cuda" else (False,):
+        for captured in (False, True) if on_gpu else (False,):
             if captured:
                 for contender in contenders.values():
                     contender.prepare(captured=True)
@@ -198,7 +180,13 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
                 mask = timed.configs[attention].model.mask
                 rows.append(
                     {
-                        **about,
+                        "task": timed.task,
+                        "data": TASKS[timed.data_of].folder,
+                        "context_length": config.model.context_length,
+                        "documents": config.model.documents,
+                        "tokens_share": share,
+                        "batch_size": contenders[BASE].batch_size,
+                        "dtype": config.run.dtype,
                         "attention": attention,
                         "captured": captured,
                         "block_size": None if mask.pattern == "dense" else mask.block_size,
@@ -276,19 +264,6 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
             }
 
 
-def _peak_of_a_step(contender: Contender, device: torch.device) -> int:
-    """Bytes that all tensors on the device take at most during a step; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    contender.steps(1)
-    return torch.cuda.max_memory_allocated(device)
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
 def wait_for(device: torch.device) -> None:
     """Wait until the device has done all that was asked of it."""
     if device.type == "cuda":
@@ -310,21 +285,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda", torch.cuda.current_device())
-    all_timed = timed_tasks(args.tasks, args.data, args.set)
-    stages = [
-        partial(measure, timed, device, steps=args.steps, repeats=args.repeats)
-        for timed in all_timed
-    ]
+    how = {"steps": args.steps, "repeats": args.repeats}
+    tasks = timed_tasks(args.tasks, args.data, args.set)
+    stages = [partial(measure, timed, device, **how) for timed in tasks]
     means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
-    rows = collect_rows(
-        args.out,
-        stages,
-        partial(add_speedups, means=means),
-        resume=args.resume,
-        steps=args.steps,
-        repeats=args.repeats,
-        geometric_means=means,
-    )
+    relate = partial(add_speedups, means=means)
+    rows = collect_rows(args.out, stages, relate, resume=args.resume, **how, geometric_means=means)
     print(speed_table({"rows": rows, "geometric_means": means}))
     print(f"wrote {args.out}")
 
