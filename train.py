@@ -247,7 +247,9 @@ def ways_to_run(
     """The model fused by torch.compile; and that with its gradients averaged over processes."""
     fast: nn.Module = task.model
     if config.run.compile:
-        # torch takes more than a few shapes for a mistake
+        # torch takes more than a few shapes for a mistake, and counts those of earlier runs in this
+        # process, whose models share their code with this one
+        torch.compiler.reset()
         dynamo = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, task.n_shapes)
         fast = torch.compile(  # pyright: ignore
