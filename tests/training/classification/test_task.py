@@ -242,6 +242,7 @@ def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeyp
 
 def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypatch):
     """What was compiled for earlier ones is not counted against the last."""
+    torch.compiler.reset()  # loads the compiler, and with it its settings
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     options = [*CPU, "run.compile=true", "model.attention_dropout=0", "data.phases=[]"]
