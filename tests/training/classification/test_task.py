@@ -230,25 +230,26 @@ def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeyp
     """More than torch compiles of one function, where it is not told."""
     torch._dynamo.reset()
     request.addfinalizer(torch._dynamo.reset)  # what is compiled here counts for other tests too
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     phases = ", ".join(
         f"{{paths: ['{tmp_path / 'dots'}'], steps: 1, batch_size: {n}}}" for n in (2, 4, 6, 8)
     )
-    main([str(config), *CPU, "run.compile=true", f"data.phases=[{phases}]", "optim.max_steps=5",
-          "optim.eval_batch_size=10", "model.attention_dropout=0"])  # fmt: skip
+    with torch._dynamo.config.patch(recompile_limit=3):
+        main([str(config), *CPU, "run.compile=true", f"data.phases=[{phases}]", "optim.max_steps=5",
+              "optim.eval_batch_size=10", "model.attention_dropout=0"])  # fmt: skip
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5]
 
 
 def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypatch):
     """What was compiled for earlier ones is not counted against the last."""
-    torch.compiler.reset()  # loads the compiler, and with it its settings
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     options = [*CPU, "run.compile=true", "model.attention_dropout=0", "data.phases=[]"]
     for n in (2, 4, 6, 8):
-        main([str(config), *options, f"optim.batch_size={n}", "optim.max_steps=3",
-              f"run.out_dir={tmp_path / str(n)}"])  # fmt: skip
+        # anew each time, as a run raises it where it needs more
+        with torch._dynamo.config.patch(recompile_limit=3):
+            main([str(config), *options, f"optim.batch_size={n}", "optim.max_steps=3",
+                  f"run.out_dir={tmp_path / str(n)}"])  # fmt: skip
         assert sorted(losses(tmp_path / str(n))) == [1, 2, 3]
 
 
