@@ -115,7 +115,7 @@ attn_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
 class _Attention(torch.autograd.Function):
-    """The same for eager mode: torch.library's autograd takes most of a call's CPU time there."""
+    """The operators in eager mode, where torch.library's autograd takes most of a call's time."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
