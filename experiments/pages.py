@@ -12,7 +12,7 @@ from pathlib import Path
 
 from configs.command_line import help_if_asked
 from evaluation.results import read_result
-from experiments.attention import speed_tables as attention
+from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
