@@ -170,8 +170,8 @@ def draw_peers(rows: list[Row], out: Path) -> None:
     from matplotlib.figure import Figure
 
     dense = pd.DataFrame(rows).query("mask == 'dense'")
-    lengths = dense.query("name != 'ours'")["seq_len"].unique()
-    dense = dense.query(f"seq_len in {list(lengths)}")
+    lengths = dense.query("name != 'ours'")["seq_len"].unique().tolist()
+    dense = dense.query(f"seq_len in {lengths}")
     names = dense["name"].unique()
     panels = list(dict.fromkeys(zip(dense["head_dim"], dense["causal"], strict=True)))
     figure = Figure(figsize=(3.4 * len(panels), 6), layout="constrained")
