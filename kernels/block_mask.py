@@ -155,7 +155,8 @@ class BlockSparseMask:
                 by_row = _pack(full, partial, order="longest, then last")
                 by_column = _pack(full.mT, partial.mT, order=columns)
                 tensors = [x.to(device) for x in (*by_row, *by_column)]
-                self._cache[key] = MaskLists(*tensors, int(full.sum()), int(partial.sum()))
+                counts = {"n_full": int(full.sum()), "n_partial": int(partial.sum())}
+                self._cache[key] = MaskLists(*tensors, **counts)
         return self._cache[key]
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
