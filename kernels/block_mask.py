@@ -154,9 +154,11 @@ class BlockSparseMask:
                 columns = "longest, then first" if longest_column_first else "first"
                 by_row = _pack(full, partial, order="longest, then last")
                 by_column = _pack(full.mT, partial.mT, order=columns)
-                tensors = [x.to(device) for x in (*by_row, *by_column)]
-                counts = {"n_full": int(full.sum()), "n_partial": int(partial.sum())}
-                self._cache[key] = MaskLists(*tensors, **counts)
+                self._cache[key] = MaskLists(
+                    *(x.to(device) for x in (*by_row, *by_column)),
+                    n_full=int(full.sum()),
+                    n_partial=int(partial.sum()),
+                )
         return self._cache[key]
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
