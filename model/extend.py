@@ -33,20 +33,16 @@ _POSITIONS = "pos_emb.weight"
 
 
 def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """Why weights of a model `there` are none for one `here`, each a field with both values."""
-    differing = _differing(MUST_AGREE, there, here)
+    """Why weights of a model `there` are none for one `here`: fields, as `differing` has them."""
+    found = differing(MUST_AGREE, there, here)
     if there.context_length == here.context_length:
         # over the same context, positions turned otherwise are an oversight
-        differing += _differing(ROTARY, there, here)
-    return differing
+        found += differing(ROTARY, there, here)
+    return found
 
 
-def rotary_changes(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """How positions are turned otherwise `here` than `there`, each a field with both values."""
-    return _differing(ROTARY, there, here)
-
-
-def _differing(names: Sequence[str], there: ModelConfig, here: ModelConfig) -> list[str]:
+def differing(names: Sequence[str], there: ModelConfig, here: ModelConfig) -> list[str]:
+    """Those of the named fields that are not equal, with both values."""
     return [
         f"model.{name} is {getattr(there, name)!r} there and {getattr(here, name)!r} here"
         for name in names

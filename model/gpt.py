@@ -111,11 +111,7 @@ class GPT(nn.Module):
         if self.config.padded_vocab_size > self.config.vocab_size:
             columns = torch.arange(self.config.padded_vocab_size, device=hidden.device)
             logits = logits.masked_fill(columns >= self.config.vocab_size, -math.inf)
-        loss = F.cross_entropy(
-            logits,
-            targets.flatten(),
-            reduction=reduction,
-        )
+        loss = F.cross_entropy(logits, targets.flatten(), reduction=reduction)
         return loss.view_as(targets) if reduction == "none" else loss
 
     def hidden(

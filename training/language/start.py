@@ -6,7 +6,7 @@ from typing import Any
 
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
-from model.extend import differences, rotary_changes, with_context_length
+from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
 from training.checkpoint import latest_checkpoint, read_weights
 from training.config import RUN_CONFIG
@@ -51,18 +51,18 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             "checkpoints/, or leave it out to start with random weights"
         )
     config = load_config([str(folder / RUN_CONFIG)]).model
-    differing = differences(config, model.config)
+    reasons = differences(config, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:
-        differing.append(f"the tokenizer has sha256 {there} there and {here} here")
-    if differing:
+        reasons.append(f"the tokenizer has sha256 {there} there and {here} here")
+    if reasons:
         raise ValueError(
-            f"run.init_from={folder} is a run of another model: {'; '.join(differing)}. "
+            f"run.init_from={folder} is a run of another model: {'; '.join(reasons)}. "
             "Use the values there, or start with other weights"
         )
     weights = read_weights(checkpoint)
     model.load_state_dict(with_context_length(weights, model.config.context_length))
-    return "; ".join([str(checkpoint), *rotary_changes(config, model.config)])
+    return "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
 
 
 def must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
