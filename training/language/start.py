@@ -1,6 +1,5 @@
 """What a GPT's run may start with: data, first weights, and its own checkpoints."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
-from training.checkpoint import latest_checkpoint, read_weights
+from training.checkpoint import latest_checkpoint, read_weights, shared_settings
 from training.config import RUN_CONFIG
 from training.distributed import Processes
 from training.language.config import TrainConfig, load_config
@@ -67,17 +66,10 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
 
 def must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
-    # How attention is computed changes rounding only, and dropout is no part of the weights.
-    free = {"attention", "dropout", "attention_dropout"}
-    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
-    return shape | {
+    return shared_settings(config) | {
         "data.document_mask": config.data.document_mask,
         "data.consecutive_windows": config.data.consecutive_windows,
         "optim.batch_tokens": config.optim.batch_tokens,
-        "run.seed": config.run.seed,
-        # It is not read again, but config.yaml must not come to tell of another origin. Both
-        # folders may have been moved since.
-        "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
         "tokenizer": stream.manifest.tokenizer.sha256,
         "training tokens": len(stream),
     }

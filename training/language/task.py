@@ -1,6 +1,8 @@
 """A GPT that learns a text: batches, the micro-batches of a step, and the whole validation set."""
 
 import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -10,14 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.text.batches import Batch, TrainBatches, ValidationBatches
+from data.text.batches import IGNORE, Batch, TrainBatches, ValidationBatches
 from data.text.shards import TOKENIZER, TokenStream
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
 from training.language import start
 from training.language.config import TrainConfig
-from training.language.validation import evaluate
 from training.metrics import Record
 from training.numerics import autocast
 from training.optim import make_optimizer
@@ -158,19 +159,51 @@ class LanguageTask:
         return Record(text, values)
 
     def validate(self, step: int) -> Record:
-        result = evaluate(self._fast, self._validation, self._processes, self._activations)
+        loss, n_tokens = evaluate(self._fast, self._validation, self._processes, self._activations)
+        perplexity = math.inf if loss > 709 else math.exp(loss)  # NaN stays NaN
         return Record(
-            f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
-            f"({result.tokens:,} tokens)",
-            {
-                "val_loss": result.loss,
-                "val_perplexity": result.perplexity,
-                "val_tokens": result.tokens,
-            },
+            f"val loss {loss:.4f}  perplexity {perplexity:.2f}  ({n_tokens:,} tokens)",
+            {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens},
         )
 
     def finish(self, validated: Record) -> Record:
         return validated
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+    processes: Processes,
+    activations: Callable[[], AbstractContextManager],
+) -> tuple[float, int]:
+    """Mean negative log-likelihood of a token over the batches of all processes.
+
+    Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
+    processes share the work beyond the rounding of the batches.
+
+    Args:
+        model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
+        batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on any
+            device; as many on every process. Targets of IGNORE are not scored.
+        activations: makes the context for the forward pass.
+
+    Returns:
+        The mean, nats, and the number of tokens that were scored.
+    """
+    training = model.training
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=processes.device)
+    for batch in batches:
+        tokens, targets, doc_start = (
+            part if part is None else part.to(processes.device, non_blocking=True) for part in batch
+        )
+        with activations():
+            loss = model(tokens, targets, doc_start=doc_start, reduction="sum")
+        total += torch.stack([loss.double(), (targets != IGNORE).sum().double()])
+    model.train(training)
+    loss_sum, n_tokens = processes.sum(total).tolist()
+    return loss_sum / n_tokens, int(n_tokens)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -13,7 +13,7 @@ from training.classification.objectives import AskHidden, ask_following
 from training.classification.scoring import BEST, best_so_far, read_best, save_best, score
 from training.distributed import Processes
 
-ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 class Lookup(nn.Module):
