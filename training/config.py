@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["bfloat16", "float32"]
-WandbMode = Literal["disabled", "offline", "online"]
 
 RUN_CONFIG = "config.yaml"
 """File in the folder of a run that holds its configuration."""
@@ -44,7 +43,7 @@ class RunConfig:
     optimizer, steps and data order are new. Read at the first start only: later starts go on from
     out_dir, and must name a folder that is called the same, so that config.yaml always tells where
     the weights came from."""
-    wandb: WandbMode = "disabled"
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: offline keeps its files in out_dir."""
     wandb_project: str = "papilio"
     """Project that wandb files the run under."""

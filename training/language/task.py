@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.text.batches import IGNORE, Batch, TrainBatches, ValidationBatches
+from data.text.batches import IGNORE, TrainBatches, ValidationBatches
 from data.text.shards import TOKENIZER, TokenStream
 from model.flops import mfu
 from model.gpt import GPT
@@ -58,8 +59,6 @@ class LanguageTask:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.must_match = start.must_match(config, self._stream)
         self._activations = partial(autocast, config.run.dtype, processes.device)
-        self._fast: nn.Module = self.model
-        self._parallel: nn.Module = self.model
         self._loss_sum = torch.zeros((), device=processes.device)
         self._loss_steps = 0
         self._grad_norm = torch.zeros((), device=processes.device)
@@ -111,12 +110,12 @@ class LanguageTask:
                 micro_batch_size=optim.micro_batch_size,
             )
             batch = self._batches.batch(first, optim.micro_batch_size)
-            batch = to_device(batch, self._processes.device)
+            tokens, targets, doc_start = to_device(batch, self._processes.device)
             if isinstance(self._parallel, DistributedDataParallel):
                 is_last = micro_step == self._n_micro_batches - 1
                 self._parallel.require_backward_grad_sync = is_last
             with self._activations():
-                loss = self._parallel(batch.tokens, batch.targets, doc_start=batch.doc_start)
+                loss = self._parallel(tokens, targets, doc_start=doc_start)
             (loss / self._n_micro_batches).backward()
             self._loss_sum += loss.detach() / self._n_micro_batches
         parameters = self.model.parameters()
@@ -184,8 +183,8 @@ def evaluate(
 
     Args:
         model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
-        batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on any
-            device; as many on every process. Targets of IGNORE are not scored.
+        batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on the
+            CPU; as many on every process. Targets of IGNORE are not scored.
         activations: makes the context for the forward pass.
 
     Returns:
@@ -195,9 +194,7 @@ def evaluate(
     model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=processes.device)
     for batch in batches:
-        tokens, targets, doc_start = (
-            part if part is None else part.to(processes.device, non_blocking=True) for part in batch
-        )
+        tokens, targets, doc_start = to_device(batch, processes.device)
         with activations():
             loss = model(tokens, targets, doc_start=doc_start, reduction="sum")
         total += torch.stack([loss.double(), (targets != IGNORE).sum().double()])
@@ -206,13 +203,8 @@ def evaluate(
     return loss_sum / n_tokens, int(n_tokens)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """A batch on `device`, copied while the GPU still works on what came before."""
-
-    def copy(part: Tensor) -> Tensor:
-        return part.pin_memory().to(device, non_blocking=True)
-
+def to_device(batch: Iterable[Tensor | None], device: torch.device) -> Iterable[Any]:
+    """Parts of a batch on `device`, copied while the GPU still works on what came before."""
     if device.type == "cpu":
         return batch
-    doc_start = None if batch.doc_start is None else copy(batch.doc_start)
-    return Batch(copy(batch.tokens), copy(batch.targets), doc_start)
+    return [x if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch]

@@ -18,7 +18,9 @@ def task(corpus):
         ["configs/quickstart.yaml", f"data.path={corpus}", f"model.vocab_size={vocab_size}"]
     )
     cpu = Processes(rank=0, world_size=1, device=torch.device("cpu"))
-    return LanguageTask(config, cpu)
+    task = LanguageTask(config, cpu)
+    task.attach(task.model, task.model)
+    return task
 
 
 def test_a_perplexity_that_is_no_float_is_infinite(task, monkeypatch):
