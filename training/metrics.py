@@ -117,7 +117,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
-    """Those of its records that have a validation loss; `tokens` where it counts tokens."""
+    """The records of a run that have a validation loss; `tokens` where the run counts tokens."""
     names = ("step", "tokens", "gpu_hours", "val_loss")
     return [
         {name: r[name] for name in names if name in r} for r in read_metrics(run) if "val_loss" in r
