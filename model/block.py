@@ -22,11 +22,8 @@ INIT_STD = 0.02
 class SelfAttention(nn.Module):
     """Multi-head attention in which a token sees itself and what came before, or all tokens.
 
-    Args:
-        config: the model.
-        layer: index of the block, from 0; it sets the softmax scale where
-            `config.scale_attn_by_inverse_layer_idx` asks for that.
-        causal: whether what comes after a token is hidden from it.
+    `layer`, the index of the block from 0, sets the softmax scale where
+    `config.scale_attn_by_inverse_layer_idx` asks for that.
     """
 
     def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:

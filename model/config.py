@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM
 
@@ -14,16 +14,7 @@ Attention = Literal["auto", "triton", "sdpa", "reference", "unfused"]
 
 DEFAULT_ROPE_BASE = 10_000.0
 
-
-class GPT2Size(TypedDict):
-    """The three numbers that tell one GPT-2 from another."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-
-
-GPT2_SIZES: dict[str, GPT2Size] = {
+GPT2_SIZES: dict[str, dict[str, Any]] = {
     "small": {"n_layer": 12, "n_head": 12, "n_embd": 768},  # 124M
     "medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},  # 355M
     "large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},  # 774M
@@ -74,9 +65,7 @@ class MaskConfig:
     def build(self, seq_len: int, *, last_query_only: bool = False) -> "BlockSparseMask | None":
         """The mask for seq_len queries and keys, the same object each time; None if dense.
 
-        Args:
-            seq_len: tokens in the sequence.
-            last_query_only: for one query, at the last of seq_len keys, as generation asks for it.
+        With `last_query_only`, as generation asks for it, one for the last of the queries alone.
         """
         if self.pattern == "dense":
             return None

@@ -84,10 +84,8 @@ def peak_flops(device_name: str) -> float | None:
     """Dense bf16 FLOP/s of a GPU by its `torch.cuda.get_device_name`; None if we do not know it."""
     if _NOT_THE_WHOLE_CARD.search(device_name):
         return None
-    for pattern, peak in _PEAK_BF16.items():
-        if re.search(rf"\b{pattern}\b", device_name):
-            return peak
-    return None
+    known = (peak for name, peak in _PEAK_BF16.items() if re.search(rf"\b{name}\b", device_name))
+    return next(known, None)
 
 
 def mfu(tokens_per_s: float, config: ModelConfig, device_name: str) -> MFU | None:

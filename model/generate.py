@@ -31,16 +31,10 @@ class DrawOptions(TypedDict, total=False):
 def generate(
     model: GPT, tokens: Tensor, max_new_tokens: int, **options: Unpack[DrawOptions]
 ) -> Tensor:
-    """Append tokens drawn from the model.
-
-    Args:
-        model, tokens, max_new_tokens, options: as in `stream`.
+    """Append tokens drawn from the model; arguments and errors are those of `stream`.
 
     Returns:
         (B, T + n) int64: the prompts and the n tokens that `stream` yields after them.
-
-    Raises:
-        ValueError: as `stream`.
     """
     drawn = stream(model, tokens, max_new_tokens, **options)
     return torch.cat((tokens, *(column[:, None] for column in drawn)), dim=1)

@@ -208,8 +208,7 @@ class GPT(nn.Module):
     def n_params(self, *, positions: bool = True) -> int:
         """Parameters of the model; the tied head counts once and vocabulary padding not at all.
 
-        Args:
-            positions: count learned positions too. Without them this is the N of `model.flops`.
+        Without learned positions this is the N of `model.flops`.
         """
         count = sum(parameter.numel() for parameter in self.parameters())
         count -= (self.config.padded_vocab_size - self.config.vocab_size) * self.config.n_embd

@@ -91,12 +91,8 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint and delete all but the newest `keep_last`. All processes call this.
 
-    Args:
-        run: folder of the run.
-        must_match: names and values, as JSON can hold them, that a run going on from here must
-            share; `load_checkpoint` compares them.
-        config: the whole configuration, as JSON can hold it, for readers.
-        keep_last: number of checkpoints to keep, at least 1.
+    Two dictionaries are kept as JSON: `must_match`, what a run going on from here must share, and
+    `config`, the whole configuration, for readers.
 
     Raises:
         OSError: It cannot be written, as on a full disk; older checkpoints are left as they were.
@@ -117,10 +113,6 @@ def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
     """Save weights alone, as step 0 of a run in which nothing was trained. One process calls this.
 
     `read_weights` reads them, and no run can go on from there.
-
-    Args:
-        run: folder of the run.
-        config: as in `save_checkpoint`.
 
     Raises:
         ValueError: The run has a checkpoint already.

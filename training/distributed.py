@@ -64,9 +64,6 @@ class Processes:
 def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processes]:
     """Join the process group that torchrun describes in the environment, and leave it at the end.
 
-    Args:
-        device: "auto" takes a GPU where there is one.
-
     Raises:
         ValueError: no GPU where one is asked for, or fewer GPUs than processes on this machine.
     """
