@@ -38,7 +38,7 @@ def _nobody_reads() -> bool:
 def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.ArgumentParser:
     """A parser whose help begins with `text`, the docstring of a command's module.
 
-    The command's name comes from the `__spec__` of the module; it is None where a file is run.
+    Its name comes from the module's `__spec__`, which is None where a file is run.
     """
     name = None if module is None else f"python -m {module.name.removesuffix('.__main__')}"
     raw = argparse.RawDescriptionHelpFormatter

@@ -24,9 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 
@@ -122,7 +120,7 @@ def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
     if existing is not None:
         raise ValueError(f"{run} already has {existing.name}: choose another folder for the run")
     alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
-    return _write(run, Progress(), {}, config, {"model": get_model_state_dict(model)}, alone)
+    return _write(run, Progress(), {}, config, {"model": model.state_dict()}, alone)
 
 
 def load_checkpoint(
@@ -161,7 +159,7 @@ def load_checkpoint(
     state = _model_and_optimizer(model, optimizer)
     with _reading(folder):
         dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
-    set_model_state_dict(model, state["model"])
+    model.load_state_dict(state["model"])
     # The saved state holds betas, decay and the like too, and the configuration is to win.
     settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -303,7 +301,7 @@ def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     for group in state["param_groups"]:
         # a tensor where steps are captured in a CUDA graph: others must be able to go on from it
         group["lr"] = float(group["lr"])
-    return {"model": get_model_state_dict(model), "optimizer": state}
+    return {"model": model.state_dict(), "optimizer": state}
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:
