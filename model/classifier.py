@@ -232,7 +232,7 @@ class Classifier(nn.Module):
     def _with_cls(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None]:
-        """The same with a first token that stands at the first place and is not turned."""
+        """States, tables and lengths with a cls before each row, which has no position."""
         B, _, C = x.shape
         x = torch.cat((self.cls.to(x.dtype).expand(B, 1, C), x), dim=1)
         if rotary is not None:

@@ -4,8 +4,8 @@
       run.out_dir=out/gpt2_small_1k_to_4k optim.max_steps=2000 optim.warmup_steps=100 optim.lr=1e-4
 
 Learned positions are stretched over the longer context, and training makes use of those between.
-Rotary positions are no weights: there model.rope_scaling=4 does the same, or a larger
-model.rope_base moves the slow frequencies alone.
+Rotary positions are no weights: model.rope_scaling=4 stretches all of them, a larger
+model.rope_base the slow frequencies alone.
 Shapes: T0 tokens of context there, T1 here, C n_embd.
 """
 

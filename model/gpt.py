@@ -48,7 +48,7 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter as GPT-2 does, from torch's global generator.
 
-        The layers as in `init_linear_and_norm`, embeddings with the same standard deviation.
+        The layers as in `init_linear_and_norm`, embeddings with a standard deviation of 0.02.
         Padded rows of the embedding are 0, and stay so: no gradient reaches them.
         """
         init_linear_and_norm(self, self.config.n_layer)
