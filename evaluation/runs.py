@@ -12,7 +12,7 @@ from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.flops import count_params
 from model.gpt import GPT
-from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
+from training.checkpoint import Progress, latest_checkpoint, read_progress, read_weights
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, whole_cost
@@ -59,7 +59,7 @@ class Run:
                 f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
             )
         model = GPT(self.config.model)
-        load_model(self.checkpoint, model)
+        model.load_state_dict(read_weights(self.checkpoint))
         return model.eval()
 
     @property

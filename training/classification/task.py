@@ -4,6 +4,7 @@ import io
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from data.lra.batches import Batch, Examples, load_examples
 from data.lra.curriculum import Curriculum
 from training.classification import start
 from training.classification.config import ClassifyConfig
-from training.classification.objectives import make_ask
+from training.classification.objectives import Ask, LabelledBatch, ask_labels, make_ask
 from training.classification.scoring import (
     BEST,
     TEST_LOGITS,
@@ -26,7 +27,6 @@ from training.classification.scoring import (
     save_best,
     score,
 )
-from training.classification.step import ClassifierStep
 from training.distributed import Processes
 from training.graphs import GraphedStep
 from training.metrics import Record
@@ -176,7 +176,9 @@ class ClassificationTask:
         self.model.load_state_dict(read_best(self._run))
         found = self._score(self._test)
         if self._processes.is_main and found.logits is not None:
-            write_logits(self._run / TEST_LOGITS, found.logits)
+            file = io.BytesIO()
+            np.save(file, found.logits.numpy())
+            write_atomically(self._run / TEST_LOGITS, file.getvalue())
         values = {
             "test_loss": found.loss,
             "test_accuracy": found.accuracy,
@@ -196,9 +198,13 @@ class ClassificationTask:
             FloatingPointError: the loss is not finite.
         """
         config, processes = self._config, self._processes
+
+        def batch(numbers: Tensor) -> Batch:  # no image turned or mirrored
+            return examples.batch(numbers, torch.zeros_like(numbers))
+
         found = score(
             self._fast,
-            as_they_are(examples),
+            batch,
             len(examples.labels[:limit]),
             config.optim.eval_batch_size or config.optim.batch_size // processes.world_size,
             processes,
@@ -218,17 +224,56 @@ class ClassificationTask:
         return found
 
 
-def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:
-    """Batches of examples by their numbers, no image turned or mirrored."""
+class ClassifierStep:
+    """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
 
-    def batch(numbers: Tensor) -> Batch:
-        return examples.batch(numbers, torch.zeros_like(numbers))
+    The model is called with what `ask` gives it, and gives logits. A grad_clip of 0 turns clipping
+    off.
 
-    return batch
+    Attributes:
+        loss_sum, accuracy_sum: () of the batches since `forget`, each a mean of a batch's answers.
+        grad_norm: (), of the last step, before clipping.
+    """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        activations: Callable[[], AbstractContextManager],
+        device: torch.device,
+        *,
+        grad_clip: float,
+        ask: Ask = ask_labels,
+    ) -> None:
+        self._model, self._optimizer, self._activations = model, optimizer, activations
+        self._ask = ask
+        self._parameters = list(model.parameters())
+        self._grad_clip = grad_clip or math.inf
+        # What a CUDA graph writes to must be there before, and stay.
+        self.loss_sum, self.accuracy_sum, self.grad_norm = (
+            torch.zeros((), device=device) for _ in range(3)
+        )
 
-def write_logits(path: Path, logits: Tensor) -> None:
-    """Keep the logits of a split, (n, n_classes) float32, for whoever asks which were right."""
-    file = io.BytesIO()
-    np.save(file, logits.numpy())
-    write_atomically(path, file.getvalue())
+    def __call__(self, batch: LabelledBatch) -> None:
+        """Take the step; of several processes each takes the mean of its own answers."""
+        question = self._ask(batch, None)
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._activations():
+            logits = self._model(*question.inputs)
+        loss_sum, n_right, n_answers = question.marks(logits).sum(1)
+        n_answers = n_answers.clamp(min=1)  # of rows of one token each, none may be asked for
+        loss = loss_sum / n_answers
+        loss.backward()
+        self.grad_norm.copy_(nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
+        self._optimizer.step()
+        self.loss_sum += loss.detach()
+        self.accuracy_sum += n_right.detach() / n_answers.detach()
+
+    def means(self, n_steps: int) -> Tensor:
+        """(2,) mean loss and accuracy of the last `n_steps` steps, all those since `forget`."""
+        return torch.stack((self.loss_sum, self.accuracy_sum)) / n_steps
+
+    def forget(self) -> None:
+        """Begin to add up anew."""
+        self.loss_sum.zero_()
+        self.accuracy_sum.zero_()
