@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from model.block import SelfAttention
+from model.attention import SelfAttention
 from model.positions import apply_rotary
 
 _SEQUENCE = ((0, -1), (0, 1))

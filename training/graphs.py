@@ -28,9 +28,9 @@ class GraphedStep:
     ) -> None:
         """Nothing is run yet. Without `capture`, `step` stays a plain call.
 
-        It takes tensors, returns nothing, and leaves its results in tensors that exist before. All
-        shapes are the same each time, and nothing in it waits for the GPU. It must set gradients of
-        the optimizer's parameters to None before it computes them.
+        A step takes tensors, returns nothing, and leaves its results in tensors that exist before.
+        All shapes are the same each time, and nothing in it waits for the GPU. It must set
+        gradients of the optimizer's parameters to None before it computes them.
         """
         self._step = step
         self._optimizer = optimizer

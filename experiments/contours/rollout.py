@@ -17,7 +17,7 @@ from data.lra.store import DisplayLists, open_split
 from data.pathfinder.parameters import Pathfinder
 from experiments.classifier_runs import read_run_config
 from kernels.reference.standard import visible_keys
-from model.block import SelfAttention
+from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.positions import apply_rotary
 from training.classification.config import ClassifyConfig

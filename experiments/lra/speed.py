@@ -35,7 +35,7 @@ from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, arguments_of, tra
 from experiments.lra.tables import speed_table
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
-from training.classification.task import ClassifierStep
+from training.classification.step import ClassifierStep
 from training.graphs import GraphedStep
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate

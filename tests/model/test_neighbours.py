@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.block import SelfAttention
+from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.classifier_config import ClassifierConfig
 from model.neighbours import neighbours

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from training.classification.objectives import ask_following, ask_hidden
-from training.classification.task import ClassifierStep
+from training.classification.step import ClassifierStep
 
 
 class Linear(nn.Module):

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-import model.block
+import model.attention
 from kernels import flash_attention
-from model.block import SelfAttention
+from model.attention import SelfAttention
 from model.config import ModelConfig
 from model.positions import rotary_tables
 
@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen.append({"q": q, "k": k, "v": v, **options})
         return flash_attention(q, k, v, **options)
 
-    monkeypatch.setattr(model.block, "flash_attention", spy)
+    monkeypatch.setattr(model.attention, "flash_attention", spy)
     return seen
 
 

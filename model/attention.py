@@ -1,0 +1,95 @@
+"""Self-attention, causal or not. Shapes: B batch, T tokens, H heads, D head_dim, C n_embd."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from model.cache import KVCache
+from model.config import BlockConfig
+from model.positions import apply_rotary
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention in which a token sees itself and what came before, or all tokens.
+
+    `layer`, the index of the block from 0, sets the softmax scale where
+    `config.scale_attn_by_inverse_layer_idx` asks for that.
+    """
+
+    def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
+        super().__init__()
+        self.causal = causal
+        self.layer = layer
+        self.n_head = config.n_head
+        self.head_dim = config.head_dim
+        self.impl = None if config.attention == "auto" else config.attention
+        self.attention_dropout = config.attention_dropout
+        self.softmax_scale = 1.0 / math.sqrt(config.head_dim)
+        if config.scale_attn_by_inverse_layer_idx:
+            self.softmax_scale /= layer + 1
+        self.qkv_proj = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.out_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        *,
+        mask: BlockSparseMask | None = None,
+        doc_start: Tensor | None = None,
+        kv_lengths: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Mix every token with those that it sees.
+
+        Args:
+            x: (B, T, C).
+            rotary: cos and sin, each (T, D/2) or (B, T, D/2), as `apply_rotary` takes them; None
+                leaves q and k alone.
+            mask: which blocks of those; None means all.
+            doc_start: (B, T) int32, where each token's document begins; nothing before is seen.
+            kv_lengths: (B,) integers, how many of the T tokens are not padding; None means all.
+            cache: the past that came before x, to which x is appended; None means there was none.
+
+        Returns:
+            (B, T, C), to be added to the residual stream.
+        """
+        B, T, C = x.shape
+        # q, k and v stay views of one tensor: the kernels read strides, so nothing is copied
+        qkv = self.qkv_proj(x).view(B, T, 3, self.n_head, self.head_dim)
+        q, k, v = qkv.unbind(dim=2)  # (B, T, H, D) each
+        if rotary is not None:
+            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T of T_k
+        dropout_p = self.attention_dropout if self.training else 0.0
+        # these draw their dropout from torch's generator themselves
+        seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
+        out = flash_attention(
+            q,
+            k,
+            v,
+            # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
+            causal=self.causal and (cache is None or T > 1),
+            softmax_scale=self.softmax_scale,
+            mask=mask,
+            doc_start=doc_start,
+            kv_lengths=kv_lengths,
+            dropout_p=dropout_p,
+            dropout_seed=_draw_seed(x.device) if seeded else None,
+            impl=self.impl,
+        )
+        return self.resid_dropout(self.out_proj(out.reshape(B, T, C)))
+
+
+def _draw_seed(device: torch.device) -> Tensor:
+    """A fresh (1,) int64 seed from torch's own generator.
+
+    It never leaves the device, so it costs no synchronisation and no graph break, and activation
+    checkpointing, which replays torch's generator, recomputes the same dropout mask.
+    """
+    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
