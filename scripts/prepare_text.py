@@ -18,8 +18,8 @@ from rich.table import Table
 
 from configs.command_line import command_parser
 from data.text.documents import OPENWEBTEXT, HubSource
-from data.text.prepare import SHARD_TOKENS, PrepareReport, Progress, prepare
-from data.text.shards import Manifest
+from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
+from data.text.shards import Manifest, SplitInfo, total
 from data.text.sources import open_source
 from data.text.tokenizer import GPT2_SHA256
 
@@ -126,24 +126,24 @@ def _bar(console: Console) -> ProgressBar:
 
 
 class _Display:
-    """Shows each `Progress` on the bar, with the rate of this run."""
+    """Shows the counts on the bar, with the rate of this run."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
         self._task: TaskID | None = None
         self._first = (0.0, 0)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, counts: SplitInfo, done: float) -> None:
         now = self._bar.get_time()
         if self._task is None:
             self._task = self._bar.add_task("tokenizing", total=1.0, counts="")
-            self._first = (now, progress.text_bytes)
+            self._first = (now, counts.text_bytes)
         first_time, first_bytes = self._first
-        rate = (progress.text_bytes - first_bytes) / 1e6 / max(now - first_time, 1e-9)
+        rate = (counts.text_bytes - first_bytes) / 1e6 / max(now - first_time, 1e-9)
         self._bar.update(
             self._task,
-            completed=progress.done,
-            counts=f"{progress.documents:,} documents  {progress.tokens / 1e6:,.1f}M tokens  "
+            completed=done,
+            counts=f"{counts.documents:,} documents  {counts.tokens / 1e6:,.1f}M tokens  "
             f"{rate:.1f} MB/s",
         )
 
@@ -157,25 +157,16 @@ def _print_origin(manifest: Manifest) -> None:
 
 
 def _summary(report: PrepareReport) -> Table:
-    manifest = report.manifest
+    splits = report.manifest.splits
     table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)
     for heading in ("documents", "tokens", "shards", "seconds", "MB/s", ">1K", ">4K", ">16K"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for split, info in manifest.splits.items():
-        shares = [f"{share:.1%}" for share in report.long_document_shares[split]]
-        table.add_row(
-            split, f"{info.documents:,}", f"{info.tokens:,}", f"{len(info.shards)}", "", "", *shares
-        )
-    infos = manifest.splits.values()
-    table.add_row(
-        "total",
-        f"{sum(info.documents for info in infos):,}",
-        f"{sum(info.tokens for info in infos):,}",
-        f"{sum(len(info.shards) for info in infos)}",
-        f"{report.seconds:.1f}",
-        f"{report.new_text_bytes / 1e6 / report.seconds:.1f}",
-    )
+    this_run = [f"{report.seconds:.1f}", f"{report.new_text_bytes / 1e6 / report.seconds:.1f}"]
+    for split, info in (*splits.items(), ("total", total(splits))):
+        shares = [f"{share:.1%}" for share in report.long_document_shares.get(split, ())]
+        counts = [f"{info.documents:,}", f"{info.tokens:,}", str(len(info.shards))]
+        table.add_row(split, *counts, *(this_run if split == "total" else ["", ""]), *shares)
     return table
 
 

@@ -1,20 +1,74 @@
-"""Appends the documents of one split to token shards so that a killed run can go on.
+"""Appends documents to token shards so that a killed run can go on.
 
-Files only ever grow. A commit syncs them and returns the counts that are safe; whoever stores those
-counts can later reopen the writer with them, and it cuts off whatever was written after.
+Files only ever grow. progress.json holds counts that are safe: `ShardWriter.sync` brings the
+documents to the disk, then `PrepareState.save` the counts. Whatever was written after is cut off
+when writers open with the loaded counts.
 """
 
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from data.files import write_atomically
-from data.text.shards import ShardInfo, SplitInfo, offsets_name
+from data.files import check_settings, load_json, to_json, write_atomically
+from data.text.documents import SPLITS
+from data.text.shards import (
+    FORMAT_VERSION,
+    PROGRESS,
+    ShardInfo,
+    SplitInfo,
+    TokenizerInfo,
+    offsets_name,
+    splits_from_json,
+    token_dtype,
+)
+from data.text.tokenizer import TextTokenizer
+
+
+@dataclass
+class PrepareState:
+    """What progress.json records between runs."""
+
+    settings: dict[str, Any]
+    """As they go into the manifest."""
+    splits: dict[str, SplitInfo]
+    """Counts; tokens beyond the finished shards are in an open one."""
+    documents_read: int = 0
+    """Documents of the source that the counts cover: the number to go on from."""
+    tokenizer_sha256: str | None = None
+    """Of the tokenizer.json beside the shards, once it is written."""
+    format_version: int = FORMAT_VERSION
+
+    def save(self, out: Path) -> None:
+        """Write progress.json atomically; what it counts must be on the disk already."""
+        write_atomically(out / PROGRESS, to_json(asdict(self)))
+
+    @staticmethod
+    def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
+        """Read progress.json, or begin it.
+
+        Raises:
+            ValueError: It was begun with other settings, or is damaged.
+        """
+        if not (out / PROGRESS).exists():
+            state = PrepareState(settings, {split: SplitInfo() for split in SPLITS})
+            state.save(out)
+            return state
+        values = load_json(out / PROGRESS)
+        try:
+            values["splits"] = splits_from_json(values["splits"])
+            state = PrepareState(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
+                "again."
+            ) from error
+        check_settings(out, state.settings, settings)
+        return state
 
 
 class ShardWriter:
@@ -25,30 +79,23 @@ class ShardWriter:
         self,
         folder: Path,
         split: str,
-        done: SplitInfo,
-        *,
-        dtype: str,
-        eot_id: int,
-        vocab_size: int,
+        info: SplitInfo,
+        tokenizer: TextTokenizer | TokenizerInfo,
         shard_tokens: int,
     ) -> None:
-        """Open at the committed state `done`, which is `SplitInfo()` at the beginning.
+        """Go on from the counts `info`, to which the writer adds what it appends.
 
         Raises:
-            ValueError: The file on disk is shorter than the committed state says.
+            ValueError: The file on disk is shorter than the counts say.
         """
         self._folder = folder
         self._split = split
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._eot_id = eot_id
-        self._vocab_size = vocab_size
+        self._info = info
+        self._tokenizer = tokenizer
+        self._dtype = np.dtype(token_dtype(tokenizer.vocab_size)).newbyteorder("<")
         self._shard_tokens = shard_tokens
-        self.info = done
-        """Counts so far, the current document included."""
-        self._open_tokens = done.tokens - sum(shard.tokens for shard in done.shards)
-        self._file: BinaryIO | None = None
-        if self._open_tokens:
-            self._file = self._reopen()
+        self._open_tokens = info.tokens - sum(shard.tokens for shard in info.shards)
+        self._file = self._reopen() if self._open_tokens else None
 
     def append(self, ids: list[int]) -> None:
         """Add token ids to the current document.
@@ -59,62 +106,56 @@ class ShardWriter:
         if not ids:
             return
         array = np.array(ids, dtype=np.int64)
-        if (largest := int(array.max())) >= self._vocab_size:
+        if (largest := int(array.max())) >= self._tokenizer.vocab_size:
             raise ValueError(
                 f"The tokenizer made token id {largest}, which must be below its "
-                f"vocab_size={self._vocab_size}; its tokenizer.json contradicts itself."
+                f"vocab_size={self._tokenizer.vocab_size}; its tokenizer.json contradicts itself."
             )
         if self._file is None:
             self._file = self._path().open("wb")
         self._file.write(array.astype(self._dtype).tobytes())
         self._open_tokens += len(ids)
-        self.info = replace(self.info, tokens=self.info.tokens + len(ids))
+        self._info.tokens += len(ids)
 
     def end_document(self, text_bytes: int) -> None:
         """End the current document, and its shard where that is full."""
-        self.append([self._eot_id])
-        self.info = replace(
-            self.info,
-            documents=self.info.documents + 1,
-            text_bytes=self.info.text_bytes + text_bytes,
-        )
+        self.append([self._tokenizer.eot_id])
+        self._info.documents += 1
+        self._info.text_bytes += text_bytes
         if self._open_tokens >= self._shard_tokens:
             self.close_shard()
 
-    def commit(self) -> SplitInfo:
-        """Bring everything to the disk; call between documents. Returns the counts so far."""
+    def sync(self) -> None:
+        """Bring everything to the disk; call between documents."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-        return self.info
 
     def close_shard(self) -> None:
         """Finish the current shard, if there is one."""
-        self.commit()
         if self._file is None:
             return
+        self.sync()
         self._file.close()
         self._file = None
         path = self._path()
         ids = np.fromfile(path, dtype=self._dtype)
         # text never encodes to the end-of-text id, so the ids themselves tell the documents apart
-        ends = np.flatnonzero(ids == self._eot_id)
-        documents = self.info.documents - sum(shard.documents for shard in self.info.shards)
+        eot_id = self._tokenizer.eot_id
+        ends = np.flatnonzero(ids == eot_id)
+        documents = self._info.documents - sum(shard.documents for shard in self._info.shards)
         if len(ends) != documents:
             raise ValueError(
-                f"{path} holds {len(ends)} ends of text (id {self._eot_id}) for {documents} "
-                "documents: the tokenizer turns ordinary text into that id; choose another one."
+                f"{path} holds {len(ends)} ends of text (id {eot_id}) for {documents} documents: "
+                "the tokenizer turns ordinary text into that id; choose another one."
             )
         offsets = BytesIO()
         np.save(offsets, np.concatenate([[0], ends[:-1] + 1]).astype(np.int64))
         write_atomically(self._folder / offsets_name(path.name), offsets.getvalue())
-        shard = ShardInfo(
-            name=path.name,
-            tokens=len(ids),
-            documents=documents,
-            sha256=hashlib.sha256(ids.data).hexdigest(),
+        sha256 = hashlib.sha256(ids.data).hexdigest()
+        self._info.shards.append(
+            ShardInfo(name=path.name, tokens=len(ids), documents=documents, sha256=sha256)
         )
-        self.info = replace(self.info, shards=(*self.info.shards, shard))
         self._open_tokens = 0
 
     def release(self) -> None:
@@ -123,7 +164,7 @@ class ShardWriter:
             self._file.close()
 
     def _path(self) -> Path:
-        return self._folder / f"{self._split}_{len(self.info.shards):05d}.bin"
+        return self._folder / f"{self._split}_{len(self._info.shards):05d}.bin"
 
     def _reopen(self) -> BinaryIO:
         path = self._path()

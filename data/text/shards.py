@@ -10,7 +10,7 @@ Every document ends with the end-of-text id, and shards hold whole documents.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class ShardInfo:
     """Of the whole file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SplitInfo:
     """One split, "train" or "val"."""
 
@@ -52,14 +52,27 @@ class SplitInfo:
     """Documents, empty ones included."""
     text_bytes: int = 0
     """UTF-8 bytes of the documents' text: the divisor of bits per byte."""
-    shards: tuple[ShardInfo, ...] = ()
+    shards: list[ShardInfo] = field(default_factory=list)
     """The finished shards, in stream order."""
 
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> "SplitInfo":
-        """Build from what `dataclasses.asdict` gave."""
-        shards = tuple(ShardInfo(**shard) for shard in values["shards"])
-        return SplitInfo(**{**values, "shards": shards})
+
+def splits_from_json(values: dict[str, Any]) -> dict[str, SplitInfo]:
+    """The splits by name, from what `dataclasses.asdict` gave."""
+    return {
+        split: SplitInfo(**info | {"shards": [ShardInfo(**shard) for shard in info["shards"]]})
+        for split, info in values.items()
+    }
+
+
+def total(splits: dict[str, SplitInfo]) -> SplitInfo:
+    """All splits counted as one."""
+    infos = splits.values()
+    return SplitInfo(
+        tokens=sum(info.tokens for info in infos),
+        documents=sum(info.documents for info in infos),
+        text_bytes=sum(info.text_bytes for info in infos),
+        shards=[shard for info in infos for shard in info.shards],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +138,7 @@ class Manifest:
             )
         try:
             values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
-            values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+            values["splits"] = splits_from_json(values["splits"])
             return Manifest(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -152,8 +165,9 @@ class TokenStream:
                 f"split={split!r} must be one of {sorted(self.manifest.splits)} of {self.path}."
             )
         self.info = self.manifest.splits[split]
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        self._shards = [_map_shard(self.path, shard, dtype) for shard in self.info.shards]
+        self._shards = [
+            _map_shard(self.path, shard, self.manifest.dtype) for shard in self.info.shards
+        ]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
 
     def __len__(self) -> int:
@@ -204,14 +218,6 @@ class TokenStream:
         ]
         return np.concatenate(starts)
 
-    def verify(self) -> None:
-        """Read everything: checksums, and every id below the vocabulary size.
-
-        Raises:
-            ValueError: Names the shard, what it holds and what it must hold.
-        """
-        verify_split(self.path, self.info, self.manifest.dtype, self.manifest.tokenizer.vocab_size)
-
 
 def token_dtype(vocab_size: int) -> str:
     """How ids below `vocab_size` are stored: "uint16", or "uint32" from 65,536 entries."""
@@ -237,10 +243,15 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
     return offsets
 
 
-def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> None:
-    """Check every shard of a split against its checksum and the vocabulary size."""
-    for shard in info.shards:
-        ids = _map_shard(folder, shard, np.dtype(dtype).newbyteorder("<"))
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Read every shard of a folder.
+
+    Raises:
+        ValueError: A checksum differs, or an id is outside the vocabulary; names the shard.
+    """
+    vocab_size = manifest.tokenizer.vocab_size
+    for shard in total(manifest.splits).shards:
+        ids = _map_shard(folder, shard, manifest.dtype)
         found, largest = hashlib.sha256(), 0
         step = _CHUNK_BYTES // ids.itemsize
         for first in range(0, len(ids), step):
@@ -260,15 +271,16 @@ def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> 
         load_offsets(folder, shard)
 
 
-def _map_shard(folder: Path, shard: ShardInfo, dtype: np.dtype) -> np.ndarray:
+def _map_shard(folder: Path, shard: ShardInfo, dtype: str) -> np.ndarray:
     path = folder / shard.name
+    stored = np.dtype(dtype).newbyteorder("<")
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
-    size, expected = path.stat().st_size, shard.tokens * dtype.itemsize
+    size, expected = path.stat().st_size, shard.tokens * stored.itemsize
     if size != expected:
         raise ValueError(
             f"{path} is a torn shard: it has {size} bytes, but the manifest says {shard.tokens} "
-            f"tokens of {dtype.itemsize} bytes, {expected} in all; copy or prepare it again."
+            f"tokens of {stored.itemsize} bytes, {expected} in all; copy or prepare it again."
         )
     # a plain array over the map: slices of np.memmap itself are several times slower
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+    return np.asarray(np.memmap(path, dtype=stored, mode="r"))
