@@ -17,10 +17,9 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from configs.command_line import command_parser
-from data.text.documents import OPENWEBTEXT, HubSource
+from data.text.documents import OPENWEBTEXT, HubSource, open_source
 from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
 from data.text.shards import Manifest, SplitInfo, total
-from data.text.sources import open_source
 from data.text.tokenizer import GPT2_SHA256
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in"
     )
     print("documents of more than 1,024, 4,096 and 16,384 tokens.")
-    if isinstance(source, HubSource) and source.is_nanogpt_openwebtext:
+    if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
         return _compare_with_nanogpt(report)
     return 0
 

@@ -87,7 +87,7 @@ def prepare(
     """Tokenize a source into `out`, going on where an earlier run of the same settings stopped.
 
     Args:
-        source: The documents, see `data.text.sources.open_source`.
+        source: The documents, see `data.text.documents.open_source`.
         out: Folder for the shards; made if missing.
         tokenizer: "gpt2", the default, or the path of a tokenizer.json.
         train_bpe: Instead, entries of a byte-level BPE to train on the first 16M characters of
