@@ -79,18 +79,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that this package wrote.
+def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
+    """Read a JSON object.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: The file is damaged. The text ends with the remedy.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError(f"it holds {type(values).__name__}, not an object")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); prepare the folder again.") from error
+        raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
     return values
 
 

@@ -7,7 +7,6 @@ pytorch_model.bin                as pickled by older versions
 tokenizer.json                   or vocab.json and merges.txt
 """
 
-import json
 import pickle
 import struct
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from data.files import load_json
 from data.text.tokenizer import TextTokenizer, gpt2_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
@@ -56,7 +56,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no {CONFIG}, so it is no model's folder")
-    return _read_object(path)
+    return load_json(path, "get it again")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -92,19 +92,13 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     )
 
 
-# The bases of its own error are those of the HTTP client that this version of it uses, with which
-# lost connections are reported too; a name that cannot be one is a ValueError.
-_HUB_ERRORS: tuple[type[BaseException], ...] = (
-    OSError,
-    ValueError,
-    *huggingface_hub.errors.HfHubHTTPError.__bases__,
-)
-
-
 def _download(name: str, files: list[str], revision: str | None) -> Path:
+    # The bases of the hub's error are those of the HTTP client that its version uses, which reports
+    # lost connections by them; a name that cannot be one is a ValueError.
+    http_errors: tuple[type[BaseException], ...] = huggingface_hub.errors.HfHubHTTPError.__bases__
     try:
         found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
-    except _HUB_ERRORS as error:
+    except (OSError, ValueError, *http_errors) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
@@ -124,7 +118,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_sharded(folder: Path) -> dict[str, Tensor]:
-    index = _read_object(folder / INDEX).get("weight_map")
+    index = load_json(folder / INDEX, "get it again").get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise ValueError(
             f"{folder / INDEX} must have a weight_map of tensors to files: get it again"
@@ -145,22 +139,13 @@ def _read_sharded(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-# What text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction.
-_NO_PICKLE = (
-    pickle.UnpicklingError,
-    struct.error,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    ValueError,
-)
-
-
 def _read_pickle(path: Path) -> dict[str, Tensor]:
+    # what text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction
+    wrong_bytes = EOFError, LookupError, RuntimeError, ValueError
     try:
         # weights_only: a pickle of anything else could run code
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except _NO_PICKLE as error:
+    except (pickle.UnpicklingError, struct.error, *wrong_bytes) as error:
         # without torch's reason, which may advise to run whatever code the file holds
         raise ValueError(
             f"{path} is no PyTorch checkpoint of tensors alone, or is cut short: get it again, or "
@@ -169,13 +154,3 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise ValueError(f"{path} must hold tensors by name and nothing else: is it a checkpoint?")
     return tensors
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, and holds a {type(values).__name__}")
-    return values

@@ -33,7 +33,6 @@ from data.text.shards import (
 )
 from data.text.tokenizer import (
     TextTokenizer,
-    bpe_name,
     check_bpe_vocab_size,
     load_tokenizer,
     train_tokenizer,
@@ -152,7 +151,7 @@ def _choose_tokenizer(
             chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), vocab_size)
         else:
             chosen = load_tokenizer(str(out / TOKENIZER))
-            chosen.name = bpe_name(vocab_size)
+            chosen.name = f"bpe-{vocab_size}"
     if state.tokenizer_sha256 is None:
         write_atomically(out / TOKENIZER, chosen.to_json().encode())
         state.tokenizer_sha256 = chosen.sha256
@@ -189,7 +188,7 @@ def _encode_rest(
         for split, info in state.splits.items()
     }
     safe_tokens = total(state.splits).tokens
-    batches = _ahead(_batches(_pieces(source.documents(state.documents_read), tokenizer)))
+    batches = _ahead(_batches(source.documents(state.documents_read), tokenizer))
     encoded = _ahead(
         (batch, tokenizer.encode_batch([piece.text for piece in batch])) for batch in batches
     )
@@ -242,21 +241,18 @@ def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifes
     return manifest
 
 
-def _pieces(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterator[Piece]:
+def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterator[list[Piece]]:
+    """Cut documents into pieces, and group those until a batch holds `_BATCH_CHARS` or more."""
+    batch, chars = [], 0
     for document in documents:
-        *texts, last = tokenizer.pieces(document.text, _PIECE_CHARS)
-        for text in texts:
-            yield Piece(document, text, is_last=False)
-        yield Piece(document, last, is_last=True)
-
-
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces until a batch holds `_BATCH_CHARS` or more."""
-    while first := next(pieces, None):
-        batch, chars = [first], len(first.text)
-        while chars < _BATCH_CHARS and (piece := next(pieces, None)):
-            batch.append(piece)
-            chars += len(piece.text)
+        texts = list(tokenizer.pieces(document.text, _PIECE_CHARS))
+        for number, text in enumerate(texts, start=1):
+            batch.append(Piece(document, text, is_last=number == len(texts)))
+            chars += len(text)
+            if chars >= _BATCH_CHARS:
+                yield batch
+                batch, chars = [], 0
+    if batch:
         yield batch
 
 

@@ -24,9 +24,6 @@ MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 TOKENIZER = "tokenizer.json"
 
-_PREPARE = "python -m scripts.prepare_text SOURCE --out"
-_CHUNK_BYTES = 1 << 24
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
@@ -116,19 +113,15 @@ class Manifest:
             FileNotFoundError: The folder is missing or preparation has not finished.
             ValueError: The format is of another version.
         """
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"{folder} does not exist; prepare it with: {_PREPARE} {folder}"
-            )
         if not (folder / MANIFEST).exists():
-            if (folder / PROGRESS).exists():
-                raise FileNotFoundError(
-                    f"{folder} is not finished; run the prepare command again, it goes on where it "
-                    f"stopped: {_PREPARE} {folder}"
-                )
+            if not folder.is_dir():
+                why = "does not exist; prepare it with"
+            elif (folder / PROGRESS).exists():
+                why = "is not finished; run the prepare command again, it goes on where it stopped"
+            else:
+                why = f"holds no {MANIFEST}, so it is no folder of token shards; prepare one with"
             raise FileNotFoundError(
-                f"{folder} holds no {MANIFEST}, so it is no folder of token shards; "
-                f"prepare one with: {_PREPARE} {folder}"
+                f"{folder} {why}: python -m scripts.prepare_text SOURCE --out {folder}"
             )
         values = load_json(folder / MANIFEST)
         if values.get("format_version") != FORMAT_VERSION:
@@ -211,12 +204,10 @@ class TokenStream:
     @cached_property
     def document_starts(self) -> np.ndarray:
         """Where in the stream each document starts: int64 (documents,), ascending from 0."""
-        firsts = self._ends - [shard.tokens for shard in self.info.shards]
-        starts = [
-            first + load_offsets(self.path, shard)
-            for first, shard in zip(firsts, self.info.shards, strict=True)
-        ]
-        return np.concatenate(starts)
+        shards = zip(self.info.shards, self._ends, strict=True)
+        return np.concatenate(
+            [end - shard.tokens + load_offsets(self.path, shard) for shard, end in shards]
+        )
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -252,18 +243,13 @@ def verify(folder: Path, manifest: Manifest) -> None:
     vocab_size = manifest.tokenizer.vocab_size
     for shard in total(manifest.splits).shards:
         ids = _map_shard(folder, shard, manifest.dtype)
-        found, largest = hashlib.sha256(), 0
-        step = _CHUNK_BYTES // ids.itemsize
-        for first in range(0, len(ids), step):
-            chunk = ids[first : first + step]
-            found.update(chunk.data)
-            largest = max(largest, int(chunk.max()))
-        if found.hexdigest() != shard.sha256:
+        sha256 = hashlib.sha256(ids.data).hexdigest()
+        if sha256 != shard.sha256:
             raise ValueError(
-                f"{folder / shard.name} has sha256={found.hexdigest()}, but the manifest says "
+                f"{folder / shard.name} has sha256={sha256}, but the manifest says "
                 f"{shard.sha256}; the shard is damaged, prepare the folder again."
             )
-        if largest >= vocab_size:
+        if (largest := int(ids.max())) >= vocab_size:
             raise ValueError(
                 f"{folder / shard.name} holds token id {largest}, which must be below the "
                 f"tokenizer's vocab_size={vocab_size}; prepare the folder again."

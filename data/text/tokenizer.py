@@ -107,6 +107,40 @@ class TextTokenizer:
         return self._tokenizer.to_str(pretty=False)
 
 
+class StreamDecoder:
+    """Decodes ids as they come, in pieces that end between characters.
+
+    A byte-level token can end inside a character, which decodes as U+FFFD until the rest of its
+    bytes have come: so long, the whole piece is held back. All pieces together are
+    `tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        # the ids of the last piece are decoded along: some tokenizers drop a space at the beginning
+        self._last: list[int] = []
+        self._held: list[int] = []
+
+    def feed(self, *ids: int) -> str:
+        """Take over more ids; returns the text that they complete, perhaps none."""
+        self._held += ids
+        piece = self._piece()
+        if not self._held or piece.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._last, self._held = self._held, []
+        return piece
+
+    def finish(self) -> str:
+        """What is still held back, if no more ids come."""
+        piece = self._piece()
+        self._last, self._held = [], []
+        return piece
+
+    def _piece(self) -> str:
+        before = self._tokenizer.decode(self._last)
+        return self._tokenizer.decode(self._last + self._held)[len(before) :]
+
+
 def load_tokenizer(name: str) -> TextTokenizer:
     """Load a tokenizer.json file, or "gpt2" (or another name) from the Hugging Face hub.
 
@@ -116,17 +150,25 @@ def load_tokenizer(name: str) -> TextTokenizer:
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "tokenizer.json"
-    if path.is_file():
-        return TextTokenizer(_from_file(path), name)
-    if path.suffix == ".json":
+    if path.suffix == ".json" and not path.is_file():
         raise FileNotFoundError(f"Tokenizer {name!r} must be a tokenizer.json file; there is none.")
-    try:
-        tokenizer = Tokenizer.from_pretrained(name)
-    except OSError as error:
-        raise ValueError(
-            f"Tokenizer {name!r} could not be loaded from the Hugging Face hub ({error}); check "
-            "the name and the network, or pass the path of a local tokenizer.json."
-        ) from error
+    if path.is_file():
+        try:
+            # Not from_file, which raises a bare Exception whatever is wrong.
+            tokenizer = Tokenizer.from_buffer(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(
+                f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
+                "vocab.json or merges.txt alone is not enough."
+            ) from error
+    else:
+        try:
+            tokenizer = Tokenizer.from_pretrained(name)
+        except OSError as error:
+            raise ValueError(
+                f"Tokenizer {name!r} could not be loaded from the Hugging Face hub ({error}); "
+                "check the name and the network, or pass the path of a local tokenizer.json."
+            ) from error
     return TextTokenizer(tokenizer, name)
 
 
@@ -175,7 +217,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return TextTokenizer(tokenizer, bpe_name(vocab_size))
+    return TextTokenizer(tokenizer, f"bpe-{vocab_size}")
 
 
 def check_bpe_vocab_size(vocab_size: int) -> None:
@@ -185,22 +227,6 @@ def check_bpe_vocab_size(vocab_size: int) -> None:
             f"train_bpe={vocab_size} must be at least {_MIN_BPE_VOCAB}: 256 bytes and the end of "
             "text."
         )
-
-
-def bpe_name(vocab_size: int) -> str:
-    """What a tokenizer trained here is called."""
-    return f"bpe-{vocab_size}"
-
-
-def _from_file(path: Path) -> Tokenizer:
-    try:
-        # Not from_file, which raises a bare Exception whatever is wrong.
-        return Tokenizer.from_buffer(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
-            "vocab.json or merges.txt alone is not enough."
-        ) from error
 
 
 def _meaning_sha256(spec: dict) -> str:
