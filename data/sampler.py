@@ -16,7 +16,9 @@ _MAX_N = 1 << 62
 
 
 class Permutation:
-    """A keyed bijection of range(n) that is computed, not stored.
+    """A keyed bijection of range(n), n from 1 to 2^62, that is computed, not stored.
+
+    The key is a sequence of integers of at least 0; each gives its own permutation.
 
     A balanced Feistel network permutes the smallest range of 2^(2k) numbers that holds n; numbers
     that land outside range(n) are sent through again until they land inside (cycle walking, at most
@@ -25,12 +27,6 @@ class Permutation:
     """
 
     def __init__(self, n: int, key: Sequence[int]) -> None:
-        """Choose the permutation.
-
-        Args:
-            n: Size of the range, 1 to 2^62.
-            key: Non-negative integers; every key gives its own permutation.
-        """
         if not 1 <= n <= _MAX_N:
             raise ValueError(f"n={n} must be between 1 and 2^62.")
         half_bits = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
@@ -69,12 +65,7 @@ class WindowSampler:
     """
 
     def __init__(self, n_tokens: int, context_length: int, seed: int) -> None:
-        """Choose the order.
-
-        Args:
-            n_tokens: Tokens in the stream.
-            context_length: Input tokens of a sample.
-            seed: Non-negative; decides the order of all epochs.
+        """Choose the order of all epochs by `seed`, at least 0.
 
         Raises:
             ValueError: The stream is too short for one window, or an argument is out of range.
@@ -97,13 +88,9 @@ class WindowSampler:
         self._n_offsets = min(context_length, room + 1)
 
     def position(self, sample_numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Start of each sample's window in the stream.
+        """Where in the stream each sample's window starts, as int64.
 
-        Args:
-            sample_numbers: Integers >= 0 of any shape, counted on over all epochs.
-
-        Returns:
-            int64 of the same shape.
+        Sample numbers are at least 0, of any shape, and counted on over all epochs.
         """
         numbers = np.asarray(sample_numbers, dtype=np.int64)
         if numbers.size and numbers.min() < 0:
