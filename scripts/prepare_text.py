@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from configs.command_line import command_parser
@@ -36,17 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             val=args.val,
             val_ratio=args.val_ratio,
             text_field=args.text_field,
-            txt_separator=_unescaped(args.txt_separator),
+            txt_separator=args.txt_separator,
             hub_config=args.hub_config,
         )
-        with _bar(console) as bar:
+        with _Display(console) as display:
             report = prepare(
                 source,
                 args.out,
                 tokenizer=args.tokenizer,
                 train_bpe=args.train_bpe,
                 shard_tokens=args.shard_tokens,
-                on_progress=_Display(bar),
+                on_progress=display.show,
             )
     except (ValueError, OSError) as error:
         print(f"prepare_text: {error}", file=sys.stderr)
@@ -59,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_origin(report.manifest)
     console.print(_summary(report))
     print(
-        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in"
+        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in\n"
+        "documents of more than 1,024, 4,096 and 16,384 tokens."
     )
-    print("documents of more than 1,024, 4,096 and 16,384 tokens.")
     if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
         return _compare_with_nanogpt(report)
     return 0
@@ -94,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text-field", default="text", metavar="NAME", help="JSON field or column")
     parser.add_argument(
         "--txt-separator",
+        type=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
         metavar="TEXT",
         help=r"what stands between the documents of a .txt file; \n and \t are understood "
         "(default: a file is one document)",
@@ -109,38 +109,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _unescaped(separator: str | None) -> str | None:
-    return separator and separator.replace("\\n", "\n").replace("\\t", "\t")
+class _Display(Progress):
+    """A bar with the counts so far and the rate of this run."""
 
+    def __init__(self, console: Console) -> None:
+        counts = TextColumn("{task.fields[counts]}")
+        bar = BarColumn(), TaskProgressColumn(), counts, TimeRemainingColumn()
+        super().__init__(TextColumn("{task.description}"), *bar, console=console)
 
-def _bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[counts]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-class _Display:
-    """Shows the counts on the bar, with the rate of this run."""
-
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
-        self._first = (0.0, 0)
-
-    def __call__(self, counts: SplitInfo, done: float) -> None:
-        now = self._bar.get_time()
-        if self._task is None:
-            self._task = self._bar.add_task("tokenizing", total=1.0, counts="")
-            self._first = (now, counts.text_bytes)
-        first_time, first_bytes = self._first
-        rate = (counts.text_bytes - first_bytes) / 1e6 / max(now - first_time, 1e-9)
-        self._bar.update(
-            self._task,
+    def show(self, counts: SplitInfo, done: float) -> None:
+        if not self.tasks:
+            self._first_time, self._first_bytes = self.get_time(), counts.text_bytes
+            self.add_task("tokenizing", total=1.0, counts="")
+        seconds = max(self.get_time() - self._first_time, 1e-9)
+        rate = (counts.text_bytes - self._first_bytes) / 1e6 / seconds
+        self.update(
+            self.task_ids[0],
             completed=done,
             counts=f"{counts.documents:,} documents  {counts.tokens / 1e6:,.1f}M tokens  "
             f"{rate:.1f} MB/s",

@@ -267,9 +267,7 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
 
 def _long_document_shares(out: Path, info: SplitInfo) -> tuple[float, ...]:
     """Share of the split's text tokens that lie in documents longer than each bound."""
-    long_tokens = np.zeros(len(LONG_DOCUMENT_TOKENS), dtype=np.int64)
-    for shard in info.shards:
-        # without the end of text, as document lengths are usually given
-        lengths = np.diff(load_offsets(out, shard), append=shard.tokens) - 1
-        long_tokens += [lengths[lengths > bound].sum() for bound in LONG_DOCUMENT_TOKENS]
-    return tuple(float(n) / max(1, info.tokens - info.documents) for n in long_tokens)
+    shards = [np.diff(load_offsets(out, shard), append=shard.tokens) for shard in info.shards]
+    lengths = np.concatenate(shards) - 1  # without the end of text, as is usual
+    long_tokens = [int(lengths[lengths > bound].sum()) for bound in LONG_DOCUMENT_TOKENS]
+    return tuple(tokens / max(1, info.tokens - info.documents) for tokens in long_tokens)

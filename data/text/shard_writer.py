@@ -71,30 +71,25 @@ class PrepareState:
         return state
 
 
+@dataclass(eq=False)
 class ShardWriter:
     """Writes one split. A shard ends with the document that brings it to `shard_tokens` or more,
-    so the borders depend on the documents alone, and a shard holds at least one whole document."""
+    so the borders depend on the documents alone, and a shard holds at least one whole document.
 
-    def __init__(
-        self,
-        folder: Path,
-        split: str,
-        info: SplitInfo,
-        tokenizer: TextTokenizer | TokenizerInfo,
-        shard_tokens: int,
-    ) -> None:
-        """Go on from the counts `info`, to which the writer adds what it appends.
+    Raises:
+        ValueError: The file on disk is shorter than the counts say.
+    """
 
-        Raises:
-            ValueError: The file on disk is shorter than the counts say.
-        """
-        self._folder = folder
-        self._split = split
-        self._info = info
-        self._tokenizer = tokenizer
-        self._dtype = np.dtype(token_dtype(tokenizer.vocab_size)).newbyteorder("<")
-        self._shard_tokens = shard_tokens
-        self._open_tokens = info.tokens - sum(shard.tokens for shard in info.shards)
+    folder: Path
+    split: str
+    info: SplitInfo
+    """The counts to go on from, to which the writer adds what it appends."""
+    tokenizer: TextTokenizer | TokenizerInfo
+    shard_tokens: int
+
+    def __post_init__(self) -> None:
+        self._dtype = np.dtype(token_dtype(self.tokenizer.vocab_size)).newbyteorder("<")
+        self._open_tokens = self.info.tokens - sum(shard.tokens for shard in self.info.shards)
         self._file = self._reopen() if self._open_tokens else None
 
     def append(self, ids: list[int]) -> None:
@@ -106,23 +101,23 @@ class ShardWriter:
         if not ids:
             return
         array = np.array(ids, dtype=np.int64)
-        if (largest := int(array.max())) >= self._tokenizer.vocab_size:
+        if (largest := int(array.max())) >= self.tokenizer.vocab_size:
             raise ValueError(
                 f"The tokenizer made token id {largest}, which must be below its "
-                f"vocab_size={self._tokenizer.vocab_size}; its tokenizer.json contradicts itself."
+                f"vocab_size={self.tokenizer.vocab_size}; its tokenizer.json contradicts itself."
             )
         if self._file is None:
             self._file = self._path().open("wb")
         self._file.write(array.astype(self._dtype).tobytes())
         self._open_tokens += len(ids)
-        self._info.tokens += len(ids)
+        self.info.tokens += len(ids)
 
     def end_document(self, text_bytes: int) -> None:
         """End the current document, and its shard where that is full."""
-        self.append([self._tokenizer.eot_id])
-        self._info.documents += 1
-        self._info.text_bytes += text_bytes
-        if self._open_tokens >= self._shard_tokens:
+        self.append([self.tokenizer.eot_id])
+        self.info.documents += 1
+        self.info.text_bytes += text_bytes
+        if self._open_tokens >= self.shard_tokens:
             self.close_shard()
 
     def sync(self) -> None:
@@ -141,9 +136,9 @@ class ShardWriter:
         path = self._path()
         ids = np.fromfile(path, dtype=self._dtype)
         # text never encodes to the end-of-text id, so the ids themselves tell the documents apart
-        eot_id = self._tokenizer.eot_id
+        eot_id = self.tokenizer.eot_id
         ends = np.flatnonzero(ids == eot_id)
-        documents = self._info.documents - sum(shard.documents for shard in self._info.shards)
+        documents = self.info.documents - sum(shard.documents for shard in self.info.shards)
         if len(ends) != documents:
             raise ValueError(
                 f"{path} holds {len(ends)} ends of text (id {eot_id}) for {documents} documents: "
@@ -151,9 +146,9 @@ class ShardWriter:
             )
         offsets = BytesIO()
         np.save(offsets, np.concatenate([[0], ends[:-1] + 1]).astype(np.int64))
-        write_atomically(self._folder / offsets_name(path.name), offsets.getvalue())
+        write_atomically(self.folder / offsets_name(path.name), offsets.getvalue())
         sha256 = hashlib.sha256(ids.data).hexdigest()
-        self._info.shards.append(
+        self.info.shards.append(
             ShardInfo(name=path.name, tokens=len(ids), documents=documents, sha256=sha256)
         )
         self._open_tokens = 0
@@ -164,7 +159,7 @@ class ShardWriter:
             self._file.close()
 
     def _path(self) -> Path:
-        return self._folder / f"{self._split}_{len(self._info.shards):05d}.bin"
+        return self.folder / f"{self.split}_{len(self.info.shards):05d}.bin"
 
     def _reopen(self) -> BinaryIO:
         path = self._path()
@@ -173,7 +168,7 @@ class ShardWriter:
         if size < committed:
             raise ValueError(
                 f"{path} has {size} bytes, but {committed} were written before the last run "
-                f"stopped; delete {self._folder} and prepare it again."
+                f"stopped; delete {self.folder} and prepare it again."
             )
         file = path.open("r+b")
         file.truncate(committed)

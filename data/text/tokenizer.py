@@ -17,8 +17,6 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
 
-_MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
-
 # GPT-2's pre-tokenizer always starts a new word at white space that follows a visible character.
 _WORD_BORDER = re.compile(r"(?<=[!-~])[ \n]")
 
@@ -27,11 +25,7 @@ class TextTokenizer:
     """A `tokenizers.Tokenizer` set up for language modelling, with what the shards record of it."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        """Take over a tokenizer.
-
-        Args:
-            tokenizer: Its padding, truncation and special-token matching are switched off.
-            name: What messages and the manifest call it.
+        """Take over a tokenizer, and switch off its padding, truncation and special-token matching.
 
         Raises:
             ValueError: It has no special token "<|endoftext|>".
@@ -48,6 +42,7 @@ class TextTokenizer:
                 "add it to the tokenizer.json or choose another tokenizer."
             )
         self.name = name
+        """What messages and the manifest call it."""
         self.eot_id: int = ends[0]
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._tokenizer = tokenizer
@@ -108,7 +103,7 @@ class TextTokenizer:
 
 
 class StreamDecoder:
-    """Decodes ids as they come, in pieces that end between characters.
+    """Decodes ids that come one at a time, in pieces that end between characters.
 
     A byte-level token can end inside a character, which decodes as U+FFFD until the rest of its
     bytes have come: so long, the whole piece is held back. All pieces together are
@@ -131,10 +126,8 @@ class StreamDecoder:
         return piece
 
     def finish(self) -> str:
-        """What is still held back, if no more ids come."""
-        piece = self._piece()
-        self._last, self._held = [], []
-        return piece
+        """The text that is still held back, when no more ids come."""
+        return self._piece()
 
     def _piece(self) -> str:
         before = self._tokenizer.decode(self._last)
@@ -202,9 +195,8 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     """Train a byte-level BPE with GPT-2's word rule; the same texts give the same tokenizer.
 
-    Args:
-        texts: The sample to count; bound it, training takes about 1 s for 5 MB on two cores.
-        vocab_size: Entries wanted, at least 257; a small sample may support fewer.
+    It takes about 1 s for 5 MB on two cores. A small sample may support fewer entries than the
+    `vocab_size` wanted, which is at least 257.
     """
     check_bpe_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
@@ -222,10 +214,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
 
 def check_bpe_vocab_size(vocab_size: int) -> None:
     """Refuse a vocabulary that cannot hold every byte."""
-    if vocab_size < _MIN_BPE_VOCAB:
+    if vocab_size < 257:
         raise ValueError(
-            f"train_bpe={vocab_size} must be at least {_MIN_BPE_VOCAB}: 256 bytes and the end of "
-            "text."
+            f"train_bpe={vocab_size} must be at least 257: 256 bytes and the end of text."
         )
 
 
