@@ -40,23 +40,23 @@ def remove_unfinished_files(folder: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, refusal: str | None = None) -> Iterator[None]:
+def lock_folder(folder: Path, refusal: str = "") -> Iterator[None]:
     """Hold the lock of a folder, which the system frees when this process ends in any way.
 
     The folder itself is locked, so no lock file lies in it. Where the file system has no locks, as
     NFS, a warning says so, and nobody is kept out.
 
     Raises:
-        ValueError: another process holds the lock, or this one does already. Its text is `refusal`.
+        ValueError: another process holds the lock, or this one does already; it says `refusal`.
     """
-    if refusal is None:
-        refusal = f"{folder} is being prepared by another process; wait for it or end it."
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(refusal) from error
+            raise ValueError(
+                refusal or f"{folder} is being prepared by another process; wait for it or end it."
+            ) from error
         except OSError as error:
             if error.errno not in _NO_LOCK:
                 raise

@@ -40,10 +40,26 @@ def find_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    # the pickle only where nothing else is: most repositories hold the same weights twice
-    folder = _download(name, [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"], None)
-    weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
-    return _download(name, [CONFIG, TOKENIZER, VOCAB, MERGES, *weights], folder.name)
+
+    def download(files: list[str], revision: str | None) -> Path:
+        found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
+        return Path(found)
+
+    # The bases of the hub's error are those of the HTTP client that its version uses, which reports
+    # lost connections by them; a name that cannot be one is a ValueError.
+    http_errors: tuple[type[BaseException], ...] = huggingface_hub.errors.HfHubHTTPError.__bases__
+    try:
+        folder = download([CONFIG, WEIGHTS, INDEX, "model-*.safetensors"], None)
+        # the pickle only where nothing else is: most repositories hold the same weights twice
+        weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
+        return download([CONFIG, TOKENIZER, VOCAB, MERGES, *weights], folder.name)
+    except (OSError, ValueError, *http_errors) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
+            f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
+            f"and {WEIGHTS}"
+        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -66,12 +82,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         FileNotFoundError: there are no weights, or a file that the index names is missing.
         ValueError: a file is damaged, or does not hold the tensors that the index says.
     """
-    if (folder / WEIGHTS).is_file():
-        return _read_safetensors(folder / WEIGHTS)
-    if (folder / INDEX).is_file():
-        return _read_sharded(folder)
-    if (folder / PICKLE).is_file():
-        return _read_pickle(folder / PICKLE)
+    readers = {WEIGHTS: _read_safetensors, INDEX: _read_sharded, PICKLE: _read_pickle}
+    for name, read in readers.items():
+        if (folder / name).is_file():
+            return read(folder / name)
     raise FileNotFoundError(f"{folder} holds no weights: neither {WEIGHTS}, {INDEX} nor {PICKLE}")
 
 
@@ -92,22 +106,6 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     )
 
 
-def _download(name: str, files: list[str], revision: str | None) -> Path:
-    # The bases of the hub's error are those of the HTTP client that its version uses, which reports
-    # lost connections by them; a name that cannot be one is a ValueError.
-    http_errors: tuple[type[BaseException], ...] = huggingface_hub.errors.HfHubHTTPError.__bases__
-    try:
-        found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
-    except (OSError, ValueError, *http_errors) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
-            f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
-            f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
-            f"and {WEIGHTS}"
-        ) from error
-    return Path(found)
-
-
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
@@ -117,17 +115,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _read_sharded(folder: Path) -> dict[str, Tensor]:
-    index = load_json(folder / INDEX, "get it again").get("weight_map")
+def _read_sharded(index_path: Path) -> dict[str, Tensor]:
+    index = load_json(index_path, "get it again").get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-        raise ValueError(
-            f"{folder / INDEX} must have a weight_map of tensors to files: get it again"
-        )
+        raise ValueError(f"{index_path} must have a weight_map of tensors to files: get it again")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(index.values())):
-        path = folder / name
+        path = index_path.parent / name
         if Path(name).name != name or not path.is_file():
-            raise FileNotFoundError(f"{folder / INDEX} names {name}, which is not beside it")
+            raise FileNotFoundError(f"{index_path} names {name}, which is not beside it")
         held = _read_safetensors(path)
         named = {tensor for tensor, file in index.items() if file == name}
         if held.keys() != named:

@@ -13,7 +13,6 @@ from data.randomness import key_stream, mix
 
 _ROUNDS = 8
 _MIN_HALF_BITS = 3
-_MAX_N = 1 << 62
 
 
 class Permutation:
@@ -28,7 +27,7 @@ class Permutation:
     """
 
     def __init__(self, n: int, key: Sequence[int]) -> None:
-        if not 1 <= n <= _MAX_N:
+        if not 1 <= n <= 1 << 62:
             raise ValueError(f"n={n} must be between 1 and 2^62.")
         half_bits = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
         self.n = n

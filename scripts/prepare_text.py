@@ -18,7 +18,7 @@ from rich.table import Table
 from configs.command_line import command_parser
 from data.text.documents import OPENWEBTEXT, HubSource, open_source
 from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
-from data.text.shards import Manifest, SplitInfo, total
+from data.text.shards import SplitInfo, total
 from data.text.tokenizer import GPT2_SHA256
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
@@ -55,12 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if not report.new_text_bytes:
         print(f"{args.out} was finished before; nothing to do.")
-    _print_origin(report.manifest)
-    console.print(_summary(report))
-    print(
-        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in\n"
-        "documents of more than 1,024, 4,096 and 16,384 tokens."
-    )
+    _print_report(report, console)
     if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
         return _compare_with_nanogpt(report)
     return 0
@@ -131,26 +126,27 @@ class _Display(Progress):
         )
 
 
-def _print_origin(manifest: Manifest) -> None:
+def _print_report(report: PrepareReport, console: Console) -> None:
+    manifest = report.manifest
     tokenizer = manifest.tokenizer
     for key, value in manifest.settings["source"].items():
         if value is not None and not key.endswith("sha256"):
             print(f"  {key}: {value}")
     print(f"  tokenizer: {tokenizer.name}, {tokenizer.vocab_size:,} entries ({manifest.dtype})")
-
-
-def _summary(report: PrepareReport) -> Table:
-    splits = report.manifest.splits
     table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)
     for heading in ("documents", "tokens", "shards", "seconds", "MB/s", ">1K", ">4K", ">16K"):
         table.add_column(heading, justify="right", no_wrap=True)
     this_run = [f"{report.seconds:.1f}", f"{report.new_text_bytes / 1e6 / report.seconds:.1f}"]
-    for split, info in (*splits.items(), ("total", total(splits))):
+    for split, info in (*manifest.splits.items(), ("total", total(manifest.splits))):
         shares = [f"{share:.1%}" for share in report.long_document_shares.get(split, ())]
         counts = [f"{info.documents:,}", f"{info.tokens:,}", str(len(info.shards))]
         table.add_row(split, *counts, *(this_run if split == "total" else ["", ""]), *shares)
-    return table
+    console.print(table)
+    print(
+        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in\n"
+        "documents of more than 1,024, 4,096 and 16,384 tokens."
+    )
 
 
 def _compare_with_nanogpt(report: PrepareReport) -> int:

@@ -122,13 +122,8 @@ class ValidationBatches:
 def doc_starts(stream: TokenStream, starts: np.ndarray, length: int) -> torch.Tensor:
     """Where in its window each token's document begins, 0 if before the window.
 
-    Args:
-        stream: The split that the windows are cut from.
-        starts: (B,) int64, where in the stream each window begins.
-        length: T, tokens a window.
-
-    Returns:
-        (B, T) int32, on the CPU.
+    Windows of T = `length` tokens that begin at `starts`, int64 (B,), in the stream give int32
+    (B, T), on the CPU.
     """
     positions = starts[:, None] + np.arange(length)
     documents = np.searchsorted(stream.document_starts, positions, side="right") - 1

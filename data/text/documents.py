@@ -12,7 +12,7 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,7 +114,6 @@ class FileSource:
     """
 
     names: Sequence[str]
-    _: KW_ONLY
     val: Sequence[str] = ()
     val_ratio: float = LOCAL_VAL_RATIO
     text_field: str = "text"
@@ -262,13 +261,7 @@ def open_source(
         _refuse(f"the hub dataset {names[0]!r}", local_only)
         return HubSource(names[0], hub_config, text_field, val_ratio or HUB_VAL_RATIO)
     _refuse("local files", {"hub_config": hub_config})
-    return FileSource(
-        names,
-        val=val,
-        val_ratio=val_ratio or LOCAL_VAL_RATIO,
-        text_field=text_field,
-        txt_separator=txt_separator,
-    )
+    return FileSource(names, val, val_ratio or LOCAL_VAL_RATIO, text_field, txt_separator)
 
 
 def _looks_local(name: str) -> bool:

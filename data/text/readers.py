@@ -39,11 +39,9 @@ def holds_one_document(path: Path, txt_separator: str | None) -> bool:
 def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterator[Record]:
     """Yield the documents of one file in file order.
 
-    Args:
-        path: A .txt, .jsonl or .parquet file; the first two may be compressed.
-        text_field: Name of the JSON field or Parquet column that holds the text.
-        txt_separator: String between the documents of a .txt file, None where the file is one
-            document. Separators in a row count as one.
+    `text_field` is the JSON field or Parquet column that holds the text. `txt_separator` stands
+    between the documents of a .txt file, several in a row count as one, and without it the file is
+    one document.
 
     Raises:
         ValueError: The file is damaged, not UTF-8, or lacks `text_field`; names file and line.

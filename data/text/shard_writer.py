@@ -98,10 +98,8 @@ class ShardWriter:
         Raises:
             ValueError: An id is outside the vocabulary.
         """
-        if not ids:
-            return
         array = np.array(ids, dtype=np.int64)
-        if (largest := int(array.max())) >= self.tokenizer.vocab_size:
+        if (largest := int(array.max(initial=0))) >= self.tokenizer.vocab_size:
             raise ValueError(
                 f"The tokenizer made token id {largest}, which must be below its "
                 f"vocab_size={self.tokenizer.vocab_size}; its tokenizer.json contradicts itself."

@@ -119,17 +119,14 @@ class StreamDecoder:
     def feed(self, *ids: int) -> str:
         """Take over more ids; returns the text that they complete, perhaps none."""
         self._held += ids
-        piece = self._piece()
+        piece = self.finish()
         if not self._held or piece.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
         self._last, self._held = self._held, []
         return piece
 
     def finish(self) -> str:
-        """The text that is still held back, when no more ids come."""
-        return self._piece()
-
-    def _piece(self) -> str:
+        """The text that is held back, which is the rest when no more ids come."""
         before = self._tokenizer.decode(self._last)
         return self._tokenizer.decode(self._last + self._held)[len(before) :]
 
