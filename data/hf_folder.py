@@ -9,6 +9,7 @@ tokenizer.json                   or vocab.json and merges.txt
 
 import pickle
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,17 @@ def find_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-
-    def download(files: list[str], revision: str | None) -> Path:
-        found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
-        return Path(found)
-
+    download = partial(huggingface_hub.snapshot_download, name)
     # The bases of the hub's error are those of the HTTP client that its version uses, which reports
     # lost connections by them; a name that cannot be one is a ValueError.
     http_errors: tuple[type[BaseException], ...] = huggingface_hub.errors.HfHubHTTPError.__bases__
     try:
-        folder = download([CONFIG, WEIGHTS, INDEX, "model-*.safetensors"], None)
+        first = [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"]
+        folder = Path(download(allow_patterns=first))
         # the pickle only where nothing else is: most repositories hold the same weights twice
         weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
-        return download([CONFIG, TOKENIZER, VOCAB, MERGES, *weights], folder.name)
+        rest = [CONFIG, TOKENIZER, VOCAB, MERGES, *weights]
+        return Path(download(allow_patterns=rest, revision=folder.name))
     except (OSError, ValueError, *http_errors) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(

@@ -44,17 +44,15 @@ class TrainBatches:
         self.sampler = WindowSampler(len(self.stream), group_length, self.seed)
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
-        """The samples [first_sample, first_sample + batch_size); see `data.sampler.first_sample`.
-
-        The tensors are contiguous.
-        """
+        """Samples [first_sample, first_sample + batch_size) as contiguous tensors."""
         numbers = np.arange(first_sample, first_sample + batch_size)
         groups, parts = np.divmod(numbers, self.consecutive_windows)
         starts = self.sampler.position(groups) + parts * self.context_length
         length = self.context_length
-        windows = np.stack([self.stream.read(start, length + 1) for start in starts.tolist()])
+        read = [self.stream.read(start, length + 1) for start in starts.tolist()]
+        windows = torch.from_numpy(np.stack(read))
         doc_start = doc_starts(self.stream, starts, length) if self.document_mask else None
-        return Batch(_tensor(windows[:, :-1]), _tensor(windows[:, 1:]), doc_start)
+        return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), doc_start)
 
 
 @dataclass(eq=False)
@@ -101,22 +99,21 @@ class ValidationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches on the CPU; targets hold `IGNORE` as padding."""
-        shape = (self.batch_size, self.context_length)
         for number in range(len(self)):
-            inputs = np.zeros(self.batch_size * self.context_length, dtype=np.int64)
-            targets = np.full_like(inputs, IGNORE)
+            inputs = torch.zeros(self.batch_size, self.context_length, dtype=torch.int64)
+            targets = torch.full_like(inputs, IGNORE)
             # consecutive windows are one range of the stream, so the padding is only at its end
-            start = (number * self.world_size + self.rank) * len(inputs)
-            n_scored = min(len(inputs), len(self.stream) - 1 - start)
+            start = (number * self.world_size + self.rank) * inputs.numel()
+            n_scored = min(inputs.numel(), len(self.stream) - 1 - start)
             if n_scored > 0:
-                ids = self.stream.read(start, n_scored + 1)
-                inputs[:n_scored] = ids[:-1]
-                targets[:n_scored] = ids[1:]
+                ids = torch.from_numpy(self.stream.read(start, n_scored + 1))
+                inputs.view(-1)[:n_scored] = ids[:-1]
+                targets.view(-1)[:n_scored] = ids[1:]
             doc_start = None
             if self.document_mask:
                 starts = start + self.context_length * np.arange(self.batch_size)
                 doc_start = doc_starts(self.stream, starts, self.context_length)
-            yield Batch(_tensor(inputs.reshape(shape)), _tensor(targets.reshape(shape)), doc_start)
+            yield Batch(inputs, targets, doc_start)
 
 
 def doc_starts(stream: TokenStream, starts: np.ndarray, length: int) -> torch.Tensor:
@@ -129,7 +126,3 @@ def doc_starts(stream: TokenStream, starts: np.ndarray, length: int) -> torch.Te
     documents = np.searchsorted(stream.document_starts, positions, side="right") - 1
     begin = stream.document_starts[documents] - starts[:, None]
     return torch.from_numpy(np.maximum(begin, 0).astype(np.int32))
-
-
-def _tensor(ids: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(ids))

@@ -26,7 +26,6 @@ from data.text.readers import (
     read_file,
 )
 
-SPLITS = ("train", "val")
 OPENWEBTEXT = "Skylion007/openwebtext"
 SPLIT_SEED = 2357
 """nanoGPT's seed for splitting OpenWebText; other sources split by it too."""
@@ -124,13 +123,10 @@ class FileSource:
             raise ValueError(
                 "txt_separator must not be empty; leave it out for one document a file."
             )
-        train_files, val_files = _expand(self.names), _expand(self.val)
+        val_files = _expand(self.val)
+        files = _expand(self.names) + val_files
         self._val_files = set(val_files)
-        self._sizes = {path: path.stat().st_size for path in train_files + val_files}
-        self._check(train_files + val_files)
-
-    def _check(self, files: Sequence[Path]) -> None:
-        """Refuse before any work what cannot end well."""
+        self._sizes = {path: path.stat().st_size for path in files}
         if self.txt_separator and not any(".txt" in path.name for path in files):
             raise ValueError(
                 f"txt_separator={self.txt_separator!r} has no meaning without a .txt file; "
@@ -213,11 +209,10 @@ class StdlibSource:
         }
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        n_files = len(self._files)
-        for number in range(start, n_files):
-            text = self._files[number].read_bytes().decode("utf-8")
+        for number, path in enumerate(self._files[start:], start):
+            text = path.read_bytes().decode("utf-8")
             split = split_of(number, self._val_ratio)
-            yield Document(number, split, text, (number + 1) / n_files)
+            yield Document(number, split, text, (number + 1) / len(self._files))
 
 
 DocumentSource = HubSource | FileSource | StdlibSource

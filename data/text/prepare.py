@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from data.files import check_settings, lock_folder, remove_unfinished_files, write_atomically
 from data.text.documents import Document, DocumentSource, empty_split_message
-from data.text.shard_writer import PrepareState, ShardWriter
+from data.text.shard_writer import ShardWriter
 from data.text.shards import (
     MANIFEST,
     PROGRESS,
     TOKENIZER,
     Manifest,
+    PrepareState,
     SplitInfo,
     TokenizerInfo,
     load_offsets,
@@ -50,7 +51,6 @@ OnProgress = Callable[[SplitInfo, float], None]
 _COMMIT_TOKENS = 1 << 23
 _PIECE_CHARS = 1 << 15
 _BATCH_CHARS = 1 << 21
-_END: Any = object()
 
 
 class Piece(NamedTuple):
@@ -143,15 +143,14 @@ def _choose_tokenizer(
     out: Path, state: PrepareState, source: DocumentSource, given: TextTokenizer | None
 ) -> TextTokenizer:
     """The given tokenizer, or the one trained for this folder; saved beside the shards."""
+    train_bpe = state.settings["tokenizer"].get("train_bpe")
     if given is not None:
         chosen = given
+    elif state.tokenizer_sha256 is None:
+        chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe)
     else:
-        vocab_size = state.settings["tokenizer"]["train_bpe"]
-        if state.tokenizer_sha256 is None:
-            chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), vocab_size)
-        else:
-            chosen = load_tokenizer(str(out / TOKENIZER))
-            chosen.name = f"bpe-{vocab_size}"
+        chosen = load_tokenizer(str(out / TOKENIZER))
+        chosen.name = f"bpe-{train_bpe}"
     if state.tokenizer_sha256 is None:
         write_atomically(out / TOKENIZER, chosen.to_json().encode())
         state.tokenizer_sha256 = chosen.sha256
@@ -259,9 +258,9 @@ def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterato
 def _ahead(items: Iterator[T]) -> Iterator[T]:
     """Yield the items while a thread makes the next one."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        future = thread.submit(next, items, _END)
-        while (item := future.result()) is not _END:
-            future = thread.submit(next, items, _END)
+        future = thread.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = thread.submit(next, items, None)
             yield item
 
 

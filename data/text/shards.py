@@ -1,6 +1,7 @@
 """Token shards: the prepared corpus on disk, and the reader that sees it as one stream of tokens.
 
     manifest.json             written last: a folder without it is not finished
+    progress.json             in its place until then
     tokenizer.json            the tokenizer that made the ids
     train_00000.bin ...       token ids, little endian uint16 (uint32 from 65,536 entries)
     train_00000.offsets.npy   int64, where in that shard each document starts
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import load_json, to_json, write_atomically
+from data.files import check_settings, load_json, to_json, write_atomically
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -140,6 +141,48 @@ class Manifest:
             ) from error
 
 
+@dataclass
+class PrepareState:
+    """What progress.json records between runs."""
+
+    settings: dict[str, Any]
+    """As they go into the manifest."""
+    splits: dict[str, SplitInfo]
+    """Counts; tokens beyond the finished shards are in an open one."""
+    documents_read: int = 0
+    """Documents of the source that the counts cover: the number to go on from."""
+    tokenizer_sha256: str | None = None
+    """Of the tokenizer.json beside the shards, once it is written."""
+    format_version: int = FORMAT_VERSION
+
+    def save(self, out: Path) -> None:
+        """Write progress.json atomically; what it counts must be on the disk already."""
+        write_atomically(out / PROGRESS, to_json(asdict(self)))
+
+    @staticmethod
+    def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
+        """Read progress.json, or begin it.
+
+        Raises:
+            ValueError: It was begun with other settings, or is damaged.
+        """
+        if not (out / PROGRESS).exists():
+            state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
+            state.save(out)
+            return state
+        values = load_json(out / PROGRESS)
+        try:
+            values["splits"] = splits_from_json(values["splits"])
+            state = PrepareState(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
+                "again."
+            ) from error
+        check_settings(out, state.settings, settings)
+        return state
+
+
 class TokenStream:
     """One split as a single memory-mapped stream of token ids over all its shards."""
 
@@ -158,9 +201,8 @@ class TokenStream:
                 f"split={split!r} must be one of {sorted(self.manifest.splits)} of {self.path}."
             )
         self.info = self.manifest.splits[split]
-        self._shards = [
-            _map_shard(self.path, shard, self.manifest.dtype) for shard in self.info.shards
-        ]
+        dtype = self.manifest.dtype
+        self._shards = [_map_shard(self.path, shard, dtype) for shard in self.info.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
 
     def __len__(self) -> int:

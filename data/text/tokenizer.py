@@ -140,8 +140,6 @@ def load_tokenizer(name: str) -> TextTokenizer:
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "tokenizer.json"
-    if path.suffix == ".json" and not path.is_file():
-        raise FileNotFoundError(f"Tokenizer {name!r} must be a tokenizer.json file; there is none.")
     if path.is_file():
         try:
             # Not from_file, which raises a bare Exception whatever is wrong.
@@ -151,6 +149,8 @@ def load_tokenizer(name: str) -> TextTokenizer:
                 f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
                 "vocab.json or merges.txt alone is not enough."
             ) from error
+    elif path.suffix == ".json":
+        raise FileNotFoundError(f"Tokenizer {name!r} must be a tokenizer.json file; there is none.")
     else:
         try:
             tokenizer = Tokenizer.from_pretrained(name)

@@ -227,7 +227,7 @@ def asked(gpt2_folder, tmp_path, monkeypatch):
     """A hub that has `gpt2_folder` under "some/gpt2"; returns the names asked for."""
     files = []
 
-    def download(name, *, allow_patterns, revision):
+    def download(name, *, allow_patterns, revision=None):
         if name != "some/gpt2":
             raise ConnectionError("no such\nrepository")
         assert revision == (None if not files else "commit")
