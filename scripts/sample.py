@@ -63,7 +63,7 @@ from typing import Unpack
 
 import torch
 
-from data.text.decoder import StreamDecoder
+from data.text.tokenizer import StreamDecoder
 from evaluation.runs import Run, open_run
 from model.generate import DrawOptions, generate, stream
 from training.numerics import autocast
