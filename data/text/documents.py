@@ -123,8 +123,8 @@ class FileSource:
             raise ValueError(
                 "txt_separator must not be empty; leave it out for one document a file."
             )
-        val_files = _expand(self.val)
-        files = _expand(self.names) + val_files
+        train_files, val_files = _expand(self.names), _expand(self.val)
+        files = train_files + val_files
         self._val_files = set(val_files)
         self._sizes = {path: path.stat().st_size for path in files}
         if self.txt_separator and not any(".txt" in path.name for path in files):
