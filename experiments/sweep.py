@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,16 @@ def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]
         "--add", type=Path, nargs="+", default=[], metavar="FILE",
         help="reports, of other machines or earlier ones: tell of their runs that --out lacks, too",
     )  # fmt: skip
+
+
+def refuse_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raise ValueError where --set names a setting that one of the sweep's options decides."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in options:
+            raise ValueError(
+                f"--set {override}: the sweep itself sets {key} for each run, take {options[key]}"
+            )
 
 
 def train_and_report(

@@ -117,8 +117,7 @@ def timed_tasks(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> l
         prepared = [(data / TASKS[name].folder / MANIFEST).exists() for name in (task, other)]
         if task in source and prepared == [False, True]:
             source[task] = other
-    there, left_out = trainable_tasks([t for t in tasks if source[t] == t], data)
-    print(*left_out, sep="\n", end="\n" if left_out else "")
+    there = trainable_tasks([t for t in tasks if source[t] == t], data)
     return [
         Timed(
             task=task,

@@ -4,7 +4,7 @@ matplotlib takes a second to load, which --help should not wait for: `draw` load
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -60,48 +60,43 @@ def accuracy_table(result: Result) -> str:
     the slowest, aside; there is none of a single task. Nor are there speed-ups of recipes of which
     neither side has any.
     """
-    rows = {(row["attention"], row["task"]): row for row in result["rows"]}
-    ours = [a for a in ATTENTIONS if any((a, task) in rows for task in TASKS)]
-    columns = [t for t in TASKS if t in BENCHMARK or any((a, t) in rows for a in ours)]
-    compared = [attention for attention in ours if attention != "standard"] or ours
-    common = [t for t in BENCHMARK if all((a, t) in rows for a in compared)]
+    rows_of = {a: {r["task"]: r for r in result["rows"] if r["attention"] == a} for a in ATTENTIONS}
+    ours = {attention: rows for attention, rows in rows_of.items() if rows}
+    columns = [t for t in TASKS if t in BENCHMARK or any(t in rows for rows in ours.values())]
+    compared = [rows for a, rows in ours.items() if a != "standard"] or ours.values()
+    common = [t for t in BENCHMARK if all(t in rows for rows in compared)]
     whole = len(common) == len(BENCHMARK)
     titles = ", ".join(TASKS[task].title for task in common)
-    timed = result["speed"] or any(other["speedup"] for other in result["references"])
     means = result["speed"]["geometric_means"] if result["speed"] else {}
-
-    def line(
-        model: str, cells: Mapping[str, str], average: float | None, speedup: float | None
-    ) -> dict[str, str]:
-        found = {"model": model} | {TASKS[task].title: cells.get(task, "-") for task in columns}
-        if len(common) > 1:
-            found["average" if whole else f"average of {titles}"] = digits(average, ".1f")
-        if timed:
-            found["speed-up"] = "-" if speedup is None else f"{speedup:.1f}x"
-        return found
-
+    speedups = means["captured"]["speedup"] | {"standard": None} if "captured" in means else {}
+    timed = result["speed"] or any(other["speedup"] for other in result["references"])
     lines = []
+
+    def add_line(
+        model: str,
+        accuracy: Mapping[str, float],
+        cells: Mapping[str, str],
+        speedup: float | None,
+        average: float | None = None,
+    ) -> None:
+        line = {"model": model} | {TASKS[task].title: cells.get(task, "-") for task in columns}
+        if len(common) > 1:
+            if average is None and accuracy.keys() >= {*common}:
+                average = fmean(accuracy[task] for task in common)
+            line["average" if whole else f"average of {titles}"] = digits(average, ".1f")
+        if timed:
+            line["speed-up"] = "-" if speedup is None else f"{speedup:.1f}x"
+        lines.append(line)
+
     for other in result["references"]:
         cells = {task: f"{accuracy:.1f}" for task, accuracy in other["accuracy"].items()}
-        average = other["average"] if whole else _mean(other["accuracy"], common)
-        lines.append(line(other["model"], cells, average, other["speedup"]))
-    for attention in ours:
-        found = {task: rows[attention, task] for task in columns if (attention, task) in rows}
-        cells = {
-            task: mean_text(row["test_accuracy"], row["interval"]) for task, row in found.items()
-        }
-        average = _mean({task: row["test_accuracy"] for task, row in found.items()}, common)
-        speedup = None
-        if attention != "standard" and "captured" in means:
-            speedup = means["captured"]["speedup"][attention]
-        lines.append(line(ATTENTIONS[attention], cells, average, speedup))
+        average = other["average"] if whole else None
+        add_line(other["model"], other["accuracy"], cells, other["speedup"], average)
+    for attention, rows in ours.items():
+        accuracy = {task: row["test_accuracy"] for task, row in rows.items()}
+        cells = {task: mean_text(accuracy[task], row["interval"]) for task, row in rows.items()}
+        add_line(ATTENTIONS[attention], accuracy, cells, speedups.get(attention))
     return table(lines)
-
-
-def _mean(accuracy: Mapping[str, float], tasks: Iterable[str]) -> float | None:
-    """Over tasks; None where one was not trained."""
-    found = [accuracy.get(task) for task in tasks]
-    return fmean(found) if found and None not in found else None  # pyright: ignore
 
 
 def runs_table(result: Result) -> str:
@@ -213,10 +208,10 @@ def draw(result: Result) -> "Figure":
     """Validation accuracy over examples seen: a panel a task, a line an attention, seeds thin."""
     from matplotlib.figure import Figure
 
-    curves: dict[tuple[str, str], list[Row]] = {}
+    curves: dict[str, dict[str, list[Row]]] = {}
     for run in result["runs"]:
-        curves.setdefault((run["task"], run["attention"]), []).append(run["curve"])
-    tasks = [task for task in TASKS if any(name == task for name, _ in curves)]
+        curves.setdefault(run["task"], {}).setdefault(run["attention"], []).append(run["curve"])
+    tasks = [task for task in TASKS if task in curves]
     n_columns = math.ceil(math.sqrt(len(tasks)))
     n_rows = math.ceil(len(tasks) / n_columns)
     figure = Figure(figsize=(1 + 4 * n_columns, 0.7 + 3 * n_rows), layout="constrained")
@@ -224,19 +219,20 @@ def draw(result: Result) -> "Figure":
     styles = styles_of(ATTENTIONS)
     lines = {}
     for task, axes in zip(tasks, panels, strict=False):
-        for attention, title in ATTENTIONS.items():
-            if (task, attention) not in curves:
-                continue
+        for attention in (a for a in ATTENTIONS if a in curves[task]):
             look = {"color": styles[attention]["color"], "ls": styles[attention]["linestyle"]}
-            seeds = [curve["val_accuracy"] for curve in curves[task, attention]]
-            millions = np.array(curves[task, attention][0]["examples"]) / 1e6
+            seeds = [curve["val_accuracy"] for curve in curves[task][attention]]
+            millions = np.array(curves[task][attention][0]["examples"]) / 1e6
             if len(seeds) > 1:
                 axes.plot(millions, np.transpose(seeds), **look, lw=0.6, alpha=0.5)
-            (lines[title],) = axes.plot(millions, np.mean(seeds, axis=0), **look, lw=1.6)
+            (lines[ATTENTIONS[attention]],) = axes.plot(
+                millions, np.mean(seeds, axis=0), **look, lw=1.6
+            )
         other = result["references"][0]
         if task in other["accuracy"]:
-            title = f"{other['model']}, on test"
-            lines[title] = axes.axhline(other["accuracy"][task], color="#888888", ls=":", lw=1)
+            lines[f"{other['model']}, on test"] = axes.axhline(
+                other["accuracy"][task], color="#888888", ls=":", lw=1
+            )
         axes.set_title(TASKS[task].title, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
     for axes in panels[len(tasks) :]:

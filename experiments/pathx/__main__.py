@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
+from experiments.classifier_runs import is_finished
 from experiments.example_sets import prepare_sets
 from experiments.pathx.report import write_report
 from experiments.pathx.stages import BEFORE, make_runs
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     unfinished = []
     if not args.report_only:
         runs = make_runs(args.stages, args.seeds, args.out, args.set)
-        unfinished = [run for run in runs if not run.is_finished]
+        unfinished = [run for run in runs if not is_finished(run.folder)]
         prepare_sets(path for run in unfinished for path in run.config.data.training_paths)
     train_and_report(
         [run.gpu_task(unfinished) for run in unfinished],

@@ -7,10 +7,11 @@ Table 6 of the FlashAttention paper (arXiv 2205.14135); its appendix E.3 begins 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
-from experiments.classifier_runs import ClassifierRun, is_finished, refuse_overrides
+from experiments.classifier_runs import ClassifierRun, is_finished
+from experiments.sweep import refuse_overrides
 
 CONFIGS = Path("configs/pathx")
 
@@ -27,50 +28,27 @@ BEFORE: dict[str, str | None] = {
 SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--out"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageRun(ClassifierRun):
-    """A stage with a seed."""
-
-    stage: str
-
-
 def make_runs(
     stages: Sequence[str], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()
-) -> list[StageRun]:
-    """The runs of some stages, each after the one that it begins with.
-
-    Args:
-        stages: of BEFORE.
-        seeds: each gives all stages once.
-        out: folder of the runs, STAGE_seedN.
-        overrides: key=value for all runs.
+) -> list[ClassifierRun]:
+    """The runs of some stages of BEFORE with each seed, OUT/STAGE_seedN, earlier stages first.
 
     Raises:
-        ValueError: a stage begins with one that is neither named nor finished, `overrides` set what
-            is set here, or a folder holds a run with other settings.
+        ValueError: a stage begins with one that is neither named nor finished, `overrides`,
+            key=value, set what is set here, or a folder holds a run with other settings.
     """
     refuse_overrides(overrides, SET_HERE)
     runs = []
-    for seed in dict.fromkeys(seeds):
-        for stage in (stage for stage in BEFORE if stage in stages):
-            folder, before = out / f"{stage}_seed{seed}", BEFORE[stage]
-            source = None if before is None else out / f"{before}_seed{seed}"
-            if source is not None and before not in stages and not is_finished(source):
-                raise ValueError(
-                    f"{stage} begins with the weights of {before}, and {source} is not "
-                    f"finished: add {before} to --stages"
-                )
-            own = [f"run.seed={seed}", f"run.out_dir={folder}"]
-            own += [] if source is None else [f"run.init_from={source}"]
-            runs.append(
-                StageRun(
-                    stage=stage,
-                    seed=seed,
-                    folder=folder,
-                    arguments=(str(CONFIGS / f"{stage}.yaml"), *overrides, *own),
-                    needs=frozenset() if source is None else frozenset({source.name}),
-                )
+    for seed, stage in product(dict.fromkeys(seeds), (s for s in BEFORE if s in stages)):
+        name = BEFORE[stage]
+        before = None if name is None else out / f"{name}_seed{seed}"
+        if before is not None and name not in stages and not is_finished(before):
+            raise ValueError(
+                f"{stage} begins with the weights of {name}, and {before} is not finished: add "
+                f"{name} to --stages"
             )
+        folder, settings = out / f"{stage}_seed{seed}", (str(CONFIGS / f"{stage}.yaml"), *overrides)
+        runs.append(ClassifierRun(seed=seed, folder=folder, settings=settings, before=before))
     for run in runs:
         run.check_folder()
     return runs

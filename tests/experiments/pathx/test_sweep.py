@@ -124,12 +124,12 @@ def test_nothing_to_report(tmp_path: Path):
 
 def test_the_stages_fit_together():
     """The configurations that come along: each continues the model before it."""
-    runs = {run.stage: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
+    runs = {run.folder.name: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
     grows = {"context_length", "grid_width", "mask"}
     for stage, before in BEFORE.items():
         if before is None:
             continue
-        here, there = vars(runs[stage].config.model), vars(runs[before].config.model)
+        here, there = (vars(runs[f"{s}_seed1"].config.model) for s in (stage, before))
         assert {name for name in here if here[name] != there[name]} <= grows
 
 
@@ -139,4 +139,4 @@ def test_eight_gpus_share_every_batch():
         config = run.config
         phases = [(phase.batch_size, len(phase.paths)) for phase in config.data.phases]
         for batch_size, n_sets in [*phases, (None, 1)]:
-            assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.stage
+            assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.folder
