@@ -279,11 +279,6 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     return {"device": device, **{name: speed[name] for name in ("geometric_means", "rows")}}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    redraw_command(__doc__, __spec__, redraw, argv)
-
-
 if __name__ == "__main__":
     with errors_as_sentences():
-        main()
+        redraw_command(__doc__, __spec__, redraw, None)

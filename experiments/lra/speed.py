@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,22 +40,9 @@ from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 
 BASE, EXACT = "standard", "dense"
-STAND_IN = {"retrieval": "pairs"}
-"""Tasks whose steps another task's data can time, as their configuration is the same."""
 TOLERANCE = 0.05
 """Most that a logit of exact attention may differ in the first batch: bfloat16 has 8 bits."""
 WARM_UP = 5  # steps: the first compiles, and the fifth of a captured one replays
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """What is timed: a task's configuration, and on which data."""
-
-    task: str
-    data_of: str
-    """This task, or the one that stands in."""
-    configs: dict[str, ClassifyConfig]
-    """By attention."""
 
 
 class Contender:
@@ -106,36 +92,42 @@ class Contender:
         return autocast(self._config.run.dtype, self._device)
 
 
-def timed_tasks(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> list[Timed]:
-    """The tasks whose data, or a stand-in's, are prepared; says what is left out.
+def timed_tasks(
+    tasks: Sequence[str], data: Path, overrides: Sequence[str]
+) -> dict[str, dict[str, ClassifyConfig]]:
+    """Configurations by task and attention, of what is prepared; prints what is left out.
 
     Raises:
         FileNotFoundError: a task is not prepared, and no other can stand in.
     """
     source = {task: task for task in tasks}
-    for task, other in STAND_IN.items():
-        prepared = [(data / TASKS[name].folder / MANIFEST).exists() for name in (task, other)]
-        if task in source and prepared == [False, True]:
-            source[task] = other
-    there = trainable_tasks([t for t in tasks if source[t] == t], data)
-    return [
-        Timed(
-            task=task,
-            data_of=source[task],
-            configs={
-                attention: read_config(
-                    ClassifyConfig, arguments_of(source[task], attention, data, overrides=overrides)
-                )
-                for attention in ATTENTIONS
-            },
-        )
-        for task in tasks
-        if task in there or source[task] != task
-    ]
+    retrieval, pairs = (
+        (data / TASKS[name].folder / MANIFEST).exists() for name in ("retrieval", "pairs")
+    )
+    if "retrieval" in source and pairs and not retrieval:
+        source["retrieval"] = "pairs"  # whose configuration is the same
+    there = trainable_tasks([*source.values()], data)
+    return {
+        task: {
+            attention: read_config(
+                ClassifyConfig, arguments_of(of, attention, data, overrides=overrides)
+            )
+            for attention in ATTENTIONS
+        }
+        for task, of in source.items()
+        if of in there
+    }
 
 
-def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> Iterator[list[Row]]:
-    """The rows of a task: each attention, as CUDA graphs and without.
+def measure(
+    task: str,
+    configs: dict[str, ClassifyConfig],
+    device: torch.device,
+    *,
+    steps: int,
+    repeats: int,
+) -> Iterator[list[Row]]:
+    """The rows of a task: each attention of `configs`, as CUDA graphs and without.
 
     Raises:
         ValueError: our exact attention gives other logits than standard attention, or standard
@@ -146,7 +138,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    config, on_gpu = timed.configs[BASE], device.type == "cuda"
+    config, on_gpu = configs[BASE], device.type == "cuda"
     if config.run.compile and config.run.dtype == "float32":
         raise ValueError(
             "run.dtype=float32: torch.compile then recognizes standard attention and runs "
@@ -158,7 +150,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     )  # fmt: skip
     with deterministic_algorithms(config.run.deterministic):
         contenders, logits, peaks = {}, {}, {}
-        for attention, its_config in timed.configs.items():
+        for attention, its_config in configs.items():
             before = torch.cuda.memory_allocated() if on_gpu else 0
             contender = contenders[attention] = Contender(its_config, curriculum, device)
             logits[attention] = contender.logits()
@@ -167,7 +159,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
                 torch.cuda.reset_peak_memory_stats()
                 contender.steps(1)
             peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
-        difference = logit_difference(logits, timed.task)
+        difference = logit_difference(logits, task)
         share = token_share(curriculum)
         rows = []
         for captured in (False, True) if on_gpu else (False,):
@@ -176,11 +168,11 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
                     contender.prepare(captured=True)
             seconds = step_seconds(contenders, device, steps=steps, repeats=repeats)
             for attention, times in seconds.items():
-                mask = timed.configs[attention].model.mask
+                mask = configs[attention].model.mask
                 rows.append(
                     {
-                        "task": timed.task,
-                        "data": TASKS[timed.data_of].folder,
+                        "task": task,
+                        "data": Path(config.data.path).name,
                         "context_length": config.model.context_length,
                         "documents": config.model.documents,
                         "tokens_share": share,
@@ -254,12 +246,14 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     for mode, captured in (("captured", True), ("plain", False)):
         counted = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
         if counted:
-            speedups = {
-                a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS
-            }
             means[mode] = {
                 "tasks": list(dict.fromkeys(r["task"] for r in counted)),
-                "speedup": {a: statistics.geometric_mean(x) for a, x in speedups.items()},
+                "speedup": {
+                    a: statistics.geometric_mean(
+                        r["speedup"] for r in counted if r["attention"] == a
+                    )
+                    for a in ATTENTIONS
+                },
             }
 
 
@@ -286,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     how = {"steps": args.steps, "repeats": args.repeats}
     tasks = timed_tasks(args.tasks, args.data, args.set)
-    stages = [partial(measure, timed, device, **how) for timed in tasks]
+    stages = [partial(measure, *task, device, **how) for task in tasks.items()]
     means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
     relate = partial(add_speedups, means=means)
     rows = collect_rows(args.out, stages, relate, resume=args.resume, **how, geometric_means=means)

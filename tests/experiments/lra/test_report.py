@@ -137,7 +137,7 @@ def test_report(tmp_path, capsys):
     # what is committed is enough to draw it all again
     path.with_suffix(".md").unlink()
     picture.unlink()
-    report.main([str(path)])
+    report.redraw(path)
     assert path.with_suffix(".md").read_text() == text
     assert picture.stat().st_size > 10_000
 

@@ -88,7 +88,7 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys, monkeypa
     reproduce_pathx.main(arguments)
     assert "started" not in capsys.readouterr().out
     assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
-    report.main([str(tiny / "results" / "pathx.json")])
+    report.redraw(tiny / "results" / "pathx.json")
     assert (tiny / "results" / "pathx.md").read_text() == text
 
     # a stage whose folder is gone, from the report
