@@ -167,11 +167,11 @@ def report(
         raise ValueError(f"{sums} holds no run to report on ({why})")
     if left_out:
         print(f"not in the report: {why}")
-    of_texts = {text.name: (scored, text) for scored, text in zip(ready, texts, strict=True)}
-    results = {name: tabulate(*of_text) for name, of_text in of_texts.items()}
-    for name, result in results.items():
-        write_report(result, out / f"evaluation_{name}")
-    comparisons = {name: compare(scored, PAIRS) for name, (scored, _) in of_texts.items()}
+    results, comparisons = {}, {}
+    for text, scored in zip(texts, ready, strict=True):
+        results[text.name] = tabulate(scored, text)
+        comparisons[text.name] = compare(scored, PAIRS)
+        write_report(results[text.name], out / f"evaluation_{text.name}")
     write_table4(results, comparisons, budget, out)
 
 

@@ -1,11 +1,12 @@
 """Questions that models of Table 4 answer in pairs, and the answers as a table and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from evaluation.markdown import dict_table, with_interval
 from evaluation.pictures import differences_by_bin
+from evaluation.results import Row
 from evaluation.style import save
 from experiments.table4.models import MODELS
 
@@ -83,7 +84,7 @@ QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pai
 PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
 
 
-def comparisons_table(comparisons: Sequence[dict[str, Any]]) -> str:
+def comparisons_table(comparisons: Sequence[Row]) -> str:
     """Every question with the differences that answer it, as `evaluation.tables.compare` gave them.
 
     Markdown; one at least.
@@ -94,21 +95,47 @@ def comparisons_table(comparisons: Sequence[dict[str, Any]]) -> str:
             "model": row["label"],
             "minus": row["to_label"],
             "seeds": str(row["strided"]["seeds"]),
-            "as the paper evaluates, nats": _nats(row["chunk"]),
-            "on identical tokens, nats": _nats(row["strided"]),
-            **{f"of these {p['range']} tokens into a document": _nats(p) for p in row["parts"]},
+            "as the paper evaluates, nats": nats(row["chunk"]),
+            "on identical tokens, nats": nats(row["strided"]),
+            **{f"of these {p['range']} tokens into a document": nats(p) for p in row["parts"]},
         }
         for row in comparisons
     )
 
 
-def _nats(difference: dict[str, Any]) -> str:
-    return with_interval(difference["nats"], difference["interval"])
+def answers_table(larger: Mapping[str, Any], smaller: Mapping[str, Any]) -> str:
+    """Differences between the models, after more and after less training.
+
+    Each result has a single corpus.
+    """
+    more, less = (
+        {(row["label"], row["to_label"]): row for row in next(iter(result["comparisons"].values()))}
+        for result in (larger, smaller)
+    )
+    none = {"chunk": None, "strided": None}
+    return dict_table(
+        {
+            "question": QUESTION_OF[pair].asks,
+            "model": pair[0],
+            "minus": pair[1],
+            "larger budget, as the paper evaluates": nats(more.get(pair, none)["chunk"]),
+            "larger budget, on identical tokens": nats(more.get(pair, none)["strided"]),
+            "smaller budget, on identical tokens": nats(less.get(pair, none)["strided"]),
+            "seeds of these": str(less[pair]["strided"]["seeds"]) if pair in less else "",
+        }
+        for pair in PAIRS
+        if pair in more or pair in less
+    )
 
 
-def draw_positions(comparisons: Sequence[dict[str, Any]], out: Path) -> None:
+def nats(difference: Row | None) -> str:
+    """A difference with its interval; nothing for none."""
+    return "" if difference is None else with_interval(difference["nats"], difference["interval"])
+
+
+def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
     """Draw the differences by position in the document; a picture of others must not stay."""
-    panels: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    panels: dict[str, dict[str, list[Row]]] = {}
     for row in comparisons:
         label, other = row["label"], row["to_label"]
         panel = QUESTION_OF[label, other].panel

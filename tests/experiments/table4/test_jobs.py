@@ -52,7 +52,9 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
     assert len(configs) == len(plain)
     wanted = BUDGETS[budget]
     for config in configs:
-        assert config.optim.max_steps * config.optim.batch_tokens == wanted.tokens
+        assert (
+            config.optim.max_steps * config.optim.batch_tokens == wanted.steps * wanted.batch_tokens
+        )
         assert config.optim.batch_tokens == wanted.batch_tokens
         assert (config.optim.lr, config.optim.schedule) == (configs[0].optim.lr, "linear")
     assert len({config.model.context_length for config in configs}) == 5

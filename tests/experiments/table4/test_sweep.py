@@ -81,7 +81,7 @@ def test_trains_scores_and_reports_once(monkeypatch, corpus, tmp_path):
 
     # what is committed is enough to draw it all again
     (out / "table4.md").unlink()
-    report.main([str(out / "table4.json")])
+    report.redraw(out / "table4.json")
     assert (out / "table4.md").read_text() == text
 
     without_pictures(monkeypatch)
