@@ -8,6 +8,7 @@ the training split and are scored on the whole test split. --predictions keeps w
 test image, which experiments.contours.tracing needs.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from configs.command_line import command_parser, errors_as_sentences
+from data.files import write_atomically
+from data.lra.store import Manifest
 from evaluation.results import write_result
 from evaluation.statistics import wilson
 from experiments.contours.geometry import (
@@ -25,7 +28,6 @@ from experiments.contours.geometry import (
     features,
     read_endpoints,
     views,
-    write_predictions,
 )
 from experiments.reports import mean_text, table
 
@@ -123,18 +125,48 @@ def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.nd
 
 def accuracies_table(result: dict[str, Any]) -> str:
     """Accuracies in percent, a column a size."""
-    sizes = list(result["accuracies"])
+    of_sizes = result["accuracies"].items()
     return table(
-        {
-            "accuracy, %": name,
-            **{
-                f"{size} x {size}": mean_text(share, result["intervals"][size][name], 100)
-                for size in sizes
-                for share in [result["accuracies"][size][name]]
-            },
+        {"accuracy, %": name}
+        | {
+            f"{size} x {size}": mean_text(shares[name], result["intervals"][size][name], 100)
+            for size, shares in of_sizes
         }
-        for name in result["accuracies"][sizes[0]]
+        for name in (*KNOWLEDGE, NETWORK)
     )
+
+
+def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
+    """Keep (n,) log-odds of label 1, by classifier, of a task's test images as FOLDER/TASK.npz."""
+    file, path = io.BytesIO(), folder / f"{task.name}.npz"
+    np.savez_compressed(file, allow_pickle=False, images=np.array(_test_sha256(task)), **logits)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, file.getvalue())
+    return path
+
+
+def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
+    """The log-odds that `write_predictions` kept of a task's test images.
+
+    Raises:
+        FileNotFoundError: nothing was kept of it.
+        ValueError: it was of other images.
+    """
+    path = folder / f"{task.name}.npz"
+    command = f"python -m experiments.contours.yardsticks --predictions {folder}"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: make it with {command}")
+    with np.load(path, allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files}
+    if str(found.pop("images")) != _test_sha256(task):
+        raise ValueError(
+            f"{path} is of other test images than {task} holds: make it anew with {command}"
+        )
+    return found
+
+
+def _test_sha256(task: Path) -> str:
+    return Manifest.load(task).splits["test"].arrays["display_lists"].sha256
 
 
 def main(argv: Sequence[str] | None = None) -> None:

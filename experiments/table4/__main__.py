@@ -13,7 +13,6 @@ of the runs, and none is trained again for want of its folder alone, unless --on
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,13 +30,7 @@ from experiments.table4.jobs import Job, check_folders, check_sums, final_argume
 from experiments.table4.models import BUDGETS, MODELS
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
-from experiments.table4.unfinished import (
-    found_sums,
-    jobs_here,
-    print_skipped,
-    report_obstacle,
-    without_sums,
-)
+from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, without_sums
 
 
 def make_plan(
@@ -114,8 +107,8 @@ def task_of(
 
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
-        words = map(str, (job.folder, *options))
-        scoring = python_command(n_gpu, "-m", "scripts.evaluate", *words)
+        words = map(str, ("scripts.evaluate", job.folder, *options))
+        scoring = python_command(n_gpu, "-m", *words)
         return [scoring] if job.is_finished else [train, scoring]
 
     return Task(
@@ -137,7 +130,7 @@ def report(
 ) -> None:
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
-    All is read from the files of `sums`; runs that `failed` have some that are of earlier ones.
+    All is read from the files of `sums`; of runs that `failed`, these are of earlier ones.
 
     Raises:
         ValueError: nothing is trained and scored, or seeds were trained for other steps.
@@ -148,20 +141,18 @@ def report(
     left_out: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order.index(job.name), job.seed)):
         name = job.folder.name
-        found = found_sums(job, texts, sums)
-        why = "failed" if name in failed else report_obstacle(job, plan, found, texts)
-        if why is not None:
-            left_out.setdefault(why, []).append(name)
+        found = "failed" if name in failed else read_sums(job, plan, texts, sums)
+        if isinstance(found, str):
+            left_out.setdefault(found, []).append(name)
             continue
-        step = found[0][0].about["step"]
+        step = found[0].about["step"]
         if steps.setdefault(job.name, step) != step:
             raise ValueError(
                 f"{sums / texts[0].name / name}.npz was trained for {step} steps, and another seed "
                 f"of {job.name} for {steps[job.name]}: train one of them anew"
             )
-        for of_text, (scored, _) in zip(ready, found, strict=True):
-            wanted = {s: scored.sums[s] for s in plan.scorings_of(job.config, ())}
-            of_text.append(replace(scored, sums=wanted))
+        for of_text, scored in zip(ready, found, strict=True):
+            of_text.append(scored)
     why = "; ".join(f"{why}: {', '.join(names)}" for why, names in left_out.items())
     if not all(ready):
         raise ValueError(f"{sums} holds no run to report on ({why})")
