@@ -48,9 +48,7 @@ class ClassifierRun:
     ) -> Task:
         """Train, or go on, and score the best weights.
 
-        Args:
-            waiting: all runs of this call.
-            started: called with the folder when the run starts.
+        `waiting` are all runs of this call; `started` is called with the folder at the start.
         """
 
         def commands(n_gpu: int) -> list[list[str]]:

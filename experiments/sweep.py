@@ -10,12 +10,7 @@ from experiments.gpu_pool import Task, groups_of_gpus, run_tasks
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
-    """Where runs and reports are, which seeds, and what is set for all: classifiers' sweeps.
-
-    Args:
-        parser: gets the options.
-        out, seeds: where none are given.
-    """
+    """Add the options of classifiers' sweeps, with the folder `out` and `seeds` as defaults."""
     parser.add_argument("--out", type=Path, default=out, help="folder of the runs")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=seeds, metavar="SEED", help="(default: %(default)s)"
@@ -54,7 +49,7 @@ def train_and_report(
     """Run tasks on the GPUs of this machine, then report, also where some of them failed.
 
     Args:
-        tasks: what trains the runs; none where nothing is left to train.
+        tasks: none where nothing is left to train.
         report: gets the names of the tasks that failed.
         gpus_per_run: how many GPUs share a run.
         runs_per_gpu: how many runs share a GPU, at most.

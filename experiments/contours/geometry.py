@@ -16,11 +16,8 @@ from data.lra.store import DisplayLists, open_split
 from data.pathfinder.geometry import endpoint_geometry
 from data.pathfinder.parameters import Pathfinder
 
-TASKS = {32: "pathfinder32", 64: "pathfinder64", 128: "pathx", 256: "pathfinder256"}
-"""Folder of the prepared images by their size."""
-
-_TANGENTS = tuple(f"{axis}_direction_{marker}" for marker in "ab" for axis in ("row", "column"))
-_POSITIONS = ("distance", "row_a", "column_a", "row_b", "column_b")
+_POSITIONS = ("row_a", "column_a", "row_b", "column_b")
+_TANGENTS = ("row_direction_a", "column_direction_a", "row_direction_b", "column_direction_b")
 
 _MIDPOINT_WEIGHT = 0.25  # where in the image: matters less than how the ends lie to each other
 _DIRECTION_WEIGHT = 2.0  # in strokes: what a radian is worth
@@ -29,14 +26,12 @@ _ROWS = 1000  # of images of label 1 that are compared at a time
 ALL = "all endpoint geometry"
 KNOWLEDGE: dict[str, tuple[str, ...]] = {
     "distance": ("distance",),
-    "distance and positions": _POSITIONS,
+    "distance and positions": ("distance", *_POSITIONS),
     "distance and one direction": ("distance", "size_of_turn_a"),
     "distance and both directions": ("distance", "folded_turn_a", "folded_turn_b"),
     ALL: (
-        *_POSITIONS,
-        *("row_difference", "column_difference", "turn_a", "turn_b"),
-        *("folded_turn_a", "folded_turn_b"),
-        *_TANGENTS,
+        *("distance", *_POSITIONS, "row_difference", "column_difference"),
+        *("turn_a", "turn_b", "folded_turn_a", "folded_turn_b", *_TANGENTS),
     ),
 }
 """What a classifier may know: names of features that `features` gives. One direction is that at a
@@ -123,7 +118,7 @@ def features(endpoints: Endpoints) -> dict[str, np.ndarray]:
         "folded_turn_a": np.where(more < 0, -less, less),
         "folded_turn_b": np.abs(more),
     }
-    for names, values in ((_POSITIONS[1:], positions), (_TANGENTS, directions)):
+    for names, values in ((_POSITIONS, positions), (_TANGENTS, directions)):
         found |= zip(names, values.reshape(-1, 4).T, strict=True)
     return found
 

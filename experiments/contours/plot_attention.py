@@ -78,7 +78,7 @@ class Trace:
     label: int
     places: Tensor
     """(T,) int64, the pixel (row * S + column) of each token."""
-    under_markers: tuple[Tensor, Tensor]
+    under_markers: list[Tensor]
     """Numbers of the tokens under each marker, int64: origin end, terminal end."""
     markers: Tensor
     """(2, 2) int64, the pixels (y, x) under the markers."""
@@ -86,7 +86,6 @@ class Trace:
     """Pixels."""
     layers: list[Layer]
     logits: Tensor
-    """(2,)."""
 
     def paid(self) -> Tensor:
         """(n_layer, 2, T): attention that each marker pays, mean over its pixels and heads."""
@@ -147,12 +146,13 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     layers, logits = _run(model, tokens, places[None])
     markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
     radius = Pathfinder(**split.manifest.source["parameters"]).marker_radius
-    first, second = (_near(places, marker, examples.size, radius) for marker in markers)
+    pixels = torch.stack((places // examples.size, places % examples.size), dim=-1)
+    distances = (pixels - markers[:, None]).double().norm(dim=-1)
     return Trace(
         image=examples.images(zero)[0],
         label=int(labels),
         places=places,
-        under_markers=(first, second),
+        under_markers=[(away <= radius).nonzero()[:, 0] for away in distances],
         markers=markers,
         marker_radius=radius,
         layers=layers,
@@ -204,12 +204,6 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
     return layers, logits
 
 
-def _near(places: Tensor, marker: Tensor, size: int, radius: float) -> Tensor:
-    """Numbers of the tokens whose pixels are no further than `radius` from a marker, (y, x)."""
-    pixels = torch.stack((places // size, places % size), dim=-1)
-    return ((pixels - marker).double().norm(dim=-1) <= radius).nonzero()[:, 0]
-
-
 def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
     """Put (T,) attention, which sums to 1, back to the places row * size + column of its pixels.
 
@@ -222,8 +216,8 @@ def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
     return picture.reshape(size, size)
 
 
-def draw(found: Trace, title: str) -> "Figure":
-    """The image, then a column a layer and one for the rollout; a row a marker."""
+def draw(found: Trace, number: int) -> "Figure":
+    """The image of this number, then a column a layer and one for the rollout; a row a marker."""
     # not at the top: matplotlib takes a second to load, which --help should not wait for
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
@@ -234,9 +228,7 @@ def draw(found: Trace, title: str) -> "Figure":
     norm = LogNorm(LEAST, MOST, clip=True)
     n_layer, size = len(found.layers), len(found.image)
     paid, rollout = found.paid(), found.rollout()
-    figure = Figure(
-        figsize=(1.2 + 2.3 * (n_layer + 2), 5.2), facecolor="white", layout="constrained"
-    )
+    figure = Figure(figsize=(1.2 + 2.3 * (n_layer + 2), 5.2), layout="constrained")
     panels = figure.subplots(2, n_layer + 2, squeeze=False)
     for marker, row in enumerate(panels):
         row[0].imshow(255 - found.image.numpy(), cmap="gray", vmin=0, vmax=255)
@@ -253,21 +245,15 @@ def draw(found: Trace, title: str) -> "Figure":
     names = ["image", *(f"layer {number}" for number in range(1, n_layer + 1)), "rollout"]
     for axes, name in zip(panels[0], names, strict=True):
         axes.set_title(name, fontsize=11)
+    words = ("on different contours", "on the same contour")
+    shares = found.logits.softmax(-1).tolist()
+    said = int(shares[1] > shares[0])
+    says = f"the model says {words[said]}, {shares[said]:.1%}"
+    title = f"test image {number}: markers {words[found.label]}; {says}"
     figure.suptitle(title, fontsize=12)
     bar = figure.colorbar(ScalarMappable(norm, shades), ax=panels, shrink=0.8, extend="both")
     bar.set_label("attention, times that of all pixels alike")
     return figure
-
-
-def title_of(found: Trace, number: int) -> str:
-    """What the image is and what the model says."""
-    words = ("on different contours", "on the same contour")
-    shares = found.logits.softmax(-1).tolist()
-    said = int(shares[1] > shares[0])
-    return (
-        f"test image {number}: markers {words[found.label]}; "
-        f"the model says {words[said]}, {shares[said]:.1%}"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -282,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     found = trace(args.run, args.image, args.task)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    save(draw(found, title_of(found, args.image)), args.out)
+    save(draw(found, args.image), args.out)
     print(f"drew {args.out}")
 
 

@@ -4,10 +4,10 @@
         --out docs/results/pathfinder_tracing.json
 
 Where the markers lie and how contours leave them gives most labels away. So test images of label 1
-are paired with those of label 0 that look alike there (geometry.py). Of each pair,
-a model that sees endpoint geometry alone orders the logits rightly half of the time, and one that
-traces nearly always. Controls are classifiers of endpoint geometry (yardsticks.py,
-which must have run before); of these, "held_out" had no part in the matching.
+are paired with those of label 0 that look alike there (geometry.py). Of each pair, a model that
+sees endpoint geometry alone orders the logits rightly half of the time, and one that traces nearly
+always. Controls are classifiers of endpoint geometry (yardsticks.py, which must have run before);
+of these, "held_out" had no part in the matching.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,10 +47,11 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
     endpoints = read_endpoints(task, "test")
     geometry = read_predictions(predictions, task)
     labels = endpoints.labels
-    log_odds = {"run": read_log_odds(run, labels), **geometry}
+    log_odds = {"run": read_log_odds(run, labels)} | geometry
     matched_by = np.stack([geometry[name] for name in MATCHED_BY])
     by = matched_by.mean(axis=0)
     right = (by > 0) == labels
+    sure = np.digitize(1 / (1 + np.exp(-np.abs(by))), CONFIDENCE[1:-1])
     pairs = match(endpoints, matched_by, tolerance)
     if not len(pairs):
         raise ValueError(
@@ -63,7 +64,10 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
         "test_images": len(endpoints),
         "pairs": len(pairs),
         "on_pairs": {name: on_pairs(x, pairs) for name, x in log_odds.items()},
-        "by_confidence": by_confidence(log_odds, by, labels),
+        "by_confidence": [
+            {"confidence": [low, high], **accuracies(log_odds, labels, sure == number)}
+            for number, (low, high) in enumerate(pairwise(CONFIDENCE))
+        ],
         "where_geometry_is": {
             "right": accuracies(log_odds, labels, right),
             "wrong": accuracies(log_odds, labels, ~right),
@@ -128,17 +132,6 @@ def accuracies(
         interval = None if share is None else wilson(share, len(right))
         found[name] = {"images": len(right), "accuracy": share, "interval": interval}
     return found
-
-
-def by_confidence(
-    log_odds: dict[str, np.ndarray], by: np.ndarray, labels: np.ndarray
-) -> list[dict[str, Any]]:
-    """Accuracies in bins of how sure classifiers of geometry are, whose log-odds `by` is."""
-    bins = np.digitize(1 / (1 + np.exp(-np.abs(by))), CONFIDENCE[1:-1])
-    return [
-        {"confidence": [low, high], **accuracies(log_odds, labels, bins == k)}
-        for k, (low, high) in enumerate(pairwise(CONFIDENCE))
-    ]
 
 
 def earlier_rows(

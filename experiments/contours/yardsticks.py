@@ -17,13 +17,13 @@ import numpy as np
 
 from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
+from data.lra.request import PATHFINDER_SIZES
 from data.lra.store import Manifest
 from evaluation.results import write_result
 from evaluation.statistics import wilson
 from experiments.contours.geometry import (
     ALL,
     KNOWLEDGE,
-    TASKS,
     Endpoints,
     features,
     read_endpoints,
@@ -31,6 +31,7 @@ from experiments.contours.geometry import (
 )
 from experiments.reports import mean_text, table
 
+TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 NETWORK = "all endpoint geometry, by a network"
 PREDICTIONS = Path("out/pathfinder_yardsticks")
 _ONE_MARKER = "distance and one direction"
