@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
-from experiments.classifier_runs import is_finished
-from experiments.example_sets import prepare_sets
+from experiments.classifier_runs import is_finished, prepare_sets
 from experiments.pathx.report import write_report
 from experiments.pathx.stages import BEFORE, make_runs
 from experiments.sweep import add_options, train_and_report

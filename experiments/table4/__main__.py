@@ -24,8 +24,7 @@ from evaluation.score import validation_splits
 from evaluation.sums import Scored, Text, describe_text
 from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
-from experiments.gpu_pool import Task, python_command
-from experiments.sweep import train_and_report
+from experiments.sweep import Task, python_command, train_and_report
 from experiments.table4.jobs import Job, check_folders, check_sums, final_arguments, make_jobs
 from experiments.table4.models import BUDGETS, MODELS
 from experiments.table4.questions import PAIRS
