@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.listops_yardsticks import yardsticks
@@ -208,26 +210,14 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
 
     `test_interval` is Wilson's, of the mean at the size of the test split: how far other examples
     might move it. `seed_interval` is Student's t over the seeds, None for one seed. `interval` adds
-    both half-widths as independent errors, on each side.
-
-    Args:
-        runs: in the order of `finished_runs`.
-
-    Raises:
-        ValueError: seeds were scored on test splits of several sizes.
+    both half-widths as independent errors, on each side. `runs` are those of `with_others`.
     """
     rows = []
     for (task, attention), group in groupby(runs, lambda run: (run["task"], run["attention"])):
         seeds = list(group)
         each = {name: [run[name] for run in seeds] for name in seeds[0]}
-        n, *others = sorted({*each["test_examples"]})
-        if others:
-            raise ValueError(
-                f"seeds of {task} with {attention} attention were scored on test splits of "
-                f"{' and '.join(map(str, (n, *others)))} examples: train them on the same data"
-            )
         mean = fmean(each["test_accuracy"])
-        low, high = (100 * share for share in wilson(mean / 100, n))
+        low, high = (100 * share for share in wilson(mean / 100, seeds[0]["test_examples"]))
         over_seeds = paired_half_width(each["test_accuracy"])
         both = widen(Estimate(mean=mean, low=low, high=high), over_seeds)
         rows.append(
@@ -237,22 +227,17 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
                 "seeds": each["seed"],
                 "test_accuracy": mean,
                 "each": each["test_accuracy"],
-                "interval": _within_percent(both.low, both.high),
+                "interval": np.clip((both.low, both.high), 0, 100).tolist(),
                 "test_interval": [low, high],
                 "seed_interval": None
                 if over_seeds is None
-                else _within_percent(mean - over_seeds, mean + over_seeds),
+                else np.clip((mean - over_seeds, mean + over_seeds), 0, 100).tolist(),
                 "minutes": fmean(each["minutes"]),
                 **{name: each[name] for name in ("best_val_accuracy", "best_step", "jobs_per_gpu")},
                 **{name: seeds[0][name] for name in SETTINGS},
             }
         )
     return rows
-
-
-def _within_percent(low: float, high: float) -> list[float]:
-    """An interval of accuracies; of two seeds far apart, Student's would go beyond."""
-    return [max(low, 0.0), min(high, 100.0)]
 
 
 def listops_yardsticks(folder: Path) -> dict[str, float] | None:

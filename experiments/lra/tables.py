@@ -6,12 +6,11 @@ matplotlib takes a second to load, which --help should not wait for: `draw` load
 import math
 from collections.abc import Mapping
 from itertools import groupby
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation.markdown import digits
+from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
 from evaluation.style import styles_of
 from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS
@@ -60,43 +59,37 @@ def accuracy_table(result: Result) -> str:
     the slowest, aside; there is none of a single task. Nor are there speed-ups of recipes of which
     neither side has any.
     """
-    rows_of = {a: {r["task"]: r for r in result["rows"] if r["attention"] == a} for a in ATTENTIONS}
-    ours = {attention: rows for attention, rows in rows_of.items() if rows}
-    columns = [t for t in TASKS if t in BENCHMARK or any(t in rows for rows in ours.values())]
-    compared = [rows for a, rows in ours.items() if a != "standard"] or ours.values()
-    common = [t for t in BENCHMARK if all(t in rows for rows in compared)]
-    whole = len(common) == len(BENCHMARK)
-    titles = ", ".join(TASKS[task].title for task in common)
-    means = result["speed"]["geometric_means"] if result["speed"] else {}
-    speedups = means["captured"]["speedup"] | {"standard": None} if "captured" in means else {}
-    timed = result["speed"] or any(other["speedup"] for other in result["references"])
-    lines = []
+    import pandas as pd
 
-    def add_line(
-        model: str,
-        accuracy: Mapping[str, float],
-        cells: Mapping[str, str],
-        speedup: float | None,
-        average: float | None = None,
-    ) -> None:
-        line = {"model": model} | {TASKS[task].title: cells.get(task, "-") for task in columns}
-        if len(common) > 1:
-            if average is None and accuracy.keys() >= {*common}:
-                average = fmean(accuracy[task] for task in common)
-            line["average" if whole else f"average of {titles}"] = digits(average, ".1f")
-        if timed:
-            line["speed-up"] = "-" if speedup is None else f"{speedup:.1f}x"
-        lines.append(line)
-
-    for other in result["references"]:
-        cells = {task: f"{accuracy:.1f}" for task, accuracy in other["accuracy"].items()}
-        average = other["average"] if whole else None
-        add_line(other["model"], other["accuracy"], cells, other["speedup"], average)
-    for attention, rows in ours.items():
-        accuracy = {task: row["test_accuracy"] for task, row in rows.items()}
-        cells = {task: mean_text(accuracy[task], row["interval"]) for task, row in rows.items()}
-        add_line(ATTENTIONS[attention], accuracy, cells, speedups.get(attention))
-    return table(lines)
+    rows = pd.DataFrame(result["rows"])
+    rows["cell"] = [mean_text(row["test_accuracy"], row["interval"]) for row in result["rows"]]
+    trained = [attention for attention in ATTENTIONS if attention in {*rows["attention"]}]
+    ours, cells = (
+        rows.pivot(index="attention", columns="task", values=name).loc[trained]
+        for name in ("test_accuracy", "cell")
+    )
+    references = {other["model"]: other for other in result["references"]}
+    theirs = pd.DataFrame({name: other["accuracy"] for name, other in references.items()}).T
+    columns = [task for task in TASKS if task in BENCHMARK or task in ours]
+    lines = pd.concat([theirs.map("{:.1f}".format), cells]).reindex(columns=columns).fillna("-")
+    compared = ours.drop("standard") if len(ours) > 1 and "standard" in trained else ours
+    common = [task for task in BENCHMARK if task in ours and compared[task].notna().all()]
+    lines.columns = [TASKS[task].title for task in columns]
+    if len(common) > 1:
+        averages = pd.concat([theirs, ours])[common].mean(axis=1, skipna=False)
+        name = f"average of {', '.join(TASKS[task].title for task in common)}"
+        if len(common) == len(BENCHMARK):
+            name = "average"
+            averages.update(pd.Series({m: other["average"] for m, other in references.items()}))
+        lines[name] = [digits(average, ".1f") for average in averages]
+    speedups = {model: other["speedup"] for model, other in references.items()}
+    if result["speed"] or any(speedups.values()):
+        means = result["speed"]["geometric_means"] if result["speed"] else {}
+        speedups |= means.get("captured", {}).get("speedup", {}) | {"standard": None}
+        found = [speedups.get(model) for model in lines.index]
+        lines["speed-up"] = ["-" if speedup is None else f"{speedup:.1f}x" for speedup in found]
+    lines = lines.rename(index=ATTENTIONS).reset_index(names="model")
+    return markdown_table(list(lines), lines.to_numpy().tolist())
 
 
 def runs_table(result: Result) -> str:

@@ -8,7 +8,7 @@ matplotlib takes a second to load, which --help should not wait for: `draw` load
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.command_line import errors_as_sentences
 from data.lra.store import open_split
@@ -17,7 +17,6 @@ from evaluation.results import Row, add_runs, read_result, write_result
 from evaluation.statistics import wilson
 from evaluation.style import styles_of
 from experiments.classifier_runs import describe, finished_folders, read_run_config
-from experiments.pathx.stages import BEFORE
 from experiments.reports import mean_text, publish, redraw_command, table
 from training.metrics import read_metrics
 
@@ -33,27 +32,35 @@ PAPER = [
 """arXiv 2205.14135, Table 6: test accuracy in percent; None: at chance or out of memory, as were
 all other models there."""
 
-BESIDE = {
-    "pathx": ("FlashAttention", "pathx"),
-    "pathx_dense": ("FlashAttention", "pathx"),
-    "pathx_butterfly": ("block-sparse FlashAttention", "pathx"),
-    "path256_butterfly": ("block-sparse FlashAttention", "path256"),
-}
-"""The paper's model and images that a stage is compared with."""
 
-TITLES = {
-    "path64": "Path-64, packed",
-    "pathx": "Path-X, packed",
-    "pathx_dense": "Path-X, dense",
-    "path64_butterfly": "Path-64, butterfly",
-    "pathx_butterfly": "Path-X, butterfly",
-    "path256_butterfly": "Path-256, butterfly",
+class Stage(NamedTuple):
+    """Training on images of one size, with one attention."""
+
+    title: str
+    """In tables; packed: black pixels are padding, and left out."""
+    before: str | None = None
+    """The stage that it begins with the best weights of."""
+    beside: tuple[str, str] | None = None
+    """The paper's model and images that it is compared with."""
+
+
+STAGES = {
+    "path64": Stage("Path-64, packed"),
+    "pathx": Stage("Path-X, packed", "path64", ("FlashAttention", "pathx")),
+    "pathx_dense": Stage("Path-X, dense", "pathx", ("FlashAttention", "pathx")),
+    "path64_butterfly": Stage("Path-64, butterfly"),
+    "pathx_butterfly": Stage(
+        "Path-X, butterfly", "path64_butterfly", ("block-sparse FlashAttention", "pathx")
+    ),
+    "path256_butterfly": Stage(
+        "Path-256, butterfly", "pathx_butterfly", ("block-sparse FlashAttention", "path256")
+    ),
 }
-"""packed: black pixels are padding, and left out."""
+"""In their order; the paper (arXiv 2205.14135, appendix E.3) begins with Path-64, too."""
 
 YARDSTICKS = "pathfinder_yardsticks.json"
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
-_NAME = re.compile(rf"({'|'.join(BEFORE)})_seed\d+")
+_NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
 
 def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
@@ -68,7 +75,7 @@ def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
         ValueError: nothing is finished.
     """
     found = [describe_run(f) for f in finished_folders(out) if _NAME.fullmatch(f.name)]
-    runs = add_runs(found, others, lambda run: (list(BEFORE).index(run["stage"]), run["seed"]))
+    runs = add_runs(found, others, lambda run: (list(STAGES).index(run["stage"]), run["seed"]))
     if not runs:
         raise ValueError(f"{out} holds no finished stage to report on")
     path = results / "pathx.json"
@@ -102,6 +109,7 @@ def describe_run(folder: Path) -> Row:
     """Settings, cost and accuracy of a finished stage."""
     run, config, last = describe(folder), read_run_config(folder), read_metrics(folder)[-1]
     stage = folder.name.rpartition("_seed")[0]
+    before = STAGES[stage].before
     low, high = wilson(last["test_accuracy"], run["test_examples"])
     return {
         "stage": stage,
@@ -113,17 +121,17 @@ def describe_run(folder: Path) -> Row:
         "examples_in_sets": sum(len(open_split(p, "train")) for p in config.data.training_paths),
         "wall_minutes": last["wall_s"] / 60 if "wall_s" in last else None,
         "test_interval": [100 * low, 100 * high],
-        "begins_with": BEFORE[stage] and f"{BEFORE[stage]}_seed{run['seed']}",
+        "begins_with": before and f"{before}_seed{run['seed']}",
     }
 
 
 def accuracy_table(result: Result) -> str:
     """The paper's rows and ours."""
-    paper = {row["model"]: row for row in result["paper"]}
-    other = {stage: paper[model][images] for stage, (model, images) in BESIDE.items()}
+    paper: dict[str, Row] = {row["model"]: row for row in result["paper"]}
+    other = {name: paper[of[0]][of[1]] for name, stage in STAGES.items() if (of := stage.beside)}
     return table(
         {
-            "model": TITLES[run["stage"]],
+            "model": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
             "tokens": f"{run['tokens']:,}",
             "black pixels": "left out" if "left out" in run["padding"] else "tokens",
@@ -138,7 +146,7 @@ def runs_table(result: Result) -> str:
     """Steps, images and minutes of each stage."""
     return table(
         {
-            "stage": TITLES[run["stage"]],
+            "stage": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
             "attention": run["attention"],
             "positions": run["positions"],
@@ -181,14 +189,14 @@ def draw(result: Result) -> "Figure":
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    styles = styles_of(TITLES)
+    styles = styles_of(STAGES)
     runs = {f"{run['stage']}_seed{run['seed']}": run for run in result["runs"]}
     lines = {}
     for run in runs.values():
         first, curve = images_before(run, runs), run["curve"]
         look: dict[str, Any] = {**styles[run["stage"]], "marker": "", "lw": 1.4}
         millions = [(first + n) / 1e6 for n in curve["examples"]]
-        (lines[TITLES[run["stage"]]],) = axes.plot(millions, curve["val_accuracy"], **look)
+        (lines[STAGES[run["stage"]].title],) = axes.plot(millions, curve["val_accuracy"], **look)
     axes.axhline(50, color="#888888", lw=0.8)
     for row in result["paper"]:
         axes.axhline(row["pathx"], color="#888888", ls=":", lw=1)

@@ -10,7 +10,7 @@ from data.lra.store import MANIFEST
 from experiments import classifier_runs
 from experiments.classifier_runs import REQUESTS, prepare_sets, requests_for
 from experiments.lra.jobs import CONFIGS as LRA
-from experiments.pathx.stages import CONFIGS as PATHX
+from experiments.pathx.__main__ import CONFIGS as PATHX
 from training.classification.config import ClassifyConfig
 
 

@@ -86,8 +86,8 @@ def test_intervals_count_test_examples_and_seeds(tmp_path):
 def test_seeds_must_be_of_one_test_split(tmp_path):
     make_up(tmp_path, "image", "dense", 1, 0.4)
     make_up(tmp_path, "image", "dense", 2, 0.4, n=1000)
-    with pytest.raises(ValueError, match="image with dense attention .* of 1000 and 2000 examples"):
-        summarize(finished_runs(tmp_path, "paper"))
+    with pytest.raises(ValueError, match="seed 2 has test_examples=1000, and seed 1 2000: train"):
+        with_others(finished_runs(tmp_path, "paper"), [], "paper")
 
 
 def test_only_finished_runs_of_the_recipe_count(tmp_path):

@@ -10,9 +10,9 @@ from configs.reader import read_config, to_yaml
 from data.lra.request import Request
 from experiments import classifier_runs, reports
 from experiments.pathx import __main__ as reproduce_pathx
-from experiments.pathx import report, stages
-from experiments.pathx.report import images_before
-from experiments.pathx.stages import BEFORE, make_runs
+from experiments.pathx import report
+from experiments.pathx.__main__ import make_runs
+from experiments.pathx.report import STAGES, images_before
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
@@ -50,7 +50,7 @@ run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu
         return FinishedProcess()
 
     monkeypatch.setattr("experiments.sweep._start", train_here)
-    monkeypatch.setattr(stages, "CONFIGS", tmp_path)
+    monkeypatch.setattr(reproduce_pathx, "CONFIGS", tmp_path)
     monkeypatch.setattr(classifier_runs, "REQUESTS", tuple(SETS.values()))
     return tmp_path
 
@@ -124,9 +124,9 @@ def test_nothing_to_report(tmp_path: Path):
 
 def test_the_stages_fit_together():
     """The configurations that come along: each continues the model before it."""
-    runs = {run.folder.name: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
+    runs = {run.folder.name: run for run in make_runs(list(STAGES), [1], Path("out/none"))}
     grows = {"context_length", "grid_width", "mask"}
-    for stage, before in BEFORE.items():
+    for stage, (_, before, _) in STAGES.items():
         if before is None:
             continue
         here, there = (vars(runs[f"{s}_seed1"].config.model) for s in (stage, before))
@@ -135,7 +135,7 @@ def test_the_stages_fit_together():
 
 def test_eight_gpus_share_every_batch():
     """As docs/lra.md says of --gpus-per-run 8."""
-    for run in make_runs(list(BEFORE), [1], Path("out/none")):
+    for run in make_runs(list(STAGES), [1], Path("out/none")):
         config = run.config
         phases = [(phase.batch_size, len(phase.paths)) for phase in config.data.phases]
         for batch_size, n_sets in [*phases, (None, 1)]:
