@@ -4,9 +4,9 @@
 
 For each task, with its data and its configuration, times whole training steps with standard
 attention, ours, and ours under a butterfly: batch, forward and backward pass, clipping, optimizer,
-as train.py does them. All three run in this process and take turns; once as CUDA
-graphs, as they are trained, and once launched kernel by kernel. Nothing is reported of attention
-that gives other logits than standard attention does.
+as train.py does them. All three run in this process and take turns; once as CUDA graphs, as they
+are trained, and once launched kernel by kernel. Nothing is reported of attention that gives other
+logits than standard attention does.
 
 Where Retrieval's texts are missing, its steps are timed on the in-house pairs, which are as many
 and as long in memory, but have more padding. A run that is stopped leaves what it measured in
@@ -100,32 +100,23 @@ def timed_tasks(
     Raises:
         FileNotFoundError: a task is not prepared, and no other can stand in.
     """
-    source = {task: task for task in tasks}
     retrieval, pairs = (
         (data / TASKS[name].folder / MANIFEST).exists() for name in ("retrieval", "pairs")
     )
+    source = {task: task for task in tasks}
     if "retrieval" in source and pairs and not retrieval:
         source["retrieval"] = "pairs"  # whose configuration is the same
+
+    def configs(task: str) -> dict[str, ClassifyConfig]:
+        given = {a: arguments_of(task, a, data, overrides=overrides) for a in ATTENTIONS}
+        return {attention: read_config(ClassifyConfig, args) for attention, args in given.items()}
+
     there = trainable_tasks([*source.values()], data)
-    return {
-        task: {
-            attention: read_config(
-                ClassifyConfig, arguments_of(of, attention, data, overrides=overrides)
-            )
-            for attention in ATTENTIONS
-        }
-        for task, of in source.items()
-        if of in there
-    }
+    return {task: configs(of) for task, of in source.items() if of in there}
 
 
 def measure(
-    task: str,
-    configs: dict[str, ClassifyConfig],
-    device: torch.device,
-    *,
-    steps: int,
-    repeats: int,
+    task: str, configs: dict[str, ClassifyConfig], device: torch.device, *, steps: int, repeats: int
 ) -> Iterator[list[Row]]:
     """The rows of a task: each attention of `configs`, as CUDA graphs and without.
 
@@ -160,7 +151,11 @@ def measure(
                 contender.steps(1)
             peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
         difference = logit_difference(logits, task)
-        share = token_share(curriculum)
+        # the share of the places in a batch that hold no padding, over many examples
+        numbers = torch.arange(min(len(curriculum.task), 1024), device=device)
+        batch = curriculum.task.batch(numbers, torch.zeros_like(numbers))
+        n_tokens = batch.tokens.shape[1]
+        share = 1.0 if batch.lengths is None else batch.lengths.double().mean().item() / n_tokens
         rows = []
         for captured in (False, True) if on_gpu else (False,):
             if captured:
@@ -223,16 +218,6 @@ def step_seconds(
     return seconds
 
 
-def token_share(curriculum: Curriculum) -> float:
-    """The share of the places in a batch that hold no padding, over many examples of the task."""
-    task = curriculum.task
-    numbers = torch.arange(min(len(task), 1024), device=task.labels.device)
-    batch = task.batch(numbers, torch.zeros_like(numbers))
-    if batch.lengths is None:
-        return 1.0
-    return batch.lengths.double().mean().item() / batch.tokens.shape[1]
-
-
 def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     """Add `speedup` over standard attention to the rows, and the means over tasks to `means`.
 
@@ -246,14 +231,10 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     for mode, captured in (("captured", True), ("plain", False)):
         counted = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
         if counted:
+            of = {a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS}
             means[mode] = {
                 "tasks": list(dict.fromkeys(r["task"] for r in counted)),
-                "speedup": {
-                    a: statistics.geometric_mean(
-                        r["speedup"] for r in counted if r["attention"] == a
-                    )
-                    for a in ATTENTIONS
-                },
+                "speedup": {a: statistics.geometric_mean(x) for a, x in of.items()},
             }
 
 
