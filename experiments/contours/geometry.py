@@ -65,11 +65,11 @@ class Endpoints:
         return replace(self, positions=positions, directions=directions)
 
 
-def read_endpoints(folder: Path, split: str) -> Endpoints:
-    """Markers of a split of a prepared task.
+def open_contours(folder: Path, split: str) -> tuple[DisplayLists, Pathfinder]:
+    """A split of a prepared task of generated Pathfinder images, and their parameters.
 
     Raises:
-        ValueError, FileNotFoundError: the folder holds no generated Pathfinder images.
+        ValueError, FileNotFoundError: the folder holds none.
     """
     opened = open_split(folder, split)
     if not isinstance(opened, DisplayLists):
@@ -77,7 +77,12 @@ def read_endpoints(folder: Path, split: str) -> Endpoints:
             f"{folder} holds {opened.manifest.kind}, which do not tell where contours end; prepare "
             "the task without --source, so that its images are generated."
         )
-    parameters = Pathfinder(**opened.manifest.source["parameters"])
+    return opened, Pathfinder(**opened.manifest.source["parameters"])
+
+
+def read_endpoints(folder: Path, split: str) -> Endpoints:
+    """Markers of a split of a prepared task; raises as `open_contours` does."""
+    opened, parameters = open_contours(folder, split)
     found = endpoint_geometry(opened.display_lists, parameters)
     return Endpoints(
         labels=np.array(opened.labels),

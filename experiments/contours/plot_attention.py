@@ -23,10 +23,9 @@ from torch import Tensor
 
 from configs.command_line import command_parser, errors_as_sentences
 from data.lra.batches import PixelExamples
-from data.lra.store import DisplayLists, open_split
-from data.pathfinder.parameters import Pathfinder
 from evaluation.style import save
 from experiments.classifier_runs import read_run_config
+from experiments.contours.geometry import open_contours
 from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 SHADES = ("#e4e4e4", "#9ccbe8", "#2f86c1", "#0b3c6f", "#06101f")
 RINGS = ("#d55e00", "#009e73")
 LEAST, MOST = 0.1, 100.0  # times uniform attention, the ends of the colours
-NO_TOKEN = "white"
 _ROWS = 512
 _MOST_MASKED = 8192  # tokens whose mask is held element by element
 
@@ -121,13 +119,7 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
         ValueError, FileNotFoundError: there is no such image or run, or one of another kind.
     """
     config = read_run_config(run)
-    folder = folder or Path(config.data.path)
-    split = open_split(folder, "test")
-    if not isinstance(split, DisplayLists):
-        raise ValueError(
-            f"{folder} holds {split.manifest.kind}, which do not tell where markers are; name "
-            "a run on generated Pathfinder images"
-        )
+    split, parameters = open_contours(folder or Path(config.data.path), "test")
     if not 0 <= number < len(split):
         raise ValueError(f"--image {number} must be between 0 and {len(split) - 1}")
     model = _open(run, config)
@@ -145,16 +137,15 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
         tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
     layers, logits = _run(model, tokens, places[None])
     markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
-    radius = Pathfinder(**split.manifest.source["parameters"]).marker_radius
     pixels = torch.stack((places // examples.size, places % examples.size), dim=-1)
     distances = (pixels - markers[:, None]).double().norm(dim=-1)
     return Trace(
         image=examples.images(zero)[0],
         label=int(labels),
         places=places,
-        under_markers=[(away <= radius).nonzero()[:, 0] for away in distances],
+        under_markers=[(away <= parameters.marker_radius).nonzero()[:, 0] for away in distances],
         markers=markers,
-        marker_radius=radius,
+        marker_radius=parameters.marker_radius,
         layers=layers,
         logits=logits,
     )
@@ -224,7 +215,7 @@ def draw(found: Trace, number: int) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.patches import Circle
 
-    shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad=NO_TOKEN)
+    shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad="white")
     norm = LogNorm(LEAST, MOST, clip=True)
     n_layer, size = len(found.layers), len(found.image)
     paid, rollout = found.paid(), found.rollout()

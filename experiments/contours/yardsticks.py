@@ -21,21 +21,12 @@ from data.lra.request import PATHFINDER_SIZES
 from data.lra.store import Manifest
 from evaluation.results import write_result
 from evaluation.statistics import wilson
-from experiments.contours.geometry import (
-    ALL,
-    KNOWLEDGE,
-    Endpoints,
-    features,
-    read_endpoints,
-    views,
-)
+from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints, views
 from experiments.reports import mean_text, table
 
 TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 NETWORK = "all endpoint geometry, by a network"
 PREDICTIONS = Path("out/pathfinder_yardsticks")
-_ONE_MARKER = "distance and one direction"
-_MAX_ITERATIONS = 2000
 
 Predict = Callable[[np.ndarray], np.ndarray]  # (n, n_features) to (n,) log-odds of label 1
 
@@ -55,7 +46,7 @@ def measure(task: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         seen = [_columns(view, columns) for view in views(test)]
         predict = fit_trees(_both(train, columns), _both(val, columns))
         found = np.stack([predict(x) for x in seen])
-        if name != _ONE_MARKER:  # there, taking both together would be to see both directions
+        if name != "distance and one direction":  # both together would be both directions
             found = found.mean(0, keepdims=True)
         accuracies[name] = float(np.mean((found > 0) == test.labels))
         if name == ALL:
@@ -78,11 +69,8 @@ def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.nd
     # slow to load: --help should not wait for it
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    trees = HistGradientBoostingClassifier(
-        max_iter=_MAX_ITERATIONS,
-        early_stopping=True,  # pyright: ignore[reportArgumentType]
-        random_state=0,
-    )
+    how: dict[str, Any] = {"max_iter": 2000, "early_stopping": True, "random_state": 0}
+    trees = HistGradientBoostingClassifier(**how)
     trees.fit(*train, X_val=val[0], y_val=val[1])
     return trees.decision_function
 

@@ -1,7 +1,4 @@
-"""The tables and the picture of a report on Long Range Arena, of what report.py collected.
-
-matplotlib takes a second to load, which --help should not wait for: `draw` loads it.
-"""
+"""The tables and the picture of a report on Long Range Arena, of what report.py collected."""
 
 import math
 from collections.abc import Mapping
@@ -164,11 +161,7 @@ def yardsticks_table(result: Result) -> str:
 
 
 def speed_table(speed: Mapping[str, Any]) -> str:
-    """Milliseconds of a training step of each task by attention, and the speed-up.
-
-    Args:
-        speed: `rows` and `geometric_means` of `experiments.lra.speed`.
-    """
+    """Milliseconds of a training step by task and attention, of experiments.lra.speed."""
     lines = []
     for (task, captured), group in groupby(speed["rows"], lambda r: (r["task"], r["captured"])):
         rows = {row["attention"]: row for row in group}
@@ -199,6 +192,7 @@ def speed_table(speed: Mapping[str, Any]) -> str:
 
 def draw(result: Result) -> "Figure":
     """Validation accuracy over examples seen: a panel a task, a line an attention, seeds thin."""
+    # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
     curves: dict[str, dict[str, list[Row]]] = {}
@@ -213,26 +207,22 @@ def draw(result: Result) -> "Figure":
     lines = {}
     for task, axes in zip(tasks, panels, strict=False):
         for attention in (a for a in ATTENTIONS if a in curves[task]):
-            look = {"color": styles[attention]["color"], "ls": styles[attention]["linestyle"]}
+            look: dict[str, Any] = {**styles[attention], "marker": ""}
             seeds = [curve["val_accuracy"] for curve in curves[task][attention]]
             millions = np.array(curves[task][attention][0]["examples"]) / 1e6
             if len(seeds) > 1:
                 axes.plot(millions, np.transpose(seeds), **look, lw=0.6, alpha=0.5)
-            (lines[ATTENTIONS[attention]],) = axes.plot(
-                millions, np.mean(seeds, axis=0), **look, lw=1.6
-            )
+            (line,) = axes.plot(millions, np.mean(seeds, axis=0), **look, lw=1.6)
+            lines[ATTENTIONS[attention]] = line
         other = result["references"][0]
         if task in other["accuracy"]:
-            lines[f"{other['model']}, on test"] = axes.axhline(
-                other["accuracy"][task], color="#888888", ls=":", lw=1
-            )
+            line = axes.axhline(other["accuracy"][task], color="#888888", ls=":", lw=1)
+            lines[f"{other['model']}, on test"] = line
         axes.set_title(TASKS[task].title, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
     for axes in panels[len(tasks) :]:
         axes.set_axis_off()
     figure.supxlabel("training examples seen, millions", fontsize=10)
     figure.supylabel("validation accuracy, %", fontsize=10)
-    figure.legend(
-        list(lines.values()), list(lines), loc="outside upper center", ncols=4, fontsize=9
-    )
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, fontsize=9)
     return figure

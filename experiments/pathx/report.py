@@ -1,8 +1,6 @@
 """The paper's Table 6 beside ours: accuracy on Path-X and Path-256, in JSON, Markdown, a picture.
 
 python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
-
-matplotlib takes a second to load, which --help should not wait for: `draw` loads it.
 """
 
 import re
@@ -185,6 +183,7 @@ def _last_devices(starts: list[Row]) -> str:
 
 def draw(result: Result) -> "Figure":
     """Validation accuracy over the images seen in all stages so far, a line a stage and seed."""
+    # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
