@@ -97,29 +97,25 @@ class ClassifierRun:
         )
 
 
-def requests_for(paths: Iterable[str]) -> dict[Path, Request]:
-    """What to prepare in each of some folders; folders of other sets must be there already.
+def prepare_sets(paths: Iterable[str]) -> None:
+    """Make the sets of examples in some folders where they are missing; prints which it made.
 
     Raises:
-        ValueError: one is not, and none of REQUESTS makes one of its name.
+        ValueError: a folder is not there, and none of REQUESTS makes one of its name.
     """
     requests = {request.name: request for request in REQUESTS}
-    folders = [Path(path) for path in paths]
+    folders = [Path(path) for path in dict.fromkeys(paths)]
     for folder in folders:
         if folder.name not in requests and not (folder / MANIFEST).exists():
             raise ValueError(
                 f"{folder} is not prepared, and none of the sets that can be made here: "
                 f"{', '.join(sorted(requests))}"
             )
-    return {folder: requests[folder.name] for folder in folders if folder.name in requests}
-
-
-def prepare_sets(paths: Iterable[str]) -> None:
-    """Make the examples of some folders that are not there yet; says which it made."""
-    for folder, request in requests_for(paths).items():
-        done = prepare(request, folder.parent)
-        if not done.finished_before:
-            print(f"{done.folder}: made", flush=True)
+    for folder in folders:
+        if request := requests.get(folder.name):
+            done = prepare(request, folder.parent)
+            if not done.finished_before:
+                print(f"{done.folder}: made", flush=True)
 
 
 def is_finished(folder: Path) -> bool:

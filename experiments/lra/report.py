@@ -64,14 +64,14 @@ SETTINGS = (
 def write_report(
     out: Path, recipe: str, data: Path, results: Path, others: Sequence[Path] = ()
 ) -> Path:
-    """Report on all finished runs of a recipe in `out`; prints the tables.
+    """Report on all finished runs of a recipe; prints the tables.
 
     Args:
         out: folder of the runs, as `experiments.lra.jobs.make_jobs` names them.
         recipe: of experiments.lra.jobs.RECIPES.
         data: folder of the prepared tasks, of which yardsticks are taken.
-        results: lra.json or lra_RECIPE.json goes there, and from there come the speeds and the
-            yardsticks of Pathfinder, where they were measured.
+        results: for lra.json or lra_RECIPE.json; the speeds and the yardsticks of Pathfinder come
+            from there, where they were measured.
         others: reports whose runs belong into this one where `out` has none of their name.
 
     Returns:

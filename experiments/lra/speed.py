@@ -17,7 +17,6 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,7 @@ class Contender:
         fast: nn.Module = self.model
         if config.run.compile:
             fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
+        self._autocast = partial(autocast, config.run.dtype, device)
         self._learn = ClassifierStep(
             fast, self._optimizer, self._autocast, device, grad_clip=config.optim.grad_clip
         )
@@ -87,9 +87,6 @@ class Contender:
 
     def _step(self, numbers: Tensor, changes: Tensor) -> None:
         self._learn(self._lesson.batch(numbers, changes))
-
-    def _autocast(self) -> AbstractContextManager:
-        return autocast(self._config.run.dtype, self._device)
 
 
 def timed_tasks(

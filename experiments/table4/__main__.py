@@ -25,7 +25,7 @@ from evaluation.sums import Scored, Text, describe_text
 from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
 from experiments.sweep import Task, python_command, train_and_report
-from experiments.table4.jobs import Job, check_folders, check_sums, final_arguments, make_jobs
+from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
 from experiments.table4.models import BUDGETS, MODELS
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
@@ -204,10 +204,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     plan = make_plan(jobs, args.stride, args.histories)
     texts = check_scorable(jobs, plan, args.data, score_on)
-    check_sums(jobs, sums, args.data)
+    check_texts(jobs, sums, args.data, folders=not args.report_only)
     tasks = []
     if not args.report_only:
-        check_folders(jobs, args.data)
         reasons = without_sums(jobs, plan, texts, sums)
         here = jobs_here(jobs, args.only or ["*"], sums, reasons)
         print_skipped(jobs, here, reasons, sums)

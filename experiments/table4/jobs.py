@@ -95,35 +95,31 @@ def is_whole(scored: Scored) -> bool:
     return scored.about["step"] == last and last in steps
 
 
-def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
+def check_texts(jobs: Sequence[Job], sums: Path, data: Path, *, folders: bool) -> None:
     """Refuse sums, FOLDER/CORPUS/RUN.npz, of other runs than these, or of runs on another text.
+
+    If `folders`, also folders of runs that were begun on another text.
 
     Raises:
         ValueError: names the settings that differ, or how long the texts are.
     """
+    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
     for job in jobs:
+        texts: list[tuple[Path, int | None, str]] = []  # of how many tokens; early runs do not tell
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
             scored, _ = read_scored(path)
             check_settings(path, scored.config, job.config, may_differ=job.may_differ)
-            _check_text(path, scored.about.get("text_tokens"), data, "--sums")
-
-
-def check_folders(jobs: Sequence[Job], data: Path) -> None:
-    """Raise ValueError where a folder is of a run that was begun on another text."""
-    for job in jobs:
-        checkpoint = latest_checkpoint(job.folder)
-        if checkpoint is not None:
+            texts.append((path, scored.about.get("text_tokens"), "--sums"))
+        if folders and (checkpoint := latest_checkpoint(job.folder)) is not None:
             _, must_match = read_progress(checkpoint)
-            _check_text(job.folder, must_match.get("training tokens"), data, "--out")
-
-
-def _check_text(path: Path, there: int | None, data: Path, option: str) -> None:
-    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
-    if there not in (None, here):  # early runs do not tell
-        raise ValueError(
-            f"{path} is of a run that was trained on a text of {there:,} tokens, and --data has "
-            f"{here:,}: take the text that all were trained on, or another {option}"
-        )
+            texts.append((job.folder, must_match.get("training tokens"), "--out"))
+        for path, there, option in texts:
+            if there not in (None, here):
+                raise ValueError(
+                    f"{path} is of a run that was trained on a text of {there:,} tokens, and "
+                    f"--data has {here:,}: take the text that all were trained on, or another "
+                    f"{option}"
+                )
 
 
 def make_jobs(
