@@ -16,7 +16,6 @@ from experiments.attention import speed_tables as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
-from experiments.table4 import questions
 from experiments.table4 import report as table4
 from experiments.train_steps import tables as train_steps
 
@@ -51,7 +50,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "butterfly_speed": _of(attention.butterfly_table, "attention_peers"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
     "table4": _of(table4.models_table, "table4_hours"),
-    "table4_answers": _of(questions.answers_table, "table4_hours", "table4_minutes"),
+    "table4_answers": _of(table4.answers_table, "table4_hours", "table4_minutes"),
     "pathx": _of(pathx.accuracy_table, "pathx"),
     "pathx_runs": _of(pathx.runs_table, "pathx"),
     "pathx_yardsticks": _of(pathx.yardsticks_table, "pathfinder_yardsticks"),

@@ -46,19 +46,15 @@ class _Children:
 
 def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
     """Add the options of classifiers' sweeps, with the folder `out` and `seeds` as defaults."""
-    parser.add_argument("--out", type=Path, default=out, help="folder of the runs")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", type=Path, default=out, help="folder of the runs")
+    add(
         "--seeds", type=int, nargs="+", default=seeds, metavar="SEED", help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="key=value",
-        help="for all runs, as for train.py",
-    )  # fmt: skip
-    parser.add_argument(
-        "--results", type=Path, default=Path("docs/results"), help="folder of the report"
-    )
-    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
-    parser.add_argument(
+    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
+    add("--results", type=Path, default=Path("docs/results"), help="folder of the report")
+    add("--report-only", action="store_true", help="report on what is finished")
+    add(
         "--add", type=Path, nargs="+", default=[], metavar="FILE",
         help="reports, of other machines or earlier ones: tell of their runs that --out lacks, too",
     )  # fmt: skip
@@ -83,11 +79,8 @@ def train_and_report(
 ) -> None:
     """Run tasks on the GPUs of this machine, then report, also where some of them failed.
 
-    Args:
-        tasks: none where nothing is left to train.
-        report: gets the names of the tasks that failed.
-        gpus_per_run: how many GPUs share a run.
-        runs_per_gpu: how many runs share a GPU, at most.
+    `report` gets the names of the tasks that failed. `gpus_per_run` GPUs share a run, or at most
+    `runs_per_gpu` runs a GPU.
 
     Raises:
         SystemExit: stopped, or some tasks failed.

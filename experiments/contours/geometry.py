@@ -174,10 +174,7 @@ def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> n
     something. An image is as near as the nearest of what looks the same: its markers in either
     order, rows and columns swapped or not.
 
-    Args:
-        endpoints: of N images.
-        log_odds: (n_classifiers, N), what classifiers of endpoint geometry say.
-        tolerance: pairs further apart are left out.
+    `log_odds` are (n_classifiers, N), what classifiers of endpoint geometry say of N images.
 
     Returns:
         (n_pairs, 2) int64, numbers of the images: label 1, then label 0.

@@ -196,12 +196,7 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
 
 
 def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
-    """Put (T,) attention, which sums to 1, back to the places row * size + column of its pixels.
-
-    Returns:
-        (size, size) float64, times what each of T tokens had if all had the same; NaN where no
-        token is.
-    """
+    """(S, S) float64: (T,) attention, times what each token had if all had as much; else NaN."""
     picture = np.full(size * size, np.nan)
     picture[places.numpy()] = amounts.double().numpy() * len(amounts)
     return picture.reshape(size, size)
@@ -250,12 +245,11 @@ def draw(found: Trace, number: int) -> "Figure":
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of train.py")
-    parser.add_argument("--image", type=int, default=0, metavar="N", help="of the test split")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
-    parser.add_argument(
-        "--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)"
-    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of train.py")
+    add("--image", type=int, default=0, metavar="N", help="of the test split")
+    add("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
+    add("--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)")
     args = parser.parse_args(argv)
     found = trace(args.run, args.image, args.task)
     args.out.parent.mkdir(parents=True, exist_ok=True)

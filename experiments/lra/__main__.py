@@ -31,19 +31,18 @@ SEEDS = (1111, 1112, 1113)
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
+    add(
         "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
         help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
         default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
     )  # fmt: skip
-    parser.add_argument("--recipe", choices=RECIPES, default="paper")
-    parser.add_argument("--jobs-per-gpu", type=int, default=1, metavar="N")
+    add("--recipe", choices=RECIPES, default="paper")
+    add("--jobs-per-gpu", type=int, default=1, metavar="N")
     add_options(parser, Path("out/lra"), SEEDS)
     args = parser.parse_args(argv)
     waiting = []

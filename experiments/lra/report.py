@@ -63,7 +63,7 @@ SETTINGS = (
 
 def write_report(
     out: Path, recipe: str, data: Path, results: Path, others: Sequence[Path] = ()
-) -> Path:
+) -> None:
     """Report on all finished runs of a recipe; prints the tables.
 
     Args:
@@ -73,9 +73,6 @@ def write_report(
         results: for lra.json or lra_RECIPE.json; the speeds and the yardsticks of Pathfinder come
             from there, where they were measured.
         others: reports whose runs belong into this one where `out` has none of their name.
-
-    Returns:
-        The JSON file; its Markdown and picture are beside it.
 
     Raises:
         ValueError: nothing is finished, runs of one name differ in more than their seed, the run
@@ -108,7 +105,6 @@ def write_report(
     path = results / f"lra{suffix_of(recipe)}.json"
     write_result(path, result)
     redraw(path)
-    return path
 
 
 def redraw(path: Path) -> None:

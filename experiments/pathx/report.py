@@ -61,13 +61,10 @@ YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
 
-def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
+def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:
     """Report on all finished stages in `out`, as pathx.json in `results`; prints the tables.
 
     Runs of the reports `others` are told of, too, where `out` has none of their name.
-
-    Returns:
-        The JSON file; its Markdown and picture are beside it.
 
     Raises:
         ValueError: nothing is finished.
@@ -79,7 +76,6 @@ def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
     path = results / "pathx.json"
     write_result(path, {"unit": "percent", "paper": PAPER, "runs": runs})
     redraw(path)
-    return path
 
 
 def redraw(path: Path) -> None:

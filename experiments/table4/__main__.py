@@ -26,8 +26,7 @@ from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
 from experiments.sweep import Task, python_command, train_and_report
 from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
-from experiments.table4.models import BUDGETS, MODELS
-from experiments.table4.questions import PAIRS
+from experiments.table4.models import BUDGETS, MODELS, PAIRS
 from experiments.table4.report import write_table4
 from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, without_sums
 
@@ -135,7 +134,7 @@ def report(
         ValueError: nothing is trained and scored, or seeds were trained for other steps.
     """
     order = list(MODELS)
-    ready: list[list[Scored]] = [[] for _ in texts]
+    ready: list[list[Scored]] = []
     steps: dict[str, int] = {}
     left_out: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order.index(job.name), job.seed)):
@@ -150,15 +149,14 @@ def report(
                 f"{sums / texts[0].name / name}.npz was trained for {step} steps, and another seed "
                 f"of {job.name} for {steps[job.name]}: train one of them anew"
             )
-        for of_text, scored in zip(ready, found, strict=True):
-            of_text.append(scored)
+        ready.append(found)
     why = "; ".join(f"{why}: {', '.join(names)}" for why, names in left_out.items())
-    if not all(ready):
+    if not ready:
         raise ValueError(f"{sums} holds no run to report on ({why})")
     if left_out:
         print(f"not in the report: {why}")
     results, comparisons = {}, {}
-    for text, scored in zip(texts, ready, strict=True):
+    for text, scored in zip(texts, zip(*ready, strict=True), strict=True):
         results[text.name] = tabulate(scored, text)
         comparisons[text.name] = compare(scored, PAIRS)
         write_report(results[text.name], out / f"evaluation_{text.name}")

@@ -194,9 +194,8 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
     """The arguments of train.py, once all runs that the job needs are finished.
 
     A run that was begun keeps the number of steps that it began with, and other seeds take that of
-    the first, wherever it was trained.
-
-    Costs are read from `sums`, but for runs that are trained `here`: theirs are of another time.
+    the first, wherever it was trained. Costs are read from `sums`, but for runs that are trained
+    `here`: theirs are of another time.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs.command_line import errors_as_sentences
-from evaluation.markdown import dict_table, digits, is_known, markdown_table
+from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
+from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
-from evaluation.style import styles_of
+from evaluation.style import save, styles_of
 from experiments.reports import publish, redraw_command
-from experiments.table4.questions import comparisons_table, draw_positions, nats
+from experiments.table4.models import CONTEXT, MODELS, PAIRS, QUESTION_OF
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,6 +196,49 @@ def _interval_kind(rows: Sequence[Row]) -> str:
     )
 
 
+def comparisons_table(comparisons: Sequence[Row]) -> str:
+    """Every question with the differences, of `evaluation.tables.compare`, that answer it."""
+    return dict_table(
+        {
+            "question": QUESTION_OF[row["label"], row["to_label"]].asks,
+            "model": row["label"],
+            "minus": row["to_label"],
+            "seeds": str(row["strided"]["seeds"]),
+            "as the paper evaluates, nats": nats(row["chunk"]),
+            "on identical tokens, nats": nats(row["strided"]),
+            **{f"of these {p['range']} tokens into a document": nats(p) for p in row["parts"]},
+        }
+        for row in comparisons
+    )
+
+
+def answers_table(larger: Mapping[str, Any], smaller: Mapping[str, Any]) -> str:
+    """Differences between models, in a result of much training and one of less, a corpus each."""
+    more, less = (
+        {(row["label"], row["to_label"]): row for row in next(iter(result["comparisons"].values()))}
+        for result in (larger, smaller)
+    )
+    none = {"chunk": None, "strided": None}
+    return dict_table(
+        {
+            "question": QUESTION_OF[pair].asks,
+            "model": pair[0],
+            "minus": pair[1],
+            "larger budget, as the paper evaluates": nats(more.get(pair, none)["chunk"]),
+            "larger budget, on identical tokens": nats(more.get(pair, none)["strided"]),
+            "smaller budget, on identical tokens": nats(less.get(pair, none)["strided"]),
+            "seeds of these": str(less[pair]["strided"]["seeds"]) if pair in less else "",
+        }
+        for pair in PAIRS
+        if pair in more or pair in less
+    )
+
+
+def nats(difference: Row | None) -> str:
+    """A difference with its interval; nothing for none."""
+    return "" if difference is None else with_interval(difference["nats"], difference["interval"])
+
+
 def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> "Figure":
     """Validation perplexity over tokens and over GPU-hours, one line a model.
 
@@ -233,6 +277,23 @@ def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> "Figure":
     panels[-1, 1].set_xlabel("GPU-hours of training")
     figure.supylabel("validation perplexity", fontsize=10)
     return figure
+
+
+def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
+    """Draw the differences by position in the document; a picture of others must not stay."""
+    panels: dict[str, dict[str, list[Row]]] = {}
+    for row in comparisons:
+        label, other = row["label"], row["to_label"]
+        panel = QUESTION_OF[label, other].panel
+        if panel == CONTEXT:  # of models from scratch differences are far larger
+            scratch = MODELS[other].starts_from is None
+            panel = f"{panel}, {'from scratch' if scratch else 'going on'}"
+        if panel is not None:
+            panels.setdefault(panel, {})[f"{label} minus {other}"] = row["document_position"]
+    if panels:
+        save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
+    else:
+        out.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -111,9 +111,9 @@ def _brings(job: Job, here: Collection[Path]) -> set[Path]:
 def print_skipped(
     jobs: Sequence[Job], here: Sequence[Job], reasons: Mapping[str, str], sums: Path
 ) -> None:
-    """Print which of `jobs` are not trained, as their sums tell it all, and which are once more.
+    """Print which of `jobs` their sums tell all of, and which of those `here` are trained anew.
 
-    Of those `here`, there are the `reasons` of `without_sums`.
+    `reasons` are those of `without_sums`.
     """
     names = {job.folder.name for job in here}.union(reasons)
     kept = [name for job in jobs if (name := job.folder.name) not in names]
