@@ -24,7 +24,6 @@ from experiments.reports import table
 
 IMAGES = {32: 4000, 64: 200, 128: 300, 256: 2000}
 """Of one thread's timing; as many more as there are cores for all of them."""
-BATCH = 256
 
 
 def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
     started = time.perf_counter()
     generate(parameters, 0, range(n, n + n * cores))
     all_cores = time.perf_counter() - started
-    renderer, packed = Renderer(parameters, device), pack(lists[:BATCH], device)
+    renderer, packed = Renderer(parameters, device), pack(lists[:256], device)
     renderer(packed)
     repeats = 50 if device.type == "cuda" else 2
     wait_for(device)

@@ -113,7 +113,7 @@ class Trace:
 def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     """Send a test image, of its number, through the best weights of a run.
 
-    `folder` is that of the prepared task; None is the run's data.path.
+    `folder` is that of the prepared task; None: the run's data.path.
 
     Raises:
         ValueError, FileNotFoundError: there is no such image or run, or one of another kind.

@@ -134,24 +134,6 @@ def accuracies(
     return found
 
 
-def earlier_rows(
-    path: Path, rows: Sequence[dict[str, Any]], matching: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Rows of another result, but for the runs that `rows` tell of.
-
-    Raises:
-        ValueError: its pairs were matched otherwise, or it is none of ours.
-    """
-    result = read_result(path, "matching", "rows")
-    if result["matching"] != matching:
-        raise ValueError(
-            f"{path} has pairs of another matching, {result['matching']}, than {matching}: give it "
-            "the same --tolerance and --caliper, or leave --add out"
-        )
-    here = {row["run"] for row in rows}
-    return [row for row in result["rows"] if row["run"] not in here]
-
-
 def classifiers_table(rows: Sequence[dict[str, Any]]) -> str:
     """Each run on its pairs, and the classifiers of geometry on them, in percent."""
     return table(
@@ -217,7 +199,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "control": CONTROL,
     }
     if args.add is not None:
-        rows += earlier_rows(args.add, rows, matching)
+        earlier, here = read_result(args.add, "matching", "rows"), {row["run"] for row in rows}
+        if earlier["matching"] != matching:
+            raise ValueError(
+                f"{args.add} has pairs of another matching, {earlier['matching']}, than {matching}:"
+                " give it the same --tolerance and --caliper, or leave --add out"
+            )
+        rows += [row for row in earlier["rows"] if row["run"] not in here]
     write_result(args.out, {"unit": "share", "matching": matching, "rows": rows})
     print(f"{classifiers_table(rows)}\nwrote {args.out}")
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
+DENSE, SPARSE = "FlashAttention", "block-sparse FlashAttention"
 PAPER = [
-    {"model": "FlashAttention", "pathx": 61.4, "path256": None},
-    {"model": "block-sparse FlashAttention", "pathx": 56.0, "path256": 63.1},
+    {"model": DENSE, "pathx": 61.4, "path256": None},
+    {"model": SPARSE, "pathx": 56.0, "path256": 63.1},
 ]
 """arXiv 2205.14135, Table 6: test accuracy in percent; None: at chance or out of memory, as were
 all other models there."""
@@ -44,19 +45,14 @@ class Stage(NamedTuple):
 
 STAGES = {
     "path64": Stage("Path-64, packed"),
-    "pathx": Stage("Path-X, packed", "path64", ("FlashAttention", "pathx")),
-    "pathx_dense": Stage("Path-X, dense", "pathx", ("FlashAttention", "pathx")),
+    "pathx": Stage("Path-X, packed", "path64", (DENSE, "pathx")),
+    "pathx_dense": Stage("Path-X, dense", "pathx", (DENSE, "pathx")),
     "path64_butterfly": Stage("Path-64, butterfly"),
-    "pathx_butterfly": Stage(
-        "Path-X, butterfly", "path64_butterfly", ("block-sparse FlashAttention", "pathx")
-    ),
-    "path256_butterfly": Stage(
-        "Path-256, butterfly", "pathx_butterfly", ("block-sparse FlashAttention", "path256")
-    ),
+    "pathx_butterfly": Stage("Path-X, butterfly", "path64_butterfly", (SPARSE, "pathx")),
+    "path256_butterfly": Stage("Path-256, butterfly", "pathx_butterfly", (SPARSE, "path256")),
 }
 """In their order; the paper (arXiv 2205.14135, appendix E.3) begins with Path-64, too."""
 
-YARDSTICKS = "pathfinder_yardsticks.json"
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
@@ -92,7 +88,7 @@ def redraw(path: Path) -> None:
         "## What each run took\n",
         runs_table(result),
     ]
-    yardsticks = path.parent / YARDSTICKS
+    yardsticks = path.parent / "pathfinder_yardsticks.json"
     if yardsticks.exists():
         parts.append("## What can be had without following a contour\n")
         parts.append(yardsticks_table(read_result(yardsticks, "accuracies")))

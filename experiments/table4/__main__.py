@@ -39,7 +39,7 @@ def make_plan(
     Raises:
         ValueError: a history or a stride is longer than all contexts, or none.
     """
-    contexts = contexts_of(jobs)
+    contexts = sorted({job.config.model.context_length for job in jobs})
     plan = Plan(
         strides=tuple(strides) if strides else None,
         # with the longest, by which all runs know which tokens count
@@ -49,11 +49,6 @@ def make_plan(
     )
     plan.check_lengths(contexts)
     return plan
-
-
-def contexts_of(jobs: Sequence[Job]) -> list[int]:
-    """Each once, shortest first."""
-    return sorted({job.config.model.context_length for job in jobs})
 
 
 def check_scorable(
@@ -68,7 +63,7 @@ def check_scorable(
         ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
             windows that slide share no token, or not the same ones for all contexts.
     """
-    texts, contexts = [], contexts_of(jobs)
+    texts, contexts = [], sorted({job.config.model.context_length for job in jobs})
     tokenizer = Manifest.load(data).tokenizer.sha256
     for stream in validation_splits(score_on):
         there = stream.manifest.tokenizer.sha256

@@ -37,10 +37,7 @@ tokens."""
 
 
 def write_table4(
-    evaluations: Mapping[str, dict[str, Any]],
-    comparisons: Mapping[str, list[Row]],
-    budget: str,
-    out: Path,
+    evaluations: Mapping[str, Row], comparisons: Mapping[str, list[Row]], budget: str, out: Path
 ) -> None:
     """Write table4.json, table4.md and the pictures into `out`, and print the tables.
 
