@@ -31,19 +31,6 @@ class Task:
     """Gets all that they print."""
 
 
-@dataclass(kw_only=True)
-class _Children:
-    """The processes that run for us.
-
-    A plain bool and a plain set, and no lock: the handler of a signal would wait forever for a lock
-    that the code which it interrupts holds. Whoever starts a child adds it and then looks at
-    `stopping`; the handler sets `stopping` and then looks for children. So one of them stops it.
-    """
-
-    running: set[subprocess.Popen] = field(default_factory=set)
-    stopping: bool = False
-
-
 def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
     """Add the options of classifiers' sweeps, with the folder `out` and `seeds` as defaults."""
     add = parser.add_argument
@@ -178,6 +165,19 @@ def python_command(n_gpu: int, *arguments: str) -> list[str]:
         return [sys.executable, *arguments]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*torchrun, f"--nproc_per_node={n_gpu}", *arguments]
+
+
+@dataclass(kw_only=True)
+class _Children:
+    """The processes that run for us.
+
+    A plain bool and a plain set, and no lock: the handler of a signal would wait forever for a lock
+    that the code which it interrupts holds. Whoever starts a child adds it and then looks at
+    `stopping`; the handler sets `stopping` and then looks for children. So one of them stops it.
+    """
+
+    running: set[subprocess.Popen] = field(default_factory=set)
+    stopping: bool = False
 
 
 def _run(task: Task, gpus: list[str], children: _Children) -> str | None:

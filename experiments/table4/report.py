@@ -129,12 +129,12 @@ def markdown(result: dict[str, Any]) -> str:
             [list(map(str, row.values())) for row in result["paper"]],
         ),
     ]
-    for corpus, rows in result["rows"].items():
-        cells, minus = _model_cells(rows), f"minus {rows[0]['label']}, nats"
+    for corpus, models in result["rows"].items():
+        cells, minus = _model_cells(models), f"minus {models[0]['label']}, nats"
         header = [minus if name in DIFFERENCES else name for name in cells[0]]
         parts += [
-            f"Ours, scored on {corpus}. Time is relative to {rows[0]['label']}'s; differences "
-            f"have 95% intervals {_interval_kind(rows)}.\n",
+            f"Ours, scored on {corpus}. Time is relative to {models[0]['label']}'s; differences "
+            f"have 95% intervals {_interval_kind(models)}.\n",
             markdown_table(header, [list(row.values()) for row in cells]),
         ]
         if result["comparisons"][corpus]:
@@ -147,20 +147,20 @@ def markdown(result: dict[str, Any]) -> str:
 
 def models_table(result: Mapping[str, Any]) -> str:
     """Cost and perplexity of each model, of a result with a single corpus."""
-    (rows,) = result["rows"].values()
+    (models,) = result["rows"].values()
     return dict_table(
         {
             name.removeprefix("training "): cell
             for name, cell in cells.items()
             if name not in ("GPU-hours", *DIFFERENCES)
         }
-        for cells in _model_cells(rows)
+        for cells in _model_cells(models)
     )
 
 
-def _model_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
     """Cost and scores of each model; differences by name of their row's entry."""
-    hours = rows[0]["gpu_hours"] or math.nan  # a single step is not timed
+    hours = models[0]["gpu_hours"] or math.nan  # a single step is not timed
     return [
         {
             "model": row["label"],
@@ -174,13 +174,13 @@ def _model_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
             "perplexity, on identical tokens": f"{row['perplexity']:.2f}",
             "difference": nats(row["difference"]),
         }
-        for row in rows
+        for row in models
     ]
 
 
-def _interval_kind(rows: Sequence[Row]) -> str:
+def _interval_kind(models: Sequence[Row]) -> str:
     """Whether the intervals of the differences count seeds: where both models share several."""
-    seeds = {row["label"]: {row[d]["seeds"] for d in DIFFERENCES if row[d]} for row in rows}
+    seeds = {row["label"]: {row[d]["seeds"] for d in DIFFERENCES if row[d]} for row in models}
     compared = [label for label, shared in seeds.items() if shared]
     single = [label for label in compared if 1 in seeds[label]]
     if not single:
@@ -211,10 +211,12 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
 
 def answers_table(larger: Mapping[str, Any], smaller: Mapping[str, Any]) -> str:
     """Differences between models, in a result of much training and one of less, a corpus each."""
-    more, less = (
-        {(row["label"], row["to_label"]): row for row in next(iter(result["comparisons"].values()))}
-        for result in (larger, smaller)
-    )
+
+    def by_pair(result: Mapping[str, Any]) -> dict[tuple[str, str], Row]:
+        (rows,) = result["comparisons"].values()
+        return {(row["label"], row["to_label"]): row for row in rows}
+
+    more, less = by_pair(larger), by_pair(smaller)
     none = {"chunk": None, "strided": None}
     return dict_table(
         {
