@@ -1,41 +1,76 @@
-"""Runs of train.py on classifiers: how sweeps start them, and what reports tell of them."""
+"""Runs of train.py on classifiers: their examples, how sweeps start them, what reports tell.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The sets of examples that configurations read and that are generated are made where they are
+missing: the benchmark's hard images and long formulas, and shorter contours and formulas, which a
+curriculum begins with.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from configs.reader import read_config
+from data.lra.request import Request
+from data.lra.store import MANIFEST
+from data.lra.tasks import prepare
 from evaluation.runs import HOW, check_settings
-from experiments.gpu_pool import Task, python_command
+from experiments.sweep import Task, python_command
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts
 from training.metrics import read_metrics
 
+SHORT_EXAMPLES = {"train": 40_000, "val": 500, "test": 500}
+"""Of the images of a curriculum, on which nothing is scored."""
+SHORT_FORMULAS = SHORT_EXAMPLES | {"train": 160_000}
+"""Of its formulas, which are made faster."""
+CONTOURS = {  # of each task, by length of the distractors: lengths of the contours
+    "pathfinder32": {0: (2, 4, 7), 14: (4, 7, 10)},
+    "pathfinder64": {0: (2, 4, 7), 14: (3, 5, 7, 10)},
+    "pathx": {0: (2, 4), 14: (4, 7)},
+    "pathfinder256": {0: (2, 4), 14: (4, 7)},
+}
+
+REQUESTS = (
+    *(
+        Request(task="listops", shortest=shortest, longest=longest, examples=SHORT_FORMULAS)
+        for shortest, longest in ((4, 16), (4, 32), (17, 64), (33, 128), (65, 256))
+    ),
+    *(Request(task=task) for task in ("listops", *CONTOURS)),
+    *(
+        Request(task=task, contour_length=n, distractors_of=distractors, examples=SHORT_EXAMPLES)
+        for task, of_task in CONTOURS.items()
+        for distractors, lengths in of_task.items()
+        for n in lengths
+    ),
+)
+"""All that can be made here; a folder is named by its request."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierRun:
-    """One run of a sweep, by its folder and its arguments."""
+    """One run of a sweep."""
 
     seed: int
     folder: Path
-    arguments: tuple[str, ...]
-    """Of train.py."""
-    needs: frozenset[str] = frozenset()
-    """Names of the runs that come before."""
+    settings: tuple[str, ...]
+    """Arguments of train.py, but those that the other fields tell."""
+    before: Path | None = None
+    """Folder of the run whose best weights it begins with."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of train.py."""
+        origin = () if self.before is None else (f"run.init_from={self.before}",)
+        return *self.settings, f"run.seed={self.seed}", f"run.out_dir={self.folder}", *origin
 
     @cached_property
     def config(self) -> ClassifyConfig:
         """What the arguments mean."""
         return read_config(ClassifyConfig, self.arguments)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its best weights were scored on the test split."""
-        return is_finished(self.folder)
 
     def check_folder(self) -> None:
         """Raise ValueError where the folder holds a run with other settings."""
@@ -47,9 +82,7 @@ class ClassifierRun:
     ) -> Task:
         """Train, or go on, and score the best weights.
 
-        Args:
-            waiting: all runs of this call.
-            started: called with the folder when the run starts.
+        `waiting` are all runs of this call; `started` is called with the folder at the start.
         """
 
         def commands(n_gpu: int) -> list[list[str]]:
@@ -58,24 +91,35 @@ class ClassifierRun:
 
         return Task(
             name=self.folder.name,
-            needs=self.needs & {run.folder.name for run in waiting},
+            needs=frozenset(run.folder.name for run in waiting if run.folder == self.before),
             commands=commands,
             log=self.folder.with_suffix(".log"),
         )
 
 
-def refuse_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
-    """Raise ValueError where --set names a setting that one of the sweep's options decides."""
-    for override in overrides:
-        key = override.partition("=")[0]
-        if key in options:
+def prepare_sets(paths: Iterable[str]) -> None:
+    """Make the sets of examples in some folders where they are missing; prints which it made.
+
+    Raises:
+        ValueError: a folder is not there, and none of REQUESTS makes one of its name.
+    """
+    requests = {request.name: request for request in REQUESTS}
+    folders = [Path(path) for path in dict.fromkeys(paths)]
+    for folder in folders:
+        if folder.name not in requests and not (folder / MANIFEST).exists():
             raise ValueError(
-                f"--set {override}: the sweep itself sets {key} for each run, take {options[key]}"
+                f"{folder} is not prepared, and none of the sets that can be made here: "
+                f"{', '.join(sorted(requests))}"
             )
+    for folder in folders:
+        if request := requests.get(folder.name):
+            done = prepare(request, folder.parent)
+            if not done.finished_before:
+                print(f"{done.folder}: made", flush=True)
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run in `folder` has come to its end, the score on the test split."""
+    """Whether the best weights of the run in `folder` were scored on the test split."""
     records = read_metrics(folder)
     return bool(records) and "test_accuracy" in records[-1]
 
@@ -120,20 +164,21 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-_EMBEDDINGS = {
-    "none": (),
-    "learned": ("learned",),
-    "sinusoidal": ("sinusoids",),
-    "row_column": ("waves of row and column",),
+_POSITIONS = {
+    "learned": "learned",
+    "sinusoidal": "sinusoids",
+    "row_column": "waves of row and column",
+    "sequence": "rotary",
+    "axial": "rotary by row and column",
 }
-_ROTARY = {"none": (), "sequence": ("rotary",), "axial": ("rotary by row and column",)}
-_AUGMENT = {"none": (), "mirror": ("mirrored",), "dihedral": ("turned and mirrored",)}
+"""By name of the embedding or of the rotary positions; "none" is left out."""
+_AUGMENT = {"mirror": "mirrored", "dihedral": "turned and mirrored"}
 
 
 def positions_of(config: ClassifyConfig) -> str:
     """How the model is told where tokens stand."""
     model = config.model
-    parts = [*_EMBEDDINGS[model.embedding], *_ROTARY[model.rotary]]
+    parts = [_POSITIONS[name] for name in (model.embedding, model.rotary) if name != "none"]
     if model.local_start:
         parts.append(f"heads that begin at a neighbour, by {model.local_start:g}")
     return ", ".join(parts) or "none"
@@ -151,7 +196,7 @@ def padding_of(config: ClassifyConfig) -> str:
 def changes_of(config: ClassifyConfig, before: ClassifyConfig | None = None) -> str:
     """Changes to the training examples, and training before them: `before` on hidden tokens."""
     data = config.data
-    parts = [*_AUGMENT[data.augment]]
+    parts = [] if data.augment == "none" else [_AUGMENT[data.augment]]
     if data.shift:
         parts.append(f"moved by up to {data.shift}")
     if data.phases:

@@ -1,40 +1,37 @@
-"""What a viewer sees at the two markers of Pathfinder images, and predictions made of it.
+"""What a viewer sees at the two markers of Pathfinder images, and pairs that look alike there.
 
 The order of the markers says nothing to a viewer. Swapping rows and columns changes nothing either,
 but turning and mirroring would: the generator rounds coordinates up, so contours drift down and to
 the right, and a classifier can use that.
 """
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from data.files import write_atomically
-from data.lra.store import DisplayLists, Manifest, open_split
+from data.lra.store import DisplayLists, open_split
 from data.pathfinder.geometry import endpoint_geometry
 from data.pathfinder.parameters import Pathfinder
 
-TASKS = {32: "pathfinder32", 64: "pathfinder64", 128: "pathx", 256: "pathfinder256"}
-"""Folder of the prepared images by their size."""
+_POSITIONS = ("row_a", "column_a", "row_b", "column_b")
+_TANGENTS = ("row_direction_a", "column_direction_a", "row_direction_b", "column_direction_b")
 
-_TANGENTS = tuple(f"{axis}_direction_{marker}" for marker in "ab" for axis in ("row", "column"))
-_POSITIONS = ("distance", "row_a", "column_a", "row_b", "column_b")
+_MIDPOINT_WEIGHT = 0.25  # where in the image: matters less than how the ends lie to each other
+_DIRECTION_WEIGHT = 2.0  # in strokes: what a radian is worth
+_ROWS = 1000  # of images of label 1 that are compared at a time
 
 ALL = "all endpoint geometry"
 KNOWLEDGE: dict[str, tuple[str, ...]] = {
     "distance": ("distance",),
-    "distance and positions": _POSITIONS,
+    "distance and positions": ("distance", *_POSITIONS),
     "distance and one direction": ("distance", "size_of_turn_a"),
     "distance and both directions": ("distance", "folded_turn_a", "folded_turn_b"),
     ALL: (
-        *_POSITIONS,
-        *("row_difference", "column_difference", "turn_a", "turn_b"),
-        *("folded_turn_a", "folded_turn_b"),
-        *_TANGENTS,
+        *("distance", *_POSITIONS, "row_difference", "column_difference"),
+        *("turn_a", "turn_b", "folded_turn_a", "folded_turn_b", *_TANGENTS),
     ),
 }
 """What a classifier may know: names of features that `features` gives. One direction is that at a
@@ -61,19 +58,18 @@ class Endpoints:
         """These endpoints with the markers in the other order."""
         return replace(self, positions=self.positions[:, ::-1], directions=self.directions[:, ::-1])
 
-    def transposed(self, which: np.ndarray | slice = slice(None)) -> "Endpoints":
+    def transposed(self, which: ArrayLike = True) -> "Endpoints":
         """Endpoints with rows and columns swapped, in all images or in `which`, (N,) bool."""
-        turned = {"positions": self.positions.copy(), "directions": self.directions.copy()}
-        for points in turned.values():
-            points[which] = points[which][..., ::-1].copy()
-        return replace(self, **turned)
+        swap, ways = np.reshape(which, (-1, 1, 1)), (self.positions, self.directions)
+        positions, directions = (np.where(swap, points[..., ::-1], points) for points in ways)
+        return replace(self, positions=positions, directions=directions)
 
 
-def read_endpoints(folder: Path, split: str) -> Endpoints:
-    """Markers of a split of a prepared task.
+def open_contours(folder: Path, split: str) -> tuple[DisplayLists, Pathfinder]:
+    """A split of a prepared task of generated Pathfinder images, and their parameters.
 
     Raises:
-        ValueError, FileNotFoundError: the folder holds no generated Pathfinder images.
+        ValueError, FileNotFoundError: the folder holds none.
     """
     opened = open_split(folder, split)
     if not isinstance(opened, DisplayLists):
@@ -81,7 +77,12 @@ def read_endpoints(folder: Path, split: str) -> Endpoints:
             f"{folder} holds {opened.manifest.kind}, which do not tell where contours end; prepare "
             "the task without --source, so that its images are generated."
         )
-    parameters = Pathfinder(**opened.manifest.source["parameters"])
+    return opened, Pathfinder(**opened.manifest.source["parameters"])
+
+
+def read_endpoints(folder: Path, split: str) -> Endpoints:
+    """Markers of a split of a prepared task; raises as `open_contours` does."""
+    opened, parameters = open_contours(folder, split)
     found = endpoint_geometry(opened.display_lists, parameters)
     return Endpoints(
         labels=np.array(opened.labels),
@@ -122,10 +123,8 @@ def features(endpoints: Endpoints) -> dict[str, np.ndarray]:
         "folded_turn_a": np.where(more < 0, -less, less),
         "folded_turn_b": np.abs(more),
     }
-    for m, marker in enumerate("ab"):
-        for a, axis in enumerate(("row", "column")):
-            found[f"{axis}_{marker}"] = positions[:, m, a]
-            found[f"{axis}_direction_{marker}"] = directions[:, m, a]
+    for names, values in ((_POSITIONS, positions), (_TANGENTS, directions)):
+        found |= zip(names, values.reshape(-1, 4).T, strict=True)
     return found
 
 
@@ -134,42 +133,78 @@ def _wrap(angles: np.ndarray) -> np.ndarray:
     return np.pi - (np.pi - angles) % (2 * np.pi)
 
 
-def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
-    """Keep what classifiers of endpoint geometry say of a task's test images.
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far the two images of a pair may be apart."""
 
-    Args:
-        folder: where TASK.npz goes.
-        task: folder of the prepared task.
-        logits: (n,) by the classifier's name, log-odds of label 1.
+    geometry: float = 1.5
+    """Of `describe`: in strokes, from the start of one to that of the next."""
+    log_odds: float = 0.1
+    """Of the classifiers of geometry."""
+
+    def __post_init__(self) -> None:
+        for name in ("geometry", "log_odds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+
+
+def describe(endpoints: Endpoints) -> np.ndarray:
+    """(N, 8) float32: vectors whose distance says how differently ends lie and point.
+
+    From marker to marker, the point between them, and both directions, each as row and column.
     """
-    file = io.BytesIO()
-    arrays: dict[str, Any] = {"images": _test_sha256(task), **logits}
-    np.savez_compressed(file, **arrays)
-    path = folder / f"{task.name}.npz"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, file.getvalue())
-    return path
+    positions, directions = endpoints.positions / endpoints.period, endpoints.directions
+    parts = (
+        positions[:, 1] - positions[:, 0],
+        _MIDPOINT_WEIGHT * positions.mean(axis=1),
+        _DIRECTION_WEIGHT * directions[:, 0],
+        _DIRECTION_WEIGHT * directions[:, 1],
+    )
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
-    """What `write_predictions` kept of a task: (n,) log-odds of label 1 by classifier.
+def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> np.ndarray:
+    """Pair images of label 1 with images of label 0, nearest first, each used once at most.
 
-    Raises:
-        FileNotFoundError: nothing was kept of it.
-        ValueError: it was of other images.
+    Who sees the ends alone cannot tell which of the two has its markers on one contour. Alike means
+    two things, as in Rosenbaum and Rubin 1985, "Constructing a control group using multivariate
+    matched sampling methods that incorporate the propensity score" (The American Statistician 39):
+    the ends lie and point nearly the same, and classifiers of that geometry give nearly the same
+    odds. The first alone is not enough where odds change fast, the second where a classifier missed
+    something. An image is as near as the nearest of what looks the same: its markers in either
+    order, rows and columns swapped or not.
+
+    `log_odds` are (n_classifiers, N), what classifiers of endpoint geometry say of N images.
+
+    Returns:
+        (n_pairs, 2) int64, numbers of the images: label 1, then label 0.
     """
-    path = folder / f"{task.name}.npz"
-    command = f"python -m experiments.contours.yardsticks --predictions {folder}"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: make it with {command}")
-    with np.load(path, allow_pickle=False) as file:
-        found = {name: file[name] for name in file.files}
-    if str(found.pop("images")) != _test_sha256(task):
-        raise ValueError(
-            f"{path} is of other test images than {task} holds: make it anew with {command}"
+    same, different = np.flatnonzero(endpoints.labels == 1), np.flatnonzero(endpoints.labels == 0)
+    alike = [
+        describe(one)[same]
+        for view in (endpoints, endpoints.swapped())
+        for one in (view, view.transposed())
+    ]
+    others = describe(endpoints)[different]
+    squares = (others**2).sum(axis=1)
+    candidates: list[np.ndarray] = [np.empty((3, 0))]
+    for first in range(0, len(same), _ROWS):
+        rows = slice(first, first + _ROWS)
+        distance = np.min(
+            [(v[rows] ** 2).sum(axis=1)[:, None] + squares - 2 * v[rows] @ others.T for v in alike],
+            axis=0,
         )
-    return found
-
-
-def _test_sha256(task: Path) -> str:
-    return Manifest.load(task).splits["test"].arrays["display_lists"].sha256
+        near = distance < tolerance.geometry**2
+        for said in log_odds:
+            near &= np.abs(said[same[rows]][:, None] - said[different]) < tolerance.log_odds
+        i, j = np.nonzero(near)
+        candidates.append(np.stack([same[rows][i], different[j], distance[i, j]]))
+    one, other, distance = np.concatenate(candidates, axis=1)
+    used = np.zeros(len(endpoints), bool)
+    pairs = []
+    for k in np.argsort(distance, kind="stable"):
+        a, b = int(one[k]), int(other[k])
+        if not (used[a] or used[b]):
+            used[a] = used[b] = True
+            pairs.append((a, b))
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
