@@ -5,33 +5,19 @@
 For each of the two markers (a row): the attention that the pixels under it pay in each layer, mean
 over its pixels and the heads, and on the right attention rollout from it through all layers. The
 ring is around the marker that pays. Colours say how many times as much as if it went to all pixels
-alike. Attention is computed exactly from q and k of each block, in float32 on the CPU, some rows at
-a time, so that the matrix of a long sequence is never held.
-
-Shapes: T tokens, H heads, D head_dim, R some of the T rows, S pixels in a row.
+alike.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from configs.command_line import command_parser, errors_as_sentences
-from data.lra.batches import PixelExamples
 from evaluation.style import save
-from experiments.classifier_runs import read_run_config
-from experiments.contours.geometry import open_contours
-from kernels.reference.standard import visible_keys
-from model.attention import SelfAttention
-from model.classifier import Classifier
-from model.positions import apply_rotary
-from training.classification.config import ClassifyConfig
-from training.classification.scoring import read_best
+from experiments.contours.rollout import Trace, trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,158 +27,6 @@ if TYPE_CHECKING:
 SHADES = ("#e4e4e4", "#9ccbe8", "#2f86c1", "#0b3c6f", "#06101f")
 RINGS = ("#d55e00", "#009e73")
 LEAST, MOST = 0.1, 100.0  # times uniform attention, the ends of the colours
-_ROWS = 512
-_MOST_MASKED = 8192  # tokens whose mask is held element by element
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """What one block attends with, for one image."""
-
-    q: Tensor
-    """(T, H, D), as k turned by its position where positions are rotary."""
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    """(T, C), what the block's attention gave, to check against."""
-    softmax_scale: float
-    visible: Tensor | None
-    """(1 or H, T, T) bool, which keys a query sees; None: all."""
-
-    def weights(self, rows: Tensor) -> Tensor:
-        """(H, R, T): what the tokens `rows`, (R,) int64, pay to each token; sums to 1."""
-        scores = torch.einsum("rhd,thd->hrt", self.q[rows], self.k) * self.softmax_scale
-        if self.visible is not None:
-            scores = scores.masked_fill(~self.visible[:, rows], -math.inf)
-        return scores.softmax(-1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """One image's way through a classifier."""
-
-    image: Tensor
-    """(S, S) uint8."""
-    label: int
-    places: Tensor
-    """(T,) int64, the pixel (row * S + column) of each token."""
-    under_markers: list[Tensor]
-    """Numbers of the tokens under each marker, int64: origin end, terminal end."""
-    markers: Tensor
-    """(2, 2) int64, the pixels (y, x) under the markers."""
-    marker_radius: float
-    """Pixels."""
-    layers: list[Layer]
-    logits: Tensor
-
-    def paid(self) -> Tensor:
-        """(n_layer, 2, T): attention that each marker pays, mean over its pixels and heads."""
-        pairs = ((layer, tokens) for layer in self.layers for tokens in self.under_markers)
-        paid = [layer.weights(tokens).mean((0, 1)) for layer, tokens in pairs]
-        return torch.stack(paid).unflatten(0, (-1, 2))
-
-    def rollout(self) -> Tensor:
-        """(2, T): attention from each marker through all layers; sums to 1.
-
-        A block passes on half of what stands in a place and half of what it attends to, mean over
-        heads (Abnar and Zuidema 2020, arXiv 2005.00928, section 3).
-        """
-        n_tokens = len(self.places)
-        share = torch.zeros(2, n_tokens)
-        for marker, tokens in enumerate(self.under_markers):
-            share[marker, tokens] = 1 / len(tokens)
-        for layer in reversed(self.layers):
-            attended = torch.zeros_like(share)
-            for rows in torch.arange(n_tokens).split(_ROWS):
-                attended += share[:, rows] @ layer.weights(rows).mean(0)
-            share = (share + attended) / 2
-        return share
-
-
-@torch.no_grad()
-def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
-    """Send a test image, of its number, through the best weights of a run.
-
-    `folder` is that of the prepared task; None: the run's data.path.
-
-    Raises:
-        ValueError, FileNotFoundError: there is no such image or run, or one of another kind.
-    """
-    config = read_run_config(run)
-    split, parameters = open_contours(folder or Path(config.data.path), "test")
-    if not 0 <= number < len(split):
-        raise ValueError(f"--image {number} must be between 0 and {len(split) - 1}")
-    model = _open(run, config)
-    one = replace(split, display_lists=split.display_lists[number : number + 1])
-    examples = PixelExamples(one, config.model.context_length, config.data, torch.device("cpu"))
-    zero = torch.zeros(1, dtype=torch.int64)
-    tokens, lengths, places, labels = examples.batch(zero, zero)
-    if bool(examples.overflow):
-        raise ValueError(
-            f"image {number} has more pixels above zero than model.context_length="
-            f"{config.model.context_length}: name another image"
-        )
-    places = torch.arange(tokens.shape[1]) if places is None else places.flatten()
-    if lengths is not None:  # padding is hidden from all: without it, nothing else changes
-        tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
-    layers, logits = _run(model, tokens, places[None])
-    markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
-    pixels = torch.stack((places // examples.size, places % examples.size), dim=-1)
-    distances = (pixels - markers[:, None]).double().norm(dim=-1)
-    return Trace(
-        image=examples.images(zero)[0],
-        label=int(labels),
-        places=places,
-        under_markers=[(away <= parameters.marker_radius).nonzero()[:, 0] for away in distances],
-        markers=markers,
-        marker_radius=parameters.marker_radius,
-        layers=layers,
-        logits=logits,
-    )
-
-
-def _open(run: Path, config: ClassifyConfig) -> Classifier:
-    """The best weights of a run, in a model that the CPU computes in float32."""
-    model = config.model
-    if model.pooling == "cls":
-        raise ValueError(
-            f"{run} has model.pooling=cls, a token that is no pixel: name a run that pools by mean "
-            "or max"
-        )
-    masked = model.mask.pattern != "dense"
-    if masked and (config.data.zeros == "padding" or model.context_length > _MOST_MASKED):
-        raise ValueError(
-            f"{run} has model.mask.pattern={model.mask.pattern} on {model.context_length:,} tokens "
-            f"with data.zeros={config.data.zeros}: only dense attention, or a mask over at most "
-            f"{_MOST_MASKED:,} tokens none of which is padding, is drawn"
-        )
-    opened = Classifier(replace(model, attention="reference" if masked else "sdpa"))
-    opened.load_state_dict(read_best(run))
-    return opened.eval()
-
-
-def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer], Tensor]:
-    """What each block attends with, and the logits, of (1, T) tokens at (1, T) places."""
-    layers: list[Layer] = []
-    n_tokens = tokens.shape[1]
-
-    def note(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Tensor) -> None:
-        x, rotary = args
-        qkv = block.qkv_proj(x).view(1, n_tokens, 3, block.n_head, block.head_dim)
-        q, k, v = qkv.unbind(dim=2)
-        if rotary is not None:
-            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
-        mask = keywords["mask"]
-        visible = None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0]
-        seen = {"softmax_scale": block.softmax_scale, "visible": visible}
-        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=out[0], **seen))
-
-    blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
-    logits = model(tokens, None, places)[0]
-    for hook in hooks:
-        hook.remove()
-    return layers, logits
 
 
 def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:

@@ -4,7 +4,7 @@
         --out docs/results/pathfinder_tracing.json
 
 Where the markers lie and how contours leave them gives most labels away. So test images of label 1
-are paired with those of label 0 that look alike there (geometry.py). Of each pair, a model that
+are paired with those of label 0 that look alike there (matching.py). Of each pair, a model that
 sees endpoint geometry alone orders the logits rightly half of the time, and one that traces nearly
 always. Controls are classifiers of endpoint geometry (yardsticks.py, which must have run before);
 of these, "held_out" had no part in the matching.
@@ -21,7 +21,8 @@ from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import read_result, write_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
-from experiments.contours.geometry import Tolerance, match, read_endpoints
+from experiments.contours.geometry import read_endpoints
+from experiments.contours.matching import Tolerance, match
 from experiments.contours.yardsticks import PREDICTIONS, read_predictions
 from experiments.reports import mean_text, table
 from training.classification.scoring import TEST_LOGITS

@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
-from experiments.classifier_runs import is_finished, prepare_sets
+from experiments.classifier_runs import is_finished
+from experiments.example_sets import prepare_sets
 from experiments.lra.jobs import ATTENTIONS, BENCHMARK, RECIPES, TASKS, make_jobs, trainable_tasks
 from experiments.lra.report import note_sharing, write_report
 from experiments.sweep import add_options, train_and_report

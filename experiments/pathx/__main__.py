@@ -15,7 +15,8 @@ from itertools import product
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
-from experiments.classifier_runs import ClassifierRun, is_finished, prepare_sets
+from experiments.classifier_runs import ClassifierRun, is_finished
+from experiments.example_sets import prepare_sets
 from experiments.pathx.report import STAGES, write_report
 from experiments.sweep import add_options, refuse_overrides, train_and_report
 

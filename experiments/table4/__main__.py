@@ -24,9 +24,11 @@ from evaluation.score import validation_splits
 from evaluation.sums import Scored, Text, describe_text
 from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
-from experiments.sweep import Task, python_command, train_and_report
+from experiments.gpu_pool import Task, python_command
+from experiments.sweep import train_and_report
 from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
-from experiments.table4.models import BUDGETS, MODELS, PAIRS
+from experiments.table4.models import BUDGETS, MODELS
+from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
 from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, without_sums
 

@@ -18,7 +18,8 @@ from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import save, styles_of
 from experiments.reports import publish, redraw_command
-from experiments.table4.models import CONTEXT, MODELS, PAIRS, QUESTION_OF
+from experiments.table4.models import MODELS
+from experiments.table4.questions import CONTEXT, PAIRS, QUESTION_OF
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

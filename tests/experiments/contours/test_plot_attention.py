@@ -11,7 +11,8 @@ from data.lra.store import DisplayLists, open_split
 from data.pathfinder.parameters import Pathfinder
 from data.pathfinder.render import Renderer
 from experiments.contours import plot_attention
-from experiments.contours.plot_attention import paint, trace
+from experiments.contours.plot_attention import paint
+from experiments.contours.rollout import trace
 from model.classifier import Classifier
 from scripts import prepare_lra
 from train import main as train_main

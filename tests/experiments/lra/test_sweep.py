@@ -41,7 +41,7 @@ def reproduce(monkeypatch, tmp_path):
         train.main(command[2:])
         return FinishedProcess()
 
-    monkeypatch.setattr("experiments.sweep._start", run_here)
+    monkeypatch.setattr("experiments.gpu_pool._start", run_here)
     monkeypatch.setattr(reports, "save", lambda *_: None)
 
     def reproduce(*options, overrides=TINY):

@@ -8,7 +8,7 @@ import pytest
 import train
 from configs.reader import read_config, to_yaml
 from data.lra.request import Request
-from experiments import classifier_runs, reports
+from experiments import example_sets, reports
 from experiments.pathx import __main__ as reproduce_pathx
 from experiments.pathx import report
 from experiments.pathx.__main__ import make_runs
@@ -49,9 +49,9 @@ run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu
         train.main(command[2:])
         return FinishedProcess()
 
-    monkeypatch.setattr("experiments.sweep._start", train_here)
+    monkeypatch.setattr("experiments.gpu_pool._start", train_here)
     monkeypatch.setattr(reproduce_pathx, "CONFIGS", tmp_path)
-    monkeypatch.setattr(classifier_runs, "REQUESTS", tuple(SETS.values()))
+    monkeypatch.setattr(example_sets, "REQUESTS", tuple(SETS.values()))
     return tmp_path
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.table4.models import MODELS, PAIRS
+from experiments.table4.models import MODELS
+from experiments.table4.questions import PAIRS
 from experiments.table4.report import comparisons_table, curves, draw_positions, markdown, rows
 
 

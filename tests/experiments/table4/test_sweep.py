@@ -13,7 +13,7 @@ from data.text.documents import open_source
 from data.text.prepare import prepare
 from data.text.shards import TokenStream
 from evaluation.sums import read_scored, write_scored
-from experiments import sweep
+from experiments import gpu_pool, sweep
 from experiments.table4 import __main__ as reproduce_table4
 from experiments.table4 import report
 from experiments.table4.report import markdown
@@ -255,14 +255,14 @@ def test_several_corpora_are_scored_by_one_command_a_run(tiny, corpus, other_cor
 def fails(monkeypatch):
     """Lets the training of some runs fail; returns a function that is told which."""
 
-    run_here = sweep._start
+    run_here = gpu_pool._start
 
     def let_fail(name):
         def run_some(command, *rest):
             failing = "train.py" in command and any(name in word for word in command)
             return FinishedProcess(1) if failing else run_here(command, *rest)
 
-        monkeypatch.setattr("experiments.sweep._start", run_some)
+        monkeypatch.setattr("experiments.gpu_pool._start", run_some)
 
     return let_fail
 

@@ -119,7 +119,7 @@ def report_only(tiny, monkeypatch, *names):
     with monkeypatch.context() as patch:
         patch.setattr(score, "token_losses", fail)
         patch.setattr(score.Run, "model", property(fail))
-        patch.setattr("experiments.sweep._start", fail)
+        patch.setattr("experiments.gpu_pool._start", fail)
         patch.setattr(reproduce_table4, "write_report", lambda *_: None)  # pictures take seconds
         patch.setattr("experiments.reports.save", lambda *_: None)
         out, _ = tiny("--models", *names, "--report-only")

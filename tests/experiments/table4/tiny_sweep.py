@@ -111,7 +111,7 @@ def sweep(monkeypatch, corpus, folder):
             evaluate.main([*arguments[1:], "--device", "cpu"])
         return FinishedProcess()
 
-    monkeypatch.setattr("experiments.sweep._start", run_here)
+    monkeypatch.setattr("experiments.gpu_pool._start", run_here)
 
     def reproduce(*options):
         ran.clear()

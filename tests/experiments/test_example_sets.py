@@ -7,8 +7,8 @@ import pytest
 from configs.reader import read_config
 from data.lra.request import Request
 from data.lra.store import MANIFEST
-from experiments import classifier_runs
-from experiments.classifier_runs import REQUESTS, prepare_sets
+from experiments import example_sets
+from experiments.example_sets import REQUESTS, prepare_sets
 from experiments.lra.jobs import CONFIGS as LRA
 from experiments.pathx.__main__ import CONFIGS as PATHX
 from training.classification.config import ClassifyConfig
@@ -25,7 +25,7 @@ def test_the_sets_are_those_that_configurations_read():
 def test_only_what_is_missing_is_made(tmp_path, monkeypatch, capsys):
     examples = {"train": 4, "val": 2, "test": 2}
     request = Request(task="pathfinder32", contour_length=2, distractors_of=0, examples=examples)
-    monkeypatch.setattr(classifier_runs, "REQUESTS", (request,))
+    monkeypatch.setattr(example_sets, "REQUESTS", (request,))
     folder = tmp_path / "data" / request.name
     prepare_sets([str(folder), str(folder)])
     assert capsys.readouterr().out == f"{folder}: made\n"

@@ -1,0 +1,76 @@
+"""The questions of our Table 4, and the pairs of models that answer them."""
+
+from typing import NamedTuple
+
+
+class Question(NamedTuple):
+    """What a model tells when it is compared with another."""
+
+    asks: str
+    pairs: tuple[tuple[str, str], ...]
+    """Of a model and what it is compared with."""
+    panel: str | None = None
+    """Of the picture by position in the document, if it is drawn there."""
+
+
+CONTEXT, BUTTERFLY = "a longer context", "butterfly instead of dense attention"
+
+QUESTIONS = (
+    Question(
+        "longer context from scratch, equal tokens",
+        (
+            *((long, "1k") for long in ("2k", "4k", "8k", "16k")),
+            ("4k_learned", "1k_learned"),
+            ("4k_documents", "1k_documents"),
+        ),
+        CONTEXT,
+    ),
+    Question(
+        "the batches of the longer context, 1K attention",
+        (("1k_of_4k", "1k"), ("1k_then_1k_of_4k", "1k_then_1k")),
+        CONTEXT,
+    ),
+    Question(
+        "the longer attention, same batches",
+        (("4k", "1k_of_4k"), ("1k_then_4k", "1k_then_1k_of_4k")),
+        CONTEXT,
+    ),
+    Question("longer context from scratch, equal time", (("4k", "1k_same_time"),)),
+    Question(
+        "longer context for a trained 1K model, equal tokens",
+        (
+            ("1k_then_4k", "1k_then_1k"),
+            ("1k_then_4k_butterfly", "1k_then_1k"),
+            ("1k_then_16k", "1k_then_1k"),
+            ("1k_then_16k_butterfly", "1k_then_1k"),
+            ("1k_then_16k", "1k_then_4k"),
+        ),
+        CONTEXT,
+    ),
+    Question(
+        "longer context for a trained 1K model, equal time",
+        (("1k_then_4k", "1k_then_1k_same_time"),),
+        CONTEXT,
+    ),
+    Question(
+        "a trained 1K model instead of from scratch, equal time",
+        (("4k_from_1k", "4k"), ("4k_learned_from_1k", "4k_learned")),
+    ),
+    Question(
+        "butterfly instead of dense, equal tokens",
+        tuple((f"{name}_butterfly", name) for name in ("4k", "16k", "1k_then_4k", "1k_then_16k")),
+        BUTTERFLY,
+    ),
+    Question(
+        "butterfly instead of dense, equal time",
+        tuple((f"{name}_butterfly_same_time", name) for name in ("4k", "16k", "1k_then_16k")),
+        BUTTERFLY,
+    ),
+    Question(
+        "documents masked instead of packed, equal tokens",
+        tuple((f"{name}_documents", name) for name in ("1k", "4k", "1k_then_4k")),
+    ),
+)
+
+QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pairs}
+PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
