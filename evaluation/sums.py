@@ -22,6 +22,7 @@ from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from configs.reader import from_yaml, to_yaml
 from data.files import write_atomically
@@ -175,7 +176,7 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     elif kind == "sliding":
         counted &= corpus.well_seen
         places, most = corpus.history, int(lengths.max()) - 1
-    shape = len(lengths), int(log_bins(np.array(most))) + 1
+    shape = len(lengths), int(log_bins(most)) + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
     cell = corpus.document[counted], log_bins(places[counted])
     np.add.at(nats, cell, losses[counted].astype(np.float64))
@@ -183,9 +184,9 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     return Sums(nats=nats, tokens=tokens, n_bytes=int(corpus.n_bytes[counted].sum()))
 
 
-def log_bins(lengths: np.ndarray) -> np.ndarray:
+def log_bins(lengths: ArrayLike) -> np.ndarray:
     """Bin b of 1 and more holds [2^(b-1), 2^b), bin 0 holds 0."""
-    return np.ceil(np.log2(lengths + 1.0)).astype(np.int64)
+    return np.ceil(np.log2(np.asarray(lengths) + 1.0)).astype(np.int64)
 
 
 def bin_name(number: int) -> str:
