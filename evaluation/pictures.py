@@ -4,7 +4,7 @@ matplotlib takes a second to load, which --help should not wait for: functions l
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
 RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
+DIFFERENCE = "difference", "difference_interval"  # columns of a mean and its interval
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
@@ -49,31 +50,29 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
 
-    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
+    def draw_lines(rows: list[Row], *panels: "Axes") -> None:
         lines: dict[tuple[str, int | None, bool], list[Row]] = {}
         for row in rows:
             line = row["label"], row["stride"] if strides else None, row["document_mask"]
             lines.setdefault(line, []).append(row)
         for number, ((label, stride, masked), line) in enumerate(lines.items()):
-            look = {
-                **styles[label],
-                "markerfacecolor": "white" if masked else styles[label]["color"],
-                "label": label
-                + (f", stride {stride:,}" if stride is not None else "")
-                + (", documents masked" if masked else ""),
-            }
+            look: dict[str, Any] = {**styles[label], "label": label}
             if stride is not None:
+                look["label"] += f", stride {stride:,}"
                 look["linestyle"] = LINES[strides.index(stride) % len(LINES)]
+            if masked:
+                look |= {"label": f"{look['label']}, documents masked", "markerfacecolor": "white"}
             shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
-            histories = _floats([row["history"] for row in line]) * shift
-            _error_bars(loss, histories, line, ("nats", "nats_interval"), look)
-            if difference is not None:
-                # what others are compared with stands at zero; some are compared with nothing
-                zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
-                gaps = [row["difference"] or zero for row in line]
-                known = [gap for gap in gaps if gap is not None]
-                places = histories[[gap is not None for gap in gaps]]
-                _error_bars(difference, places, known, ("nats", "interval"), look)
+            histories = shift * np.array([row["history"] for row in line])
+            # what others are compared with stands at zero; some are compared with nothing
+            end = 0 if label == rows[0]["label"] else math.nan
+            gaps = [row["difference"] or {"nats": end, "interval": [end, end]} for row in line]
+            for axes, values, interval in zip(
+                panels, (line, gaps), ("nats_interval", "interval"), strict=False
+            ):
+                means, low, high = _estimates(values, "nats", interval)
+                errors = np.maximum(0, [means - low, high - means])  # means of few may lie outside
+                axes.errorbar(histories, means, errors, ms=5, lw=1.2, capsize=3, **look)
 
     two = any(row["difference"] for row in rows)
     figure = _rows_of_panels(rows, two, "tokens that the model may see", draw_lines)
@@ -86,15 +85,14 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
 def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> "Figure":
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
 
-    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
-        lines = [[row for row in rows if row["label"] == label] for label in _labels(rows)]
-        for line in lines:
-            look = {**styles[line[0]["label"]], "label": line[0]["label"]}
-            _band(loss, line, ("nats", "interval"), look)
-            if difference is not None:
-                _band(difference, line, ("difference", "difference_interval"), look)
-        if difference is not None:
-            _limit(difference, lines)
+    def draw_lines(rows: list[Row], loss: "Axes", *differences: "Axes") -> None:
+        lines = {label: [row for row in rows if row["label"] == label] for label in _labels(rows)}
+        for label, line in lines.items():
+            _band(loss, line, ("nats", "interval"), styles[label], label)
+            for axes in differences:
+                _band(axes, line, DIFFERENCE, styles[label], label)
+        for axes in differences:
+            _limit(axes, lines.values())
 
     return _rows_of_panels(rows, len(_labels(rows)) > 1, x_label, draw_lines)
 
@@ -110,8 +108,7 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
         axes = figure.add_subplot(rows, columns, number)
         styles = styles_of(lines)
         for label, line in lines.items():
-            look = {**styles[label], "label": label}
-            _band(axes, _frequent(line, RARE), ("difference", "difference_interval"), look)
+            _band(axes, _frequent(line, RARE), DIFFERENCE, styles[label], label)
         axes.axhline(0, color="black", lw=0.8, zorder=1)
         axes.set_title(title)
         axes.set_ylabel("difference, nats per token")
@@ -132,9 +129,9 @@ def _rows_of_panels(
     rows: list[Row],
     two: bool,
     x_label: str,
-    draw_lines: "Callable[[list[Row], Axes, Axes | None], None]",
+    draw_lines: "Callable[..., None]",
 ) -> "Figure":
-    """A panel for the loss, and one for its difference to the first model if there are two.
+    """A panel for the loss, and one for its difference to the first model if there are `two`.
 
     More models than can be told apart go to further rows of panels, each with the first of all.
     """
@@ -145,13 +142,12 @@ def _rows_of_panels(
     figure = Figure(figsize=(11 if two else 6.5, 4.5 * len(groups)), layout="constrained")
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, group in zip(parts, groups, strict=True):
-        loss, *rest = part.subplots(1, 1 + two, squeeze=False)[0]
-        difference = rest[0] if two else None
-        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, difference)
+        loss, *differences = part.subplots(1, 1 + two, squeeze=False)[0]
+        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, *differences)
         loss.set_ylabel("loss, nats per token")
-        if difference is not None:
-            difference.set_ylabel(f"difference to {first}, nats per token")
-            difference.axhline(0, color="black", lw=0.8, zorder=1)
+        for axes in differences:
+            axes.set_ylabel(f"difference to {first}, nats per token")
+            axes.axhline(0, color="black", lw=0.8, zorder=1)
         for axes in part.axes:
             _logarithmic(axes, x_label)
         handles, names = loss.get_legend_handles_labels()
@@ -177,11 +173,9 @@ def _logarithmic(axes: "Axes", x_label: str) -> None:
 
 def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
     """Show all means, and all intervals but those of bins with a share below FEW."""
-    limits = []
-    for line in lines:
-        limits += [row["difference"] for row in line]
-        limits += [end for row in _frequent(line, FEW) for end in row["difference_interval"]]
-    limits = _floats(limits)
+    shown = [_estimates(line, *DIFFERENCE)[0] for line in lines]
+    shown += [values for line in lines for values in _estimates(_frequent(line, FEW), *DIFFERENCE)]
+    limits = np.concatenate(shown)
     limits = limits[~np.isnan(limits)]
     if limits.size and np.ptp(limits) > 0:
         margin = 0.05 * np.ptp(limits)
@@ -193,37 +187,25 @@ def _frequent(line: list[Row], share: float) -> list[Row]:
     return [row for row in line if row["tokens"] >= share * sum(r["tokens"] for r in line)]
 
 
-def _error_bars(
-    axes: "Axes",
-    places: np.ndarray,
-    rows: Sequence[Row],
-    columns: tuple[str, str],
-    look: dict[str, str],
-) -> None:
-    means, low, high = _estimates(rows, *columns)
-    errors = np.maximum(0, [means - low, high - means])  # the mean of few may lie outside
-    axes.errorbar(places, means, yerr=errors, ms=5, lw=1.2, capsize=3, **look)  # pyright: ignore
-
-
 def _band(
-    axes: "Axes", rows: Sequence[Row], columns: tuple[str, str], look: dict[str, str]
+    axes: "Axes",
+    rows: list[Row],
+    columns: tuple[str, str],
+    style: Mapping[str, Any],
+    label: str,
 ) -> None:
     """A line over the middles of bins, on a logarithmic axis; that of 0 is at 1/2."""
     places = [0.5 if (n := r["bin"]) == 0 else math.sqrt(2 ** (n - 1) * (2**n - 1)) for r in rows]
     means, low, high = _estimates(rows, *columns)
-    axes.plot(places, means, ms=4, lw=1.2, **look)  # pyright: ignore
-    axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
+    axes.plot(places, means, ms=4, lw=1.2, label=label, **style)
+    axes.fill_between(places, low, high, color=style["color"], alpha=0.2, lw=0)
 
 
-def _estimates(rows: Sequence[Row], mean: str, interval: str) -> tuple[np.ndarray, ...]:
-    """(n,) means and both ends of their intervals; NaN where there is none."""
-    low, high = _floats([row[interval] for row in rows]).reshape(-1, 2).T
-    return _floats([row[mean] for row in rows]), low, high
-
-
-def _floats(values: Any) -> np.ndarray:
-    """Numbers, of which JSON has null for NaN."""
-    return np.array(values, dtype=np.float64)
+def _estimates(rows: list[Row], mean: str, interval: str) -> np.ndarray:
+    """(3, n): means and both ends of their intervals, NaN where JSON has null."""
+    return (
+        np.array([[row[mean], *row[interval]] for row in rows], dtype=np.float64).reshape(-1, 3).T
+    )
 
 
 def _short(tokens: float, _: Any = None) -> str:
