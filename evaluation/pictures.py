@@ -88,9 +88,10 @@ def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> "Figure":
     def draw_lines(rows: list[Row], loss: "Axes", *differences: "Axes") -> None:
         lines = {label: [row for row in rows if row["label"] == label] for label in _labels(rows)}
         for label, line in lines.items():
-            _band(loss, line, ("nats", "interval"), styles[label], label)
+            look = {**styles[label], "label": label}
+            _band(loss, line, ("nats", "interval"), look)
             for axes in differences:
-                _band(axes, line, DIFFERENCE, styles[label], label)
+                _band(axes, line, DIFFERENCE, look)
         for axes in differences:
             _limit(axes, lines.values())
 
@@ -108,7 +109,8 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
         axes = figure.add_subplot(rows, columns, number)
         styles = styles_of(lines)
         for label, line in lines.items():
-            _band(axes, _frequent(line, RARE), DIFFERENCE, styles[label], label)
+            look = {**styles[label], "label": label}
+            _band(axes, _frequent(line, RARE), DIFFERENCE, look)
         axes.axhline(0, color="black", lw=0.8, zorder=1)
         axes.set_title(title)
         axes.set_ylabel("difference, nats per token")
@@ -126,10 +128,7 @@ PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
 
 
 def _rows_of_panels(
-    rows: list[Row],
-    two: bool,
-    x_label: str,
-    draw_lines: "Callable[..., None]",
+    rows: list[Row], two: bool, x_label: str, draw_lines: Callable[..., None]
 ) -> "Figure":
     """A panel for the loss, and one for its difference to the first model if there are `two`.
 
@@ -187,25 +186,18 @@ def _frequent(line: list[Row], share: float) -> list[Row]:
     return [row for row in line if row["tokens"] >= share * sum(r["tokens"] for r in line)]
 
 
-def _band(
-    axes: "Axes",
-    rows: list[Row],
-    columns: tuple[str, str],
-    style: Mapping[str, Any],
-    label: str,
-) -> None:
+def _band(axes: "Axes", rows: list[Row], columns: tuple[str, str], look: dict[str, Any]) -> None:
     """A line over the middles of bins, on a logarithmic axis; that of 0 is at 1/2."""
     places = [0.5 if (n := r["bin"]) == 0 else math.sqrt(2 ** (n - 1) * (2**n - 1)) for r in rows]
     means, low, high = _estimates(rows, *columns)
-    axes.plot(places, means, ms=4, lw=1.2, label=label, **style)
-    axes.fill_between(places, low, high, color=style["color"], alpha=0.2, lw=0)
+    axes.plot(places, means, ms=4, lw=1.2, **look)
+    axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
 
 
 def _estimates(rows: list[Row], mean: str, interval: str) -> np.ndarray:
     """(3, n): means and both ends of their intervals, NaN where JSON has null."""
-    return (
-        np.array([[row[mean], *row[interval]] for row in rows], dtype=np.float64).reshape(-1, 3).T
-    )
+    estimates = [[row[mean], *row[interval]] for row in rows]
+    return np.array(estimates, dtype=np.float64).reshape(-1, 3).T
 
 
 def _short(tokens: float, _: Any = None) -> str:
