@@ -1,24 +1,133 @@
-"""From the weights of runs to losses, added up in the ways that a plan asks for."""
+"""From the weights of runs to losses, added up in the ways that a plan asks for.
 
-from collections.abc import Sequence
-from dataclasses import replace
+RUN/scores/CORPUS/SCORING.npz keeps the losses of single tokens.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
-from evaluation.sums import Corpus, Scored, Sums, Text, add_up, describe_corpus
-from evaluation.token_losses import read_losses, token_losses, write_losses
+from evaluation.sums import (
+    DAMAGED,
+    Corpus,
+    Scored,
+    Sums,
+    Text,
+    add_up,
+    describe_corpus,
+    sha256_of,
+)
 from evaluation.windows import Scoring, ScoringWindows
+from model.config import ModelConfig
 from training.checkpoint import latest_checkpoint
 from training.distributed import Processes
 from training.numerics import autocast
+
+
+@torch.no_grad()
+def token_losses(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor | None, Tensor]],
+    n_tokens: int,
+    processes: Processes,
+    context: Callable[[], AbstractContextManager],
+) -> np.ndarray:
+    """(n_tokens,) float32 losses by position in the stream, NaN where nothing was scored.
+
+    Args:
+        model: called as model(tokens, targets, doc_start=doc_start, reduction="none"); in the mode
+            it is to be evaluated in.
+        batches: this process's share, as many on every process; see `ScoringBatch`.
+        n_tokens: length of the stream.
+        processes: all of them get the losses of all.
+        context: of the forward pass.
+
+    Raises:
+        FloatingPointError: a loss is not finite.
+        AssertionError: a position was scored twice.
+    """
+    device = processes.device
+    losses = torch.zeros(n_tokens, dtype=torch.float32, device=device)
+    scored = torch.zeros(n_tokens, dtype=torch.int32, device=device)
+    for *inputs, positions in batches:
+        tokens, targets, doc_start = (
+            None if part is None else part.to(device, non_blocking=True) for part in inputs
+        )
+        with context():
+            loss = model(tokens, targets, doc_start=doc_start, reduction="none")
+        where = positions.to(device).flatten()
+        losses[where] = loss[: len(positions)].flatten().float()
+        scored.index_add_(0, where, torch.ones_like(where, dtype=scored.dtype))
+    processes.sum(losses)
+    processes.sum(scored)
+    assert int(scored.max()) <= 1, "a position was scored twice"
+    n_broken = int((~losses.isfinite()).sum())
+    if n_broken:
+        raise FloatingPointError(
+            f"the losses of {n_broken:,} of {int(scored.sum()):,} tokens are not finite: the model "
+            "is broken. Move its newest checkpoint away, and the one before it is evaluated"
+        )
+    return torch.where(scored == 1, losses, torch.nan).cpu().numpy()
+
+
+def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray | None:
+    """Losses that `write_losses` kept, or None if they are of another checkpoint, or not there.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path, origin = _kept(run, stream, scoring)
+    if not path.exists():
+        return None
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
+            if str(saved["origin"]) != origin:
+                return None
+            losses = saved["losses"]
+        if losses.shape != (len(stream),):
+            raise ValueError(f"losses of {losses.shape} instead of {len(stream)} tokens")
+        return losses
+    except DAMAGED as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): copy it again, or remove it to score again"
+        ) from error
+
+
+def write_losses(run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray) -> None:
+    """Keep (n_tokens,) float32 losses, whole or not at all."""
+    path, origin = _kept(run, stream, scoring)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, losses=losses, origin=np.array(origin))
+    write_atomically(path, buffer.getvalue())
+
+
+def _kept(run: Run, stream: TokenStream, scoring: Scoring) -> tuple[Path, str]:
+    """The file of losses, and all that they depend on beside the scoring."""
+    defaults = asdict(ModelConfig())  # which old runs have for a field that is new
+    model = asdict(run.config.model).items()
+    origin = {
+        # not just the step: a run that was trained anew took another time
+        "progress": asdict(run.progress),
+        "model": {name: value for name, value in model if value != defaults[name]},
+        "dtype": run.config.run.dtype,
+        "text": sha256_of(stream),
+    }
+    folder = run.folder / "scores" / stream.path.resolve().name
+    return folder / f"{scoring.name}.npz", json.dumps(origin)
 
 
 def score(
@@ -42,9 +151,11 @@ def score(
     config = run.config
     if batch_tokens is None:
         batch_tokens = config.optim.micro_batch_size * config.model.context_length
+    share = {"rank": processes.rank, "world_size": processes.world_size}
     sums: list[dict[Scoring, Sums]] = [{} for _ in corpora]
     ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
     for scoring in scorings:
+        batch_size = max(1, batch_tokens // scoring.history)
         for corpus, of_corpus in zip(corpora, sums, strict=True):
             stream = corpus.stream
             known = read_losses(run, stream, scoring) if processes.is_main else None
@@ -54,19 +165,13 @@ def score(
                 if processes.is_main:
                     print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
                 began = perf_counter()
-                windows = ScoringWindows(
-                    stream,
-                    scoring,
-                    max(1, batch_tokens // scoring.history),
-                    rank=processes.rank,
-                    world_size=processes.world_size,
-                )
+                windows = ScoringWindows(stream, scoring, batch_size, **share)
                 known = token_losses(
                     ready(scoring.history, scoring.stride, scoring.document_mask),
                     windows,
                     len(stream),
                     processes,
-                    lambda: autocast(config.run.dtype, processes.device),
+                    partial(autocast, config.run.dtype, processes.device),
                 )
                 if processes.is_main:
                     n_scored, seconds = int((~np.isnan(known)).sum()), perf_counter() - began

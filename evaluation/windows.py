@@ -161,30 +161,28 @@ class ScoringWindows:
             yield self._batch(windows, n=int((windows < self.n_windows).sum()))
 
     def _batch(self, windows: np.ndarray, n: int) -> ScoringBatch:
-        history, stride = self.scoring.history, self.scoring.stride
+        scoring, history, stride = self.scoring, self.scoring.history, self.scoring.stride
         windows = np.minimum(windows, self.n_windows - 1)
-        ends = self.scoring.first + (windows + 1) * stride  # of the tokens that are read
+        ends = scoring.first + (windows + 1) * stride  # of the tokens that are read
         starts = ends - history
         text = np.stack([self.stream.read(start, history + 1) for start in starts.tolist()])
-        tokens, targets = text[:, :-1], text[:, -stride:]
-        if self.scoring.control in ("shuffle", "replace"):
-            tokens = tokens.copy()
-            distant = history - stride + 1 - self.scoring.near
-            for row, (window, start) in enumerate(zip(windows, starts, strict=True)):
-                tokens[row, :distant] = self._altered(tokens[row, :distant], int(window), start)
-        masked = self.scoring.document_mask
+        tokens, targets = text[:, :-1].copy(), text[:, -stride:].copy()
+        if scoring.control in ("shuffle", "replace"):
+            distant = history - stride + 1 - scoring.near
+            for row, window, start in zip(tokens, windows.tolist(), starts.tolist(), strict=True):
+                row[:distant] = self._altered(row[:distant], window, start)
         positions = ends[:n, None] - stride + 1 + np.arange(stride)
         return ScoringBatch(
-            torch.from_numpy(np.ascontiguousarray(tokens)),
-            torch.from_numpy(np.ascontiguousarray(targets)),
-            doc_starts(self.stream, starts, history) if masked else None,
+            torch.from_numpy(tokens),
+            torch.from_numpy(targets),
+            doc_starts(self.stream, starts, history) if scoring.document_mask else None,
             torch.from_numpy(positions),
         )
 
     def _altered(self, distant: np.ndarray, window: int, start: int) -> np.ndarray:
         if self.scoring.control == "shuffle":
             return np.random.default_rng((0, window)).permutation(distant)  # each its own order
-        elsewhere = int(start + len(self.stream) // 2) % len(self.stream)
+        elsewhere = (start + len(self.stream) // 2) % len(self.stream)
         before_end = min(len(distant), len(self.stream) - elsewhere)
         rest = self.stream.read(0, len(distant) - before_end)
         return np.concatenate([self.stream.read(elsewhere, before_end), rest])
