@@ -29,7 +29,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
-import json
 import os
 import shutil
 from typing import Any
@@ -37,7 +36,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from data.files import sync_folder, write_atomically
+from data.files import sync_folder, to_json, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.text.tokenizer import END_OF_TEXT
 from evaluation.runs import open_run
@@ -86,11 +85,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     write_atomically(unfinished / TOKENIZER, tokenizer.to_json().encode())
-    for name, values in (
-        ("tokenizer_config.json", tokenizer_config(config.context_length)),
-        (CONFIG, hf_config),
-    ):
-        write_atomically(unfinished / name, (json.dumps(values, indent=2) + "\n").encode())
+    for_tokenizer = to_json(tokenizer_config(config.context_length))
+    write_atomically(unfinished / "tokenizer_config.json", for_tokenizer)
+    write_atomically(unfinished / CONFIG, to_json(hf_config))
     try:
         # transformers asks for the metadata
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})

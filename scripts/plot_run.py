@@ -58,7 +58,7 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
     from matplotlib.ticker import LogFormatter
 
     figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplots(ncols=2, sharey=True)
+    panels = left, right = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
     names = [run.resolve().name for run in runs]
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -71,20 +71,15 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
                 ("loss", "training", {"lw": 0.5, "alpha": 0.5}),
                 ("val_loss", "validation", {"marker": "o", "ms": 4, "lw": 1.2}),
             ):
-                points = [
-                    (r[unit] / divisor, r[kind])
-                    for r in records
-                    if kind in r and unit in r and r[kind] < TOO_HIGH
-                ]
-                if not points:
+                drawn = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
+                if not drawn:
                     continue
-                x, losses = np.array(points).T
-                perplexity = np.exp(losses)
+                x = [r[unit] / divisor for r in drawn]
+                perplexity = np.exp([r[kind] for r in drawn])
                 axes.plot(x, perplexity, color=f"C{number}", label=f"{title}, {label}", **style)
                 lows.append(perplexity.min() / MARGIN)
-                if kind == "val_loss" and len(points) > 1:
+                if kind == "val_loss" and len(drawn) > 1:
                     tops.append(HEADROOM * perplexity.max())
-    left, right = panels
     left.set_yscale("log")
     for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
         set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
