@@ -40,7 +40,8 @@ def estimate(
     A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
     is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
     percentile" interval). Of many, few may hold most of the tokens: they count as so many of equal
-    length (Kish's effective sample size).
+    length whose mean varies as much, (sum w)^2 / sum w^2 with w the tokens (Kish 1965, Survey
+    Sampling).
 
     Args:
         of: losses.
@@ -49,12 +50,11 @@ def estimate(
         resamples: sets of documents that are drawn.
         seed: of the draws, which all bins share.
     """
-    terms = [of] if minus is None else [of, minus]
-    n_bins = of.tokens.shape[1]
-    counts = [with_bins(term.tokens, n_bins).astype(np.float64) for term in terms]
-    sums = [with_bins(term.nats, n_bins) for term in terms]
+    terms, n_bins = [of] if minus is None else [of, minus], of.tokens.shape[1]
+    counts = np.array([with_bins(term.tokens, n_bins) for term in terms], dtype=np.float64)
+    sums = np.array([with_bins(term.nats, n_bins) for term in terms])
     # documents without a scored token tell nothing
-    present = np.flatnonzero(np.any([c.sum(axis=1) for c in counts], axis=0))
+    present = np.flatnonzero(counts.any(axis=(0, 2)))
     if len(present) == 0:
         return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
     draws = _draws(len(present), resamples, seed)
@@ -63,8 +63,9 @@ def estimate(
         for sign, nats, tokens in zip((1, -1), sums, counts, strict=False):
             drawn += sign * ((draws @ nats[present]) / (draws @ tokens[present]))
             middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
-    both = np.all(counts, axis=0)
-    documents = np.min([_effective_number(np.where(both, c, 0)) for c in counts], axis=0)
+    shared = counts * np.all(counts, axis=0)
+    squares = np.maximum((shared**2).sum(axis=1), 1)
+    documents = np.min(shared.sum(axis=1) ** 2 / squares, axis=0)
     result = []
     for mean, of_bin, effective in zip(middle, drawn.T, documents, strict=True):
         low = high = math.nan
@@ -75,15 +76,6 @@ def estimate(
             low, high = np.nanquantile(of_bin, [tail, 1 - tail])
         result.append(Estimate(mean=float(mean), low=float(low), high=float(high)))
     return result
-
-
-def _effective_number(tokens: np.ndarray) -> np.ndarray:
-    """(n_bins,): documents of equal length whose mean varies as much as that of all.
-
-    (sum w)^2 / sum w^2 (Kish 1965, Survey Sampling), w the tokens: (n_documents, n_bins).
-    """
-    squares = np.sum(tokens**2, axis=0)
-    return np.sum(tokens, axis=0) ** 2 / np.maximum(squares, 1)
 
 
 def with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
@@ -139,8 +131,6 @@ def widen(document: Estimate, seeds: float | None) -> Estimate:
     """The interval of a difference that also counts the seeds, whose errors are independent."""
     if seeds is None:
         return document
-    return Estimate(
-        mean=document.mean,
-        low=document.mean - math.hypot(document.mean - document.low, seeds),
-        high=document.mean + math.hypot(document.high - document.mean, seeds),
-    )
+    mean = document.mean
+    low, high = (math.hypot(end - mean, seeds) for end in (document.low, document.high))
+    return Estimate(mean=mean, low=mean - low, high=mean + high)
