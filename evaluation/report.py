@@ -5,7 +5,6 @@
 docs/evaluation.md says how to read the tables.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
 from evaluation.pictures import draw
-from evaluation.results import Row, cost_before, read_result, write_result
+from evaluation.results import Row, cost_before, read_result, without_nan, write_result
 from evaluation.statistics import LEAST_DOCUMENTS
 from evaluation.sums import LEAST_SEEN
 from evaluation.verdicts import difference_of, documents, unfinished, verdict, verdicts
@@ -33,7 +32,7 @@ BINNED = {
 
 def write_report(result: dict[str, Any], out: Path) -> None:
     """Write all files of an evaluation, as `evaluation.tables.tabulate` gave it, into `out`."""
-    write_result(out / RESULT, _without_nan(result))
+    write_result(out / RESULT, without_nan(result))
     redraw(out)
 
 
@@ -198,15 +197,6 @@ def _bins_table(rows: list[Row], bins: str) -> str:
     cells = pd.concat([of_bins["range"].first(), counts, cells], axis=1)
     names = [f"{first}, nats", *(f"{label}, difference" for label in others)]
     return markdown_table([bins, "scored", *names], cells.to_numpy().tolist())
-
-
-def _without_nan(value: Any) -> Any:
-    """`value` with None for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _without_nan(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -80,6 +80,11 @@ def write_result(path: Path, values: dict[str, Any]) -> None:
     write_atomically(path, text.encode())
 
 
+def without_nan(values: Any) -> Any:
+    """`values` as JSON holds them, with null for NaN and what is infinite."""
+    return json.loads(json.dumps(values), parse_constant=lambda _: None)
+
+
 def collect_rows(
     path: Path,
     stages: Iterable[Stage],

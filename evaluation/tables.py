@@ -9,16 +9,17 @@ itself.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from evaluation import statistics
-from evaluation.statistics import Estimate, estimate
+from evaluation.results import Row, without_nan
+from evaluation.statistics import estimate
 from evaluation.sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 from evaluation.windows import Scoring
 
-Table = list[dict[str, Any]]
+Bins = Callable[[Sums], Sums]
+"""Other bins of the same losses."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +40,7 @@ class ScoredModel:
         return replace(first, nats=np.mean([seed.nats for seed in seeds], axis=0))
 
 
-def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
+def tabulate(scored: Sequence[Scored], text: Text) -> Row:
     """All tables of an evaluation of runs on a text.
 
     Returns:
@@ -52,7 +53,7 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
     """
     chunk, strided, control = (_rows(scored, kind) for kind in ("chunk", "sliding", "control"))
     as_trained, as_trained_chunk = _as_trained(strided), _as_trained(chunk)
-    return {
+    tables = {
         "data": {
             "name": text.name,
             "tokens": text.tokens,
@@ -77,9 +78,10 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         "document_position": _binned(as_trained),
         "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
     }
+    return without_nan(tables)
 
 
-def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table:
+def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> list[Row]:
     """Differences between the models of pairs of labels, of those pairs that are there.
 
     Returns:
@@ -93,7 +95,7 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
         {row.label: row for row in _as_trained(_rows(scored, kind))}
         for kind in ("chunk", "sliding")
     )
-    return [
+    rows = [
         {
             "label": label,
             "to_label": other,
@@ -105,6 +107,7 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
         for label, other in pairs
         if label in strided and other in strided
     ]
+    return without_nan(rows)
 
 
 def _rows(scored: Iterable[Scored], kind: str) -> list[ScoredModel]:
@@ -150,7 +153,7 @@ def _intact(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
     return next((r for r in rows if (r.label, r.scoring) == (row.label, intact)), None)
 
 
-def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
+def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> Row:
     """Loss, perplexity and bits per byte of a row, and its difference to another."""
     whole = _joined(row.mean)
     (mean,) = estimate(whole)
@@ -160,7 +163,7 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
         "tokens": int(whole.tokens.sum()),
         "bytes": whole.n_bytes,
         "nats": mean.mean,
-        "nats_interval": _interval(mean),
+        "nats_interval": [mean.low, mean.high],
         "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds.values()],
         "perplexity": math.exp(mean.mean),
         "bits_per_byte": float(whole.nats.sum()) / math.log(2) / whole.n_bytes,
@@ -168,7 +171,7 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
     }
 
 
-def _difference(row: ScoredModel, versus: ScoredModel) -> dict[str, Any]:
+def _difference(row: ScoredModel, versus: ScoredModel) -> Row:
     """row - versus, nats, over the seeds that both have."""
     (gap,) = _gaps(row, versus, _joined)
     return {
@@ -179,7 +182,7 @@ def _difference(row: ScoredModel, versus: ScoredModel) -> dict[str, Any]:
     }
 
 
-def _parts(row: ScoredModel, versus: ScoredModel, shortest: int) -> Table:
+def _parts(row: ScoredModel, versus: ScoredModel, shortest: int) -> list[Row]:
     """row - versus in the bins that begin before `shortest` tokens, and in the others."""
     n_bins = 1 + int(log_bins(shortest - 1))
     edge = 2 ** (n_bins - 1)
@@ -211,7 +214,7 @@ def _by_length(sums: Sums, text: Text) -> Sums:
     return replace(sums, nats=whole.nats * here, tokens=whole.tokens * here)
 
 
-def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -> Table:
+def _gaps(row: ScoredModel, versus: ScoredModel, bins: Bins) -> list[Row]:
     """row - versus in each bin: nats, how sure they are, and how many seeds were compared.
 
     Where both have several of the same seeds, or one has a single one, of these alone, in pairs:
@@ -235,9 +238,9 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
         both = statistics.widen(of_documents, half_width)
         gaps.append(
             {
-                "nats": _or_none(both.mean),
-                "interval": _interval(both),
-                "interval_of_documents": _interval(of_documents),
+                "nats": both.mean,
+                "interval": [both.low, both.high],
+                "interval_of_documents": [of_documents.low, of_documents.high],
                 "seeds": min(len(a), len(b)),  # of the model with fewer, where not in pairs
                 "half_width_of_seeds": half_width,
             }
@@ -245,7 +248,7 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -
     return gaps
 
 
-def _means(row: ScoredModel, bins: Callable[[Sums], Sums], n_bins: int) -> np.ndarray:
+def _means(row: ScoredModel, bins: Bins, n_bins: int) -> np.ndarray:
     """(n_seeds, n_bins) mean losses, NaN in a bin without a token."""
     binned = [bins(sums) for sums in row.seeds.values()]
     nats = np.array([sums.nats.sum(axis=0) for sums in binned])
@@ -254,35 +257,23 @@ def _means(row: ScoredModel, bins: Callable[[Sums], Sums], n_bins: int) -> np.nd
         return statistics.with_bins(nats, n_bins) / statistics.with_bins(tokens, n_bins)
 
 
-def _or_none(value: float) -> float | None:
-    """None for NaN, which JSON does not have."""
-    return None if math.isnan(value) else value
-
-
-def _interval(of: Estimate) -> list[float | None]:
-    """From low to high; None where too few documents tell of no others."""
-    return [_or_none(of.low), _or_none(of.high)]
-
-
-def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums: sums) -> Table:
+def _binned(rows: list[ScoredModel], bins: Bins = lambda sums: sums) -> list[Row]:
     """Every model in every bin, next to the first."""
     return [cell for row in rows for cell in _by_bin(row, rows[0], bins)]
 
 
-def _of_whole_bins(table: Table) -> Table:
+def _of_whole_bins(table: list[Row]) -> list[Row]:
     """Without differences in a bin that one of the two windows ends in: of other positions."""
     none = {"difference": None, "difference_interval": [None, None]}
 
-    def is_whole(cell: dict[str, Any]) -> bool:
+    def is_whole(cell: Row) -> bool:
         histories = {table[0]["history"], cell["history"]}
         return len(histories) == 1 or 2 ** cell["bin"] <= min(histories)
 
     return [cell if is_whole(cell) else cell | none for cell in table]
 
 
-def _by_bin(
-    row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums] = lambda sums: sums
-) -> Table:
+def _by_bin(row: ScoredModel, versus: ScoredModel, bins: Bins = lambda sums: sums) -> list[Row]:
     """Mean loss in each bin with a token, and row - versus; None where versus has no token."""
     sums = bins(row.mean)
     counts = sums.tokens.sum(axis=0).tolist()
@@ -295,7 +286,7 @@ def _by_bin(
             "range": bin_name(number),
             "tokens": count,
             "nats": mean.mean,
-            "interval": _interval(mean),
+            "interval": [mean.low, mean.high],
             "difference": gap["nats"],
             "difference_interval": gap["interval"],
         }
