@@ -9,6 +9,7 @@ itself.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class ScoredModel:
         return replace(first, nats=np.mean([seed.nats for seed in seeds], axis=0))
 
 
-def tabulate(scored: Sequence[Scored], text: Text) -> Row:
+def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
     """All tables of an evaluation of runs on a text.
 
     Returns:
