@@ -27,6 +27,7 @@ HOW = (
 )
 """Settings that change nothing in what is trained but its rounding."""
 
+Config = TrainConfig | ClassifyConfig
 _SEED = re.compile(r"_seed(\d+)$")
 
 
@@ -40,7 +41,6 @@ class Run:
     checkpoint: Path
     """Its newest, when it was opened."""
     progress: Progress
-    """How far it was trained."""
     text_tokens: int | None = None
     """Tokens of the text that it was trained on; None if its checkpoint does not tell."""
 
@@ -64,9 +64,9 @@ class Run:
 
     @property
     def seed_number(self) -> int:
-        """N of a folder NAME_seedN; of another folder the seed itself.
+        """N of a folder NAME_seedN, as a run that goes on from another has another seed.
 
-        Not the seed: that of a run which starts with another's weights is another one's.
+        Of other folders the seed itself.
         """
         named = _SEED.search(self.folder.resolve().name)
         return int(named[1]) if named else self.config.run.seed
@@ -149,40 +149,31 @@ def check_same_settings(
 
 
 def check_settings(
-    place: Path,
-    there: TrainConfig | ClassifyConfig,
-    here: TrainConfig | ClassifyConfig,
-    *,
-    may_differ: Collection[str] = (),
+    place: Path, there: Config, here: Config, *, may_differ: Collection[str] = ()
 ) -> None:
     """Refuse settings that were found in `place` and are not those of `here`."""
-    differing = _differing(there, here, (*WHERE, *may_differ))
-    if differing:
-        settings = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in differing)
+    text = "{} is {!r} there and {!r} here"
+    if settings := _differing(there, here, (*WHERE, *may_differ), text):
         raise ValueError(
             f"{place} holds a run with other settings: {settings}. Remove it, or choose another "
             "folder"
         )
 
 
-def _differing(
-    a: TrainConfig | ClassifyConfig, b: TrainConfig | ClassifyConfig, may_differ: Collection[str]
-) -> list[tuple[str, Any, Any]]:
-    """Settings, as "optim.lr", or "objective" of no group, with both values."""
+def _differing(a: Config, b: Config, may_differ: Collection[str], text: str) -> str:
+    """Settings that differ: `text` with the name, "optim.lr" or "objective", and both values."""
+    import pandas as pd  # slow to load, and most commands compare no settings
+
     these, those = (
-        {
-            f"{group}.{name}" if name else group: value
-            for group, values in asdict(config).items()
-            for name, value in (values if isinstance(values, dict) else {"": values}).items()
-        }
+        pd.json_normalize(asdict(config), max_level=1).to_dict("records")[0]
         | {"data.path": str(Path(config.data.path).resolve())}
         for config in (a, b)
     )
-    return [
-        (name, value, those[name])
+    return "; ".join(
+        text.format(name, value, those[name])
         for name, value in these.items()
         if value != those[name] and name not in may_differ
-    ]
+    )
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -195,8 +186,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
     known: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
         for other in known.setdefault(name, []):
-            if differing := _differing(run.config, other.config, ("run.seed", *WHERE, *HOW)):
-                settings = "; ".join(f"{name} is {a!r} and {b!r}" for name, a, b in differing)
+            text, may_differ = "{} is {!r} and {!r}", ("run.seed", *WHERE, *HOW)
+            if settings := _differing(run.config, other.config, may_differ, text):
                 raise ValueError(
                     f"{run.folder} and {other.folder} are both called {name}, but differ in more "
                     f"than run.seed: {settings}. Rename one of the folders"
