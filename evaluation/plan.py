@@ -61,18 +61,18 @@ class Plan:
                 f"--stride={min(self.strides)} is longer than a context of {context_length} "
                 "tokens that is to be scored: take a shorter one, or --modes without strided"
             )
-        wanted = []
         histories = {context_length} if "strided" in modes else set()
         if "cross" in modes:
             histories |= {h for h in self.histories or contexts if h <= context_length}
         slides = [(h, s, first) for h in sorted(histories) for s in self._strides(h)]
         if "chunk" in modes:
             slides.insert(0, (context_length, context_length, 0))
-        for masked in (document_mask,) if self.document_masks is None else self.document_masks:
-            wanted += [
-                Scoring(history=history, stride=stride, first=first, document_mask=masked)
-                for history, stride, first in slides
-            ]
+        masks = (document_mask,) if self.document_masks is None else self.document_masks
+        wanted = [
+            Scoring(history=history, stride=stride, first=first, document_mask=masked)
+            for masked in masks
+            for history, stride, first in slides
+        ]
         near, stride = self._near(contexts), self._control_stride(context_length)
         if "control" in modes and not document_mask and near < context_length - stride:
             whole = Scoring(history=context_length, stride=stride, first=first)
@@ -109,11 +109,10 @@ class Plan:
             ValueError: as in `scorings`.
         """
         contexts = [config.model.context_length for config in configs]
-        alone = {mode: replace(self, modes=(mode,)) for mode in self._modes()}
         return {
             mode: self._reason(mode, configs)
-            for mode, plan in alone.items()
-            if not any(plan.scorings_of(config, contexts) for config in configs)
+            for mode in self._modes()
+            if not any(replace(self, modes=(mode,)).scorings_of(c, contexts) for c in configs)
         }
 
     def _reason(self, mode: str, configs: Sequence[TrainConfig]) -> str:

@@ -109,26 +109,25 @@ def collect_rows(
             with other versions.
     """
     unfinished = path.with_suffix(".unfinished.json")
-    rows, finished_stages = _finished(unfinished) if resume else ([], 0)
+    rows, finished = _finished(unfinished) if resume else ([], {"stages": 0, "rows": 0})
 
-    def write(finished_stages: int, finished_rows: int) -> None:
-        finished = {"stages": finished_stages, "rows": finished_rows}
+    def write() -> None:
         write_result(unfinished, {**values, "finished": finished, "rows": rows})
 
-    for number, stage in islice(enumerate(stages), finished_stages, None):
-        before = len(rows)
+    for stage in islice(stages, finished["stages"], None):
         for some in stage():
             rows += some
             relate(rows)
-            write(number, before)
-        write(number + 1, len(rows))
+            write()
+        finished = {"stages": finished["stages"] + 1, "rows": len(rows)}
+        write()
     write_result(path, {**values, "rows": rows})
     unfinished.unlink(missing_ok=True)
     return rows
 
 
-def _finished(unfinished: Path) -> tuple[list[Row], int]:
-    """The rows of the finished stages of a stopped run, and how many stages those are."""
+def _finished(unfinished: Path) -> tuple[list[Row], dict[str, int]]:
+    """The rows of the finished stages of a stopped run, and how many of both those are."""
     if not unfinished.exists():
         raise FileNotFoundError(f"--resume: there is no {unfinished} to go on from; leave it out")
     result = json.loads(unfinished.read_text(encoding="utf-8"))
@@ -140,4 +139,5 @@ def _finished(unfinished: Path) -> tuple[list[Row], int]:
                 f"--resume: {unfinished} was measured with {key} {value}, and this run has "
                 f"{now[key]}: leave --resume out to measure everything anew"
             )
-    return result["rows"][: result["finished"]["rows"]], result["finished"]["stages"]
+    finished = result["finished"]
+    return result["rows"][: finished["rows"]], finished
