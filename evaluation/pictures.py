@@ -24,22 +24,16 @@ SHIFT = 0.05  # between models of one history, in doublings, so that all interva
 DIFFERENCE = "difference", "difference_interval"  # columns of a mean and its interval
 
 
-def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw what `result` has tables for, and delete the pictures that it has no table for.
-
-    Returns:
-        The pictures, FOLDER/TABLE.png each.
-    """
+def draw(result: dict[str, Any], folder: Path) -> None:
+    """Draw FOLDER/TABLE.png of each table of `result`, and delete pictures that have none."""
     styles = styles_of(run["label"] for run in result["runs"])
-    drawn = []
     for name, make in PICTURES.items():
         path = folder / f"{name}.png"
-        if not result[name]:
+        if result[name]:
+            save(make(result[name], styles), path)
+            print(f"drew {path}")
+        else:
             path.unlink(missing_ok=True)
-            continue
-        save(make(result[name], styles), path)
-        drawn.append(path)
-    return drawn
 
 
 def by_history(rows: list[Row], styles: Styles) -> "Figure":

@@ -47,8 +47,7 @@ def redraw(folder: Path) -> None:
             f"{folder} holds no {RESULT}: give the --out of an evaluation by scripts.evaluate"
         )
     result = read_result(path, "data", "strided")
-    for picture in draw(result, folder):
-        print(f"drew {picture}")
+    draw(result, folder)
     write_atomically(folder / REPORT, markdown(result).encode())
     for title, rows in _losses(result)[-1:]:
         print(f"{title}\n\n{_losses_table(rows)}")
@@ -200,11 +199,13 @@ def _bins_table(rows: list[Row], bins: str) -> str:
         for row in rows
     ]
     table["scored"] = table["tokens"].map("{:,}".format)
-    of_bins = table.groupby("bin")
-    cells = table.pivot(index="bin", columns="label", values="cell").fillna("")[[first, *others]]
+    keys = ["bin", "range"]
+    cells = table.pivot(index=keys, columns="label", values="cell")[[first, *others]].fillna("")
     # of models of other contexts, other tokens may be scored
-    counts = of_bins["scored"].agg(lambda n: " / ".join(n if n.nunique() > 1 else n[:1]))
-    cells = pd.concat([of_bins["range"].first(), counts, cells], axis=1)
+    counts = table.groupby(keys)["scored"].agg(
+        lambda n: " / ".join(n if n.nunique() > 1 else n[:1])
+    )
+    cells = pd.concat([counts, cells], axis=1).reset_index("range")
     names = [f"{first}, nats", *(f"{label}, difference" for label in others)]
     return markdown_table([bins, "scored", *names], cells.to_numpy().tolist())
 

@@ -38,11 +38,9 @@ class Run:
     folder: Path
     config: TrainConfig
     tokenizer: TextTokenizer
-    checkpoint: Path
-    """Its newest, when it was opened."""
+    checkpoint: Path  # its newest, when it was opened
     progress: Progress
-    text_tokens: int | None = None
-    """Tokens of the text that it was trained on; None if its checkpoint does not tell."""
+    text_tokens: int | None = None  # of the text that it was trained on, if its checkpoint tells
 
     @cached_property
     def model(self) -> GPT:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
+from itertools import combinations
 from pathlib import Path
 from time import perf_counter
 
@@ -135,18 +136,13 @@ def score(
     corpora: Sequence[Corpus],
     scorings: Sequence[Scoring],
     processes: Processes,
-    batch_tokens: int | None = None,
+    batch_tokens: int | None,
 ) -> list[dict[Scoring, Sums]]:
-    """Losses by every scoring, added up; from the run's folder where those of tokens are known.
+    """For each corpus the losses by every scoring, added up, on every process.
 
-    Scorings of one shape are best next to each other. All processes take a share; a GPU reads
-    `batch_tokens` at once, None as many as in training.
-
-    Returns:
-        For each corpus the sums by scoring, on every process.
-
-    Raises:
-        ValueError: a stream is too short.
+    Those of tokens come from the run's folder where they are known. Scorings of one shape are best
+    next to each other. All processes take a share; a GPU reads `batch_tokens` at once, None as many
+    as in training.
     """
     config = run.config
     if batch_tokens is None:
@@ -197,16 +193,12 @@ def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
     Raises:
         ValueError: two folders have the same name, by which losses and reports are kept.
     """
-    named: dict[str, Path] = {}
-    for path in corpora:
-        name = path.resolve().name
-        if name in named:
+    for path, other in combinations(corpora, 2):
+        if (name := path.resolve().name) == other.resolve().name:
             raise ValueError(
-                f"{named[name]} and {path} are both called {name}, by which losses and reports are "
-                "kept: rename one of the folders, or score them one after the other with another "
-                "--out"
+                f"{path} and {other} are both called {name}, by which losses and reports are kept: "
+                "rename one of the folders, or score them one after the other with another --out"
             )
-        named[name] = path
     return [TokenStream(path, "val") for path in corpora]
 
 

@@ -45,12 +45,9 @@ DAMAGED = (
 class Sums:
     """Losses of one run by one scoring, added up by document and bin."""
 
-    nats: np.ndarray
-    """(n_documents, n_bins) float64."""
-    tokens: np.ndarray
-    """(n_documents, n_bins) int64: how many."""
-    n_bytes: int
-    """UTF-8 bytes that all of them stand for."""
+    nats: np.ndarray  # (n_documents, n_bins) float64
+    tokens: np.ndarray  # (n_documents, n_bins) int64: how many
+    n_bytes: int  # UTF-8, that all of them stand for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +55,21 @@ class Text:
     """What was scored."""
 
     name: str
-    sha256: str
-    """Of the validation split."""
+    sha256: str  # of the validation split
     counted: str
     """Hash of which tokens count where windows slide: sums of others must not be compared."""
     tokens: int
     text_bytes: int
-    document_lengths: np.ndarray
-    """(n_documents,) tokens of each, the end of text included."""
+    document_lengths: np.ndarray  # (n_documents,) tokens of each, the end of text included
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
     """A run and what it was scored."""
 
-    label: str
-    """Of the model; runs that differ in their seed share it."""
-    number: int
-    """Of the seed."""
-    about: dict[str, Any]
-    """Settings and cost, of `evaluation.runs.describe`."""
+    label: str  # of the model; runs that differ in their seed share it
+    number: int  # of the seed
+    about: dict[str, Any]  # settings and cost, of `evaluation.runs.describe`
     config: TrainConfig
     sums: dict[Scoring, Sums]
 
@@ -88,14 +80,10 @@ class Corpus:
 
     stream: TokenStream
     text: Text
-    document: np.ndarray
-    """Number of its document."""
-    history: np.ndarray
-    """Tokens before it in its document."""
-    n_bytes: np.ndarray
-    """UTF-8 bytes that it stands for; 0 for the end of text."""
-    well_seen: np.ndarray
-    """Whether it counts where windows slide."""
+    document: np.ndarray  # number of its document
+    history: np.ndarray  # tokens before it in its document
+    n_bytes: np.ndarray  # UTF-8 bytes that it stands for; 0 for the end of text
+    well_seen: np.ndarray  # whether it counts where windows slide
 
 
 def describe_corpus(

@@ -19,8 +19,7 @@ from evaluation.statistics import estimate
 from evaluation.sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 from evaluation.windows import Scoring
 
-Bins = Callable[[Sums], Sums]
-"""Other bins of the same losses."""
+Bins = Callable[[Sums], Sums]  # losses in other bins
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,11 +27,9 @@ class ScoredModel:
     """One model, scored in one way."""
 
     label: str
-    masked: bool
-    """Whether documents were masked in training."""
+    masked: bool  # whether documents were in training
     scoring: Scoring
-    seeds: dict[int, Sums]
-    """By the number of the seed."""
+    seeds: dict[int, Sums]  # by the number of the seed
 
     @property
     def mean(self) -> Sums:

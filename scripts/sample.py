@@ -72,21 +72,15 @@ def sample(
     stop: bool = True,
     **options: Unpack[DrawOptions],
 ) -> None:
-    """Print prompts and what the newest checkpoint of a run makes of them.
+    """Print prompts and what the newest checkpoint of a run makes of them, `n_tokens` at most.
 
-    On a GPU, where there is one, in the dtype that the run was trained in; else in float32, without
-    our kernels.
-
-    Args:
-        folder: of the run.
-        prompts: texts to continue; an empty one begins a document.
-        n_tokens: how many to add, at most.
-        samples: continuations of each prompt.
-        stop: end where the model ends the document, without printing the end of text.
-        options: as in `model.generate.stream`.
+    An empty prompt begins a document. With `stop`, a sample ends where the model ends the document,
+    and the end of text is not printed; `options` are those of `model.generate.stream`. On a GPU,
+    where there is one, in the dtype that the run was trained in; else in float32, without our
+    kernels.
 
     Raises:
-        FileNotFoundError: the run has no checkpoint or no tokenizer.
+        FileNotFoundError: the run in `folder` has no checkpoint or no tokenizer.
         ValueError: an argument outside its range.
     """
     run = open_run(folder)
