@@ -55,7 +55,7 @@ class Plan:
         Raises:
             ValueError: strided is wanted, and no stride fits into the context.
         """
-        first, modes = self._first(contexts), self._modes()
+        first, modes = self.first or max(contexts), self.modes or MODES
         if self.strides and "strided" in modes and not self._strides(context_length):
             raise ValueError(
                 f"--stride={min(self.strides)} is longer than a context of {context_length} "
@@ -93,8 +93,8 @@ class Plan:
         A run alone then has the tokens counted that all together have (`well_seen`).
         """
         lengths = set(contexts)
-        if "cross" in self._modes():
-            lengths |= {h for h in self.histories if h <= self._first(contexts)}
+        if "cross" in (self.modes or MODES):
+            lengths |= {h for h in self.histories if h <= (self.first or max(contexts))}
         return [
             scoring
             for length in sorted(lengths)
@@ -111,7 +111,7 @@ class Plan:
         contexts = [config.model.context_length for config in configs]
         return {
             mode: self._reason(mode, configs)
-            for mode in self._modes()
+            for mode in self.modes or MODES
             if not any(replace(self, modes=(mode,)).scorings_of(c, contexts) for c in configs)
         }
 
@@ -139,12 +139,6 @@ class Plan:
             f"--near={self._near(contexts)} leaves nothing distant in {windows}: take a --near "
             f"below {context - stride}, or a shorter --stride"
         )
-
-    def _modes(self) -> tuple[str, ...]:
-        return MODES if self.modes is None else self.modes
-
-    def _first(self, contexts: Sequence[int]) -> int:
-        return max(contexts) if self.first is None else self.first
 
     def _near(self, contexts: Sequence[int]) -> int:
         """The tokens that controls leave as they are; `contexts` are of all models."""

@@ -202,9 +202,8 @@ def _bins_table(rows: list[Row], bins: str) -> str:
     keys = ["bin", "range"]
     cells = table.pivot(index=keys, columns="label", values="cell")[[first, *others]].fillna("")
     # of models of other contexts, other tokens may be scored
-    counts = table.groupby(keys)["scored"].agg(
-        lambda n: " / ".join(n if n.nunique() > 1 else n[:1])
-    )
+    counts = table.groupby(keys)["scored"]
+    counts = counts.agg(lambda n: " / ".join(n if n.nunique() > 1 else n[:1]))
     cells = pd.concat([counts, cells], axis=1).reset_index("range")
     names = [f"{first}, nats", *(f"{label}, difference" for label in others)]
     return markdown_table([bins, "scored", *names], cells.to_numpy().tolist())
