@@ -44,10 +44,7 @@ def read_result(path: Path, *names: str) -> dict[str, Any]:
 
 
 def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], Any]) -> list[Row]:
-    """Runs, and those of other `results`, each `key` once: the first that is found counts.
-
-    Returns:
-        In order of `key`.
+    """Runs and those of other `results`, by `key`: of each the first that is found.
 
     Raises:
         ValueError: a result is damaged, or has no `runs`.

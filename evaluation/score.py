@@ -21,16 +21,7 @@ from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
-from evaluation.sums import (
-    DAMAGED,
-    Corpus,
-    Scored,
-    Sums,
-    Text,
-    add_up,
-    describe_corpus,
-    sha256_of,
-)
+from evaluation.sums import DAMAGED, Corpus, Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from training.checkpoint import latest_checkpoint

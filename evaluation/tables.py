@@ -262,13 +262,11 @@ def _binned(rows: list[ScoredModel], bins: Bins = lambda sums: sums) -> list[Row
 
 def _of_whole_bins(table: list[Row]) -> list[Row]:
     """Without differences in a bin that one of the two windows ends in: of other positions."""
-    none = {"difference": None, "difference_interval": [None, None]}
-
-    def is_whole(cell: Row) -> bool:
+    for cell in table:
         histories = {table[0]["history"], cell["history"]}
-        return len(histories) == 1 or 2 ** cell["bin"] <= min(histories)
-
-    return [cell if is_whole(cell) else cell | none for cell in table]
+        if len(histories) == 2 and 2 ** cell["bin"] > min(histories):
+            cell |= {"difference": None, "difference_interval": [None, None]}
+    return table
 
 
 def _by_bin(row: ScoredModel, versus: ScoredModel, bins: Bins = lambda sums: sums) -> list[Row]:

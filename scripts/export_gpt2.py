@@ -60,12 +60,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     The files are written into a folder of another name beside FOLDER, which is then renamed: an
     export that is killed leaves nothing that could be taken for a whole one.
-
-    Raises:
-        ValueError: FOLDER is not empty or the current one, Hugging Face's GPT-2 cannot be this
-            model, or a weight is too large for --dtype.
-        FileNotFoundError: RUN is no run, or has no checkpoint.
-        OSError: the weights cannot be written, as on a full disk.
     """
     args = options(argv)
     folder, dtype = args.folder, DTYPES[args.dtype]

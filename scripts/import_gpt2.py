@@ -64,11 +64,9 @@ def check_out(out: Path) -> None:
     Raises:
         ValueError: `out` holds something else, or is no folder.
     """
-    if not out.exists():
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
-    held = sorted(path.name for path in out.iterdir())
+    held = sorted(path.name for path in out.glob("*"))
     written = [RUN_CONFIG, TOKENIZER, CHECKPOINTS]  # in this order
     finished = sorted(
         path.name for path in (out / CHECKPOINTS).glob("*") if not path.name.startswith(UNFINISHED)
@@ -95,13 +93,7 @@ def train_config(model: ModelConfig, *, out: Path, data: str) -> TrainConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Raises:
-        ValueError: --out holds something, the model is none that ours can be, or its files or the
-            tokenizer do not fit together.
-        OSError: a file is missing, or one cannot be written.
-    """
+    """Run the command."""
     args = options(argv)
     out = args.out
     check_out(out)

@@ -44,16 +44,14 @@ TOO_HIGH = 100.0  # nats; a loss from here on is that of a run that diverged, an
 def draw_runs(runs: Sequence[Path]) -> "Figure":
     """Perplexity over tokens on the left, over GPU-hours on the right; one colour a run.
 
-    Dots are evaluations of the whole validation set, the thin line is the training loss, as
-    exp(loss). From a run's second evaluation on, the picture ends a little above the highest of
-    them: the steep start of the training loss would leave no room to tell validations apart.
-    Runs that did not record GPU-hours are drawn on the left only. A run that started with the
-    weights of another begins where that one ends.
+    Dots are evaluations of the whole validation set, the thin line is exp(training loss). From a
+    run's second evaluation on, the picture ends a little above the highest of them: the steep start
+    of training would leave no room to tell them apart. Runs that did not record GPU-hours are drawn
+    on the left only. A run that started with the weights of another begins where that one ends.
 
     Raises:
         FileNotFoundError: a folder has no records.
     """
-    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogFormatter
 
@@ -103,8 +101,8 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
 def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
     """The records of a run, and whether they count all that it took.
 
-    If it started with the weights of another, that one's last evaluation comes first, and its
-    tokens and GPU-hours are counted; they are not known of weights that were imported.
+    The last evaluation of the run whose weights it started with comes first, and its cost counts;
+    that is not known of weights that were imported.
     """
     records = read_metrics(run)
     if not records:
