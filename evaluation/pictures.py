@@ -1,22 +1,18 @@
-"""The pictures of an evaluation, from what evaluation/tables.py made.
-
-matplotlib takes a second to load, which --help should not wait for: functions load it themselves.
-"""
+"""The pictures of an evaluation, from what evaluation/tables.py made."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from evaluation.results import Row
 from evaluation.style import IN_A_ROW, LINES, Styles, save, styles_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
 RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
@@ -36,7 +32,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def by_history(rows: list[Row], styles: Styles) -> "Figure":
+def by_history(rows: list[Row], styles: Styles) -> Figure:
     """Loss by the history of a window; on the right its difference to the first model.
 
     A line is one model; where a history has several strides or document masks, one of these.
@@ -44,7 +40,7 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
 
-    def draw_lines(rows: list[Row], *panels: "Axes") -> None:
+    def draw_lines(rows: list[Row], *panels: Axes) -> None:
         lines: dict[tuple[str, int | None, bool], list[Row]] = {}
         for row in rows:
             line = row["label"], row["stride"] if strides else None, row["document_mask"]
@@ -76,10 +72,10 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     return figure
 
 
-def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> "Figure":
+def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> Figure:
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
 
-    def draw_lines(rows: list[Row], loss: "Axes", *differences: "Axes") -> None:
+    def draw_lines(rows: list[Row], loss: Axes, *differences: Axes) -> None:
         lines = {label: [row for row in rows if row["label"] == label] for label in _labels(rows)}
         for label, line in lines.items():
             look = {**styles[label], "label": label}
@@ -92,10 +88,8 @@ def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> "Figure":
     return _rows_of_panels(rows, len(_labels(rows)) > 1, x_label, draw_lines)
 
 
-def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
+def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> Figure:
     """Differences over the middles of logarithmic bins: by panel, the rows of each line."""
-    from matplotlib.figure import Figure
-
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(6 * columns, 5 * rows), layout="constrained")
@@ -113,7 +107,7 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
     return figure
 
 
-PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
+PICTURES: dict[str, Callable[[list[Row], Styles], Figure]] = {
     "strided": by_history,
     "chunk_position": partial(by_bin, x_label="position in the window"),
     "document_position": partial(by_bin, x_label="tokens before the scored one in its document"),
@@ -123,13 +117,11 @@ PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
 
 def _rows_of_panels(
     rows: list[Row], two: bool, x_label: str, draw_lines: Callable[..., None]
-) -> "Figure":
+) -> Figure:
     """A panel for the loss, and one for its difference to the first model if there are `two`.
 
     More models than can be told apart go to further rows of panels, each with the first of all.
     """
-    from matplotlib.figure import Figure
-
     first, *others = _labels(rows)
     groups = [others[at : at + IN_A_ROW] for at in range(0, len(others), IN_A_ROW)] or [[]]
     figure = Figure(figsize=(11 if two else 6.5, 4.5 * len(groups)), layout="constrained")
@@ -153,9 +145,7 @@ def _labels(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["label"] for row in rows))
 
 
-def _logarithmic(axes: "Axes", x_label: str) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
+def _logarithmic(axes: Axes, x_label: str) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -164,7 +154,7 @@ def _logarithmic(axes: "Axes", x_label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
+def _limit(axes: Axes, lines: Iterable[list[Row]]) -> None:
     """Show all means, and all intervals but those of bins with a share below FEW."""
     shown = [_estimates(line, *DIFFERENCE)[0] for line in lines]
     shown += [values for line in lines for values in _estimates(_frequent(line, FEW), *DIFFERENCE)]
@@ -180,7 +170,7 @@ def _frequent(line: list[Row], share: float) -> list[Row]:
     return [row for row in line if row["tokens"] >= share * sum(r["tokens"] for r in line)]
 
 
-def _band(axes: "Axes", rows: list[Row], columns: tuple[str, str], look: dict[str, Any]) -> None:
+def _band(axes: Axes, rows: list[Row], columns: tuple[str, str], look: dict[str, Any]) -> None:
     """A line over the middles of bins, on a logarithmic axis; that of 0 is at 1/2."""
     places = [0.5 if (n := r["bin"]) == 0 else math.sqrt(2 ** (n - 1) * (2**n - 1)) for r in rows]
     means, low, high = _estimates(rows, *columns)

@@ -23,9 +23,11 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from evaluation.results import COST
 from evaluation.runs import origin_cost
@@ -33,15 +35,12 @@ from training.config import RUN_CONFIG
 from training.language.config import load_config
 from training.metrics import METRICS, read_metrics
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 # factors between the highest validation perplexity and the top, the lowest and the bottom
 HEADROOM, MARGIN = 1.5, 1.05
 TOO_HIGH = 100.0  # nats; a loss from here on is that of a run that diverged, and is not drawn
 
 
-def draw_runs(runs: Sequence[Path]) -> "Figure":
+def draw_runs(runs: Sequence[Path]) -> Figure:
     """Perplexity over tokens on the left, over GPU-hours on the right; one colour a run.
 
     Dots are evaluations of the whole validation set, the thin line is exp(training loss). From a
@@ -52,9 +51,6 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
     Raises:
         FileNotFoundError: a folder has no records.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
-
     figure = Figure(figsize=(12, 5), layout="constrained")
     panels = left, right = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
