@@ -49,10 +49,9 @@ def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], 
     Raises:
         ValueError: a result is damaged, or has no `runs`.
     """
-    every: dict[Any, Row] = {}
-    for some in (runs, *(read_result(path, "runs")["runs"] for path in results)):
-        every = {key(run): run for run in some} | every
-    return [every[found] for found in sorted(every)]
+    every = [*runs, *(run for path in results for run in read_result(path, "runs")["runs"])]
+    found = {key(run): run for run in reversed(every)}
+    return [found[name] for name in sorted(found)]
 
 
 def environment() -> dict[str, str | None]:

@@ -133,10 +133,9 @@ def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:
 def check_same_settings(
     folder: Path, config: TrainConfig, *, may_differ: Collection[str] = ()
 ) -> None:
-    """Refuse to take a run for one of `config` that was begun with other settings.
+    """Refuse a folder whose run, if there is one, was begun with other settings.
 
-    Nothing is refused if there is no run in the folder yet. Where a run lies may differ, as a
-    folder may have been moved, and `may_differ` names more settings, as "optim.max_steps".
+    Where a run lies may differ, and what else `may_differ` names, as "optim.max_steps".
 
     Raises:
         ValueError: names the settings with both values.

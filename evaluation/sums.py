@@ -1,25 +1,19 @@
 """Losses of a run, added up by document: all that tables and intervals need, in a small file.
 
-    losses of single tokens -> add_up -> Sums -> evaluation/tables.py
-                                          |
-                                  FOLDER/CORPUS/RUN.npz, which can be copied and kept
-
-Means, differences and bootstraps over documents are linear in the losses, so nothing is lost but
-the single tokens. Which of them count is settled before: where windows slide, those that see nearly
-all of the history in every way of scoring (LEAST_SEEN).
+FOLDER/CORPUS/RUN.npz keeps them, and can be copied. Means, differences and bootstraps over
+documents are linear in the losses, so nothing is lost but the single tokens. Which of them count is
+settled before: where windows slide, those that see nearly all of the history in every way of
+scoring (LEAST_SEEN).
 """
 
 import io
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,12 +27,6 @@ from training.language.config import TrainConfig
 LEAST_SEEN = Fraction(7, 8)
 """Of its history, for a token to count where windows slide: with less, tokens at the start of short
 windows would flatter the longer context."""
-
-DAMAGED = (
-    BadZipFile, EOFError, KeyError, OSError, RuntimeError, TokenError, TypeError, ValueError,
-    zlib.error,
-)  # fmt: skip
-"""What a file with a wrong byte may raise when it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +209,7 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(TrainConfig, facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
-    except DAMAGED as error:
+    except Exception as error:  # what a wrong byte may raise is of many kinds
         raise ValueError(
             f"{path} is damaged, or was written by another version ({error}): copy it again, or "
             "score the run again"

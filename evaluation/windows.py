@@ -93,10 +93,9 @@ class Scoring:
         return max(0, n_tokens - 1 - self.first) // self.stride
 
     def seen(self, n_tokens: int) -> np.ndarray:
-        """How many tokens the window shows before each target of a stream.
+        """(n_tokens,) int64: how many tokens the window shows before each target of a stream.
 
-        Returns:
-            (n_tokens,) int64, from history - stride + 1 to history; 0 where nothing is scored.
+        From history - stride + 1 to history; 0 where nothing is scored.
         """
         place = np.arange(n_tokens) - 1 - self.first  # among all that are scored
         is_scored = (place >= 0) & (place < self.n_windows(n_tokens) * self.stride)

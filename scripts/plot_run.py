@@ -103,8 +103,8 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
     records = read_metrics(run)
     if not records:
         raise FileNotFoundError(f"{run} has no records in {METRICS}: is it the folder of a run?")
-    config = load_config([str(run / RUN_CONFIG)]) if (run / RUN_CONFIG).exists() else None
-    if config is None or config.run.init_from is None:
+    path = run / RUN_CONFIG
+    if not path.exists() or (config := load_config([str(path)])).run.init_from is None:
         return records, True
     before = origin_cost(run, config)
     if before is None:

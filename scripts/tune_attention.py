@@ -75,9 +75,8 @@ def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles
     None, 1.0 where nothing beat the tables. The choice holds for the rest of this process.
     """
 
-    def median_ms() -> float:
-        ms: Any = do_bench(run, return_mode="median")
-        return ms
+    def median_ms() -> Any:
+        return do_bench(run, return_mode="median")
 
     shape = (max(1, TOKENS // seq_len), seq_len, CHANNELS // head_dim, head_dim)
     q, k, v = (
