@@ -21,7 +21,7 @@ from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
-from evaluation.sums import Corpus, Scored, Sums, Text, add_up, describe_corpus, sha256_of
+from evaluation.sums import Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from training.checkpoint import latest_checkpoint
@@ -122,50 +122,37 @@ def _kept(run: Run, stream: TokenStream, scoring: Scoring) -> tuple[Path, str]:
     return folder / f"{scoring.name}.npz", json.dumps(origin)
 
 
-def score(
+def losses_of(
     run: Run,
-    corpora: Sequence[Corpus],
-    scorings: Sequence[Scoring],
+    stream: TokenStream,
+    scoring: Scoring,
+    batch_tokens: int,
+    ready: Callable[[int, int, bool], nn.Module],
     processes: Processes,
-    batch_tokens: int | None,
-) -> list[dict[Scoring, Sums]]:
-    """For each corpus the losses by every scoring, added up, on every process.
+) -> np.ndarray:
+    """(n_tokens,) losses of a run on every process, from its folder where they are known.
 
-    Those of tokens come from the run's folder where they are known. Scorings of one shape are best
-    next to each other. All processes take a share; a GPU reads `batch_tokens` at once, None as many
-    as in training.
+    All processes take a share, each of them `batch_tokens` at once; `ready` gives the model for a
+    history, a stride and whether documents are masked.
     """
-    config = run.config
-    if batch_tokens is None:
-        batch_tokens = config.optim.micro_batch_size * config.model.context_length
+    known = processes.agree(read_losses(run, stream, scoring) if processes.is_main else None)
+    if known is not None:
+        return known
+    title = f"{run.folder.name}: {scoring.name}"
+    if processes.is_main:
+        print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
+    began = perf_counter()
+    batch_size = max(1, batch_tokens // scoring.history)
     share = {"rank": processes.rank, "world_size": processes.world_size}
-    sums: list[dict[Scoring, Sums]] = [{} for _ in corpora]
-    ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
-    for scoring in scorings:
-        batch_size = max(1, batch_tokens // scoring.history)
-        for corpus, of_corpus in zip(corpora, sums, strict=True):
-            stream = corpus.stream
-            known = read_losses(run, stream, scoring) if processes.is_main else None
-            known = processes.agree(known)
-            if known is None:
-                title = f"{run.folder.name}: {scoring.name}"
-                if processes.is_main:
-                    print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
-                began = perf_counter()
-                windows = ScoringWindows(stream, scoring, batch_size, **share)
-                known = token_losses(
-                    ready(scoring.history, scoring.stride, scoring.document_mask),
-                    windows,
-                    len(stream),
-                    processes,
-                    partial(autocast, config.run.dtype, processes.device),
-                )
-                if processes.is_main:
-                    n_scored, seconds = int((~np.isnan(known)).sum()), perf_counter() - began
-                    print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
-                    write_losses(run, stream, scoring, known)
-            of_corpus[scoring] = add_up(known, scoring, corpus)
-    return sums
+    windows = ScoringWindows(stream, scoring, batch_size, **share)
+    model = ready(scoring.history, scoring.stride, scoring.document_mask)
+    context = partial(autocast, run.config.run.dtype, processes.device)
+    losses = token_losses(model, windows, len(stream), processes, context)
+    if processes.is_main:
+        n_scored, seconds = int((~np.isnan(losses)).sum()), perf_counter() - began
+        print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
+        write_losses(run, stream, scoring, losses)
+    return losses
 
 
 def _ready(run: Run, device: torch.device, history: int, *_: int) -> nn.Module:
@@ -214,6 +201,8 @@ def evaluate_runs(
 ) -> list[tuple[list[Scored], Text]]:
     """Score all runs on the validation splits of `corpora`, or of the first run's text.
 
+    A GPU reads `batch_tokens` at once, None as many as in training.
+
     Returns:
         For each corpus, what each run was scored, and on which text.
 
@@ -242,10 +231,17 @@ def evaluate_runs(
     compared = plan.compared(contexts)
     described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
     scored: list[list[Scored]] = [[] for _ in streams]
-    for name, run, scorings in zip(names, runs, wanted, strict=True):
-        # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
-        sums = score(replace(run), described, scorings, processes, batch_tokens)
+    for name, opened, scorings in zip(names, runs, wanted, strict=True):
+        # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
+        run, config = replace(opened), opened.config
+        at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
+        ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
+        sums: list[dict[Scoring, Sums]] = [{} for _ in described]
+        for scoring in scorings:  # those of one shape are next to each other
+            for corpus, of_corpus in zip(described, sums, strict=True):
+                losses = losses_of(run, corpus.stream, scoring, at_once, ready, processes)
+                of_corpus[scoring] = add_up(losses, scoring, corpus)
         about = {"label": name, "number": run.seed_number, "about": describe(run)}
         for of_corpus, of_run in zip(scored, sums, strict=True):
-            of_corpus.append(Scored(config=run.config, sums=of_run, **about))
+            of_corpus.append(Scored(config=config, sums=of_run, **about))
     return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]

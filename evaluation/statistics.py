@@ -7,7 +7,7 @@ compared in the same draws.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,8 @@ from evaluation.sums import Sums
 RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
 """Fewer, of equal length, have no interval: their means cannot lie far enough out."""
+
+_t_975 = partial(stats.t.ppf, 0.975)  # the two-sided 95% point, by degrees of freedom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,6 @@ def with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
     return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
 
 
-def _t_975(freedom: float) -> float:
-    """The two-sided 95% point of Student's t, by degrees of freedom."""
-    return float(stats.t.ppf(0.975, freedom))
-
-
 # drawing takes longer than all else, and rows of a table share their draws; chunks and windows that
 # slide may score another number of documents
 @lru_cache(maxsize=2)
@@ -108,7 +105,7 @@ def seed_half_width(a: ArrayLike, b: ArrayLike) -> float | None:
     smaller = min(np.size(a), np.size(b))
     if smaller < 2:
         return None
-    return _t_975(smaller - 1) * math.hypot(stats.sem(a), stats.sem(b))
+    return float(_t_975(smaller - 1)) * math.hypot(stats.sem(a), stats.sem(b))
 
 
 def paired_half_width(differences: ArrayLike) -> float | None:
@@ -118,7 +115,7 @@ def paired_half_width(differences: ArrayLike) -> float | None:
     does not widen it.
     """
     n = np.size(differences)
-    return None if n < 2 else _t_975(n - 1) * float(stats.sem(differences))
+    return None if n < 2 else float(_t_975(n - 1) * stats.sem(differences))
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

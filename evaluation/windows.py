@@ -115,6 +115,10 @@ class ScoringWindows:
     """One rank's share of the windows of a stream, in batches of equal shape.
 
     The last batches repeat windows where there are no more: only the first n rows count.
+
+    Raises:
+        ValueError: the stream is too short for a single window, or for other text than the
+            window's own.
     """
 
     def __init__(
@@ -126,12 +130,6 @@ class ScoringWindows:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Divide the windows into batches of `batch_size` on each rank.
-
-        Raises:
-            ValueError: the stream is too short for a single window, or for other text than the
-                window's own.
-        """
         self.n_windows = scoring.n_windows(len(stream))
         if self.n_windows == 0:
             raise ValueError(
