@@ -30,11 +30,7 @@ class Plan:
     """Whether a token sees what stands before its document; None means as in training."""
 
     def check_lengths(self, contexts: Sequence[int]) -> None:
-        """Refuse lengths that cannot be, or that fit into none of these contexts, nor into `first`.
-
-        Raises:
-            ValueError: names the option, and what it may be.
-        """
+        """Refuse lengths that cannot be, or that fit into none of these contexts, nor into `first`."""
         # from 0 on, windows that slide by their length would be those of chunk
         for option, length, least in (("--first", self.first, 1), ("--near", self.near, 0)):
             if length is not None and length < least:
@@ -103,11 +99,7 @@ class Plan:
         ]
 
     def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
-        """The modes by which none of these runs is scored: why, and what to change.
-
-        Raises:
-            ValueError: as in `scorings`.
-        """
+        """The modes by which none of these runs is scored: why, and what to change."""
         contexts = [config.model.context_length for config in configs]
         return {
             mode: self._reason(mode, configs)

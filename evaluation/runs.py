@@ -136,9 +136,6 @@ def check_same_settings(
     """Refuse a folder whose run, if there is one, was begun with other settings.
 
     Where a run lies may differ, and what else `may_differ` names, as "optim.max_steps".
-
-    Raises:
-        ValueError: names the settings with both values.
     """
     begun = folder / RUN_CONFIG
     if begun.exists():

@@ -49,7 +49,7 @@ class Scoring:
 
     def __post_init__(self) -> None:
         rest = self.history - self.stride
-        if self.history < 1 or not 1 <= self.stride <= self.history:
+        if not 1 <= self.stride <= self.history:
             raise ValueError(
                 f"history={self.history} and stride={self.stride}: history must be at least 1 and "
                 "stride lie between 1 and history."
@@ -63,16 +63,15 @@ class Scoring:
             raise ValueError(
                 f"control={self.control!r} must be one of {', '.join(get_args(Control))}."
             )
-        if self.control == "none":
-            if self.near:
-                raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
-            return
-        if not 0 <= self.near < rest:
+        is_controlled = self.control != "none"
+        if self.near and not is_controlled:
+            raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
+        if is_controlled and not 0 <= self.near < rest:
             raise ValueError(
                 f"near={self.near} with control={self.control} must be at least 0 and below "
                 f"history - stride = {rest}: nothing distant is left."
             )
-        if self.document_mask:
+        if is_controlled and self.document_mask:
             raise ValueError(
                 f"control={self.control} with document_mask: the text that it moves has other "
                 "documents. Take one of them."
@@ -81,12 +80,9 @@ class Scoring:
     @property
     def name(self) -> str:
         """Short and the same for equal scorings, for files and tables."""
-        parts = [f"h{self.history}", f"s{self.stride}", f"f{self.first}"]
-        if self.document_mask:
-            parts.append("documents")
-        if self.control != "none":
-            parts.append(f"{self.control}{self.near}")
-        return "_".join(parts)
+        documents = "_documents" if self.document_mask else ""
+        control = "" if self.control == "none" else f"_{self.control}{self.near}"
+        return f"h{self.history}_s{self.stride}_f{self.first}{documents}{control}"
 
     def n_windows(self, n_tokens: int) -> int:
         """Windows in a stream of n_tokens; what is left over after the last is not scored."""

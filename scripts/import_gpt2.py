@@ -59,11 +59,7 @@ from training.language.config import OptimConfig, TrainConfig
 
 
 def check_out(out: Path) -> None:
-    """Refuse a folder that holds anything but what an import that was killed left there.
-
-    Raises:
-        ValueError: `out` holds something else, or is no folder.
-    """
+    """Refuse a folder that holds anything but what an import that was killed left there."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
     held = sorted(path.name for path in out.glob("*"))
