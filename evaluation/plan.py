@@ -30,7 +30,7 @@ class Plan:
     """Whether a token sees what stands before its document; None means as in training."""
 
     def check_lengths(self, contexts: Sequence[int]) -> None:
-        """Refuse lengths that cannot be, or that fit into none of these contexts, nor into `first`."""
+        """Refuse lengths that cannot be, or that neither a context nor `first` can hold."""
         # from 0 on, windows that slide by their length would be those of chunk
         for option, length, least in (("--first", self.first, 1), ("--near", self.near, 0)):
             if length is not None and length < least:

@@ -18,10 +18,7 @@ COST = ("tokens", "gpu_hours")  # of training
 
 
 def cost_before(run: Row) -> dict[str, float]:
-    """Of the run whose weights this one started with: zeros if there is none, NaN if not known.
-
-    `run` is of `evaluation.runs.describe`, with `init_from`.
-    """
+    """Of the run whose weights this one started with: zeros if there is none, NaN if not known."""
     if run["before"] is not None:
         return {name: run["before"][name] for name in COST}
     return dict.fromkeys(COST, 0 if run.get("init_from") is None else math.nan)

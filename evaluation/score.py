@@ -43,7 +43,6 @@ def token_losses(
         model: called as model(tokens, targets, doc_start=doc_start, reduction="none"); in the mode
             it is to be evaluated in.
         batches: this process's share, as many on every process; see `ScoringBatch`.
-        n_tokens: length of the stream.
         processes: all of them get the losses of all.
         context: of the forward pass.
 
@@ -195,9 +194,8 @@ def evaluate_runs(
     folders: Sequence[Path],
     plan: Plan,
     processes: Processes,
-    *,
-    corpora: Sequence[Path] = (),
-    batch_tokens: int | None = None,
+    corpora: Sequence[Path],
+    batch_tokens: int | None,
 ) -> list[tuple[list[Scored], Text]]:
     """Score all runs on the validation splits of `corpora`, or of the first run's text.
 

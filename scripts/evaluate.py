@@ -126,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     torch.set_float32_matmul_precision("high")  # as in training
     with start_processes(args.device) as processes:
-        evaluated = evaluate_runs(
-            args.runs, plan, processes, corpora=args.corpora, batch_tokens=args.batch_tokens
-        )
+        evaluated = evaluate_runs(args.runs, plan, processes, args.corpora, args.batch_tokens)
         if not processes.is_main:
             return
         for scored, text in evaluated:

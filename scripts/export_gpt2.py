@@ -31,7 +31,6 @@ if __name__ == "__main__":
 
 import os
 import shutil
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -41,18 +40,6 @@ from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.text.tokenizer import END_OF_TEXT
 from evaluation.runs import open_run
 from model.hf import DTYPES, config_to_hf, state_to_hf
-
-
-def tokenizer_config(context_length: int) -> dict[str, Any]:
-    """What AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": END_OF_TEXT,
-        "model_max_length": context_length,
-        "clean_up_tokenization_spaces": False,
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,8 +66,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     write_atomically(unfinished / TOKENIZER, tokenizer.to_json().encode())
-    for_tokenizer = to_json(tokenizer_config(config.context_length))
-    write_atomically(unfinished / "tokenizer_config.json", for_tokenizer)
+    # what AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+        "model_max_length": config.context_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    write_atomically(unfinished / "tokenizer_config.json", to_json(tokenizer_config))
     write_atomically(unfinished / CONFIG, to_json(hf_config))
     try:
         # transformers asks for the metadata

@@ -13,10 +13,9 @@ from configs.command_line import command_parser, errors_as_sentences
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--out", type=Path, help="picture (default: perplexity.png in the first run)"
-    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add("--out", type=Path, help="picture (default: perplexity.png in the first run)")
     return parser.parse_args(argv)
 
 

@@ -17,10 +17,9 @@ from configs.command_line import command_parser, errors_as_sentences
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256]
-    )
-    parser.add_argument("--seq-len", type=int, default=4096)
+    add = parser.add_argument
+    add("--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256])
+    add("--seq-len", type=int, default=4096)
     return parser.parse_args(argv)
 
 
