@@ -57,10 +57,8 @@ def by_history(rows: list[Row], styles: Styles) -> Figure:
             # what others are compared with stands at zero; some are compared with nothing
             end = 0 if label == rows[0]["label"] else math.nan
             gaps = [row["difference"] or {"nats": end, "interval": [end, end]} for row in line]
-            for axes, values, interval in zip(
-                panels, (line, gaps), ("nats_interval", "interval"), strict=False
-            ):
-                means, low, high = _estimates(values, "nats", interval)
+            drawn = _estimates(line, "nats", "nats_interval"), _estimates(gaps, "nats", "interval")
+            for axes, (means, low, high) in zip(panels, drawn, strict=False):
                 errors = np.maximum(0, [means - low, high - means])  # means of few may lie outside
                 axes.errorbar(histories, means, errors, ms=5, lw=1.2, capsize=3, **look)
 

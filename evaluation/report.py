@@ -144,7 +144,9 @@ def _losses_table(rows: list[Row]) -> str:
             "history": f"{row['history']:,}",
             **({"stride": f"{row['stride']:,}"} if slides else {}),
             "documents": _documents(row),
-            **_mean_cells(row),
+            "tokens": f"{row['tokens']:,}",
+            "nats": with_interval(row["nats"], row["nats_interval"]),
+            "perplexity": digits(row["perplexity"], ".2f"),
             "bits/byte": digits(row["bits_per_byte"], ".4f"),
             "difference, nats": with_interval(gap["nats"], gap["interval"])
             if (gap := row["difference"])
@@ -155,14 +157,6 @@ def _losses_table(rows: list[Row]) -> str:
         }
         for row in rows
     )
-
-
-def _mean_cells(row: Row) -> dict[str, str]:
-    return {
-        "tokens": f"{row['tokens']:,}",
-        "nats": with_interval(row["nats"], row["nats_interval"]),
-        "perplexity": digits(row["perplexity"], ".2f"),
-    }
 
 
 def _compared_with(rows: list[Row]) -> str:
@@ -181,7 +175,9 @@ def _control_table(rows: list[Row]) -> str:
             "stride": f"{row['stride']:,}",
             "near": f"{row['near']:,}",
             "distant text": words[row["control"]],
-            **_mean_cells(row),
+            "tokens": f"{row['tokens']:,}",
+            "nats": with_interval(row["nats"], row["nats_interval"]),
+            "perplexity": digits(row["perplexity"], ".2f"),
             "against the true text": verdict(row["difference"]) if row["difference"] else "-",
         }
         for row in rows

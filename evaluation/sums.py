@@ -167,9 +167,7 @@ def log_bins(lengths: ArrayLike) -> np.ndarray:
 
 def bin_name(number: int) -> str:
     """The numbers in a bin of `log_bins`."""
-    if number <= 1:
-        return str(number)
-    return f"{2 ** (number - 1):,} to {2**number - 1:,}"
+    return str(number) if number <= 1 else f"{2 ** (number - 1):,} to {2**number - 1:,}"
 
 
 def write_scored(scored: Scored, text: Text, folder: Path) -> Path:

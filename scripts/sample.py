@@ -170,8 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             prompts = [path.read_bytes().decode()]
         except UnicodeDecodeError as error:
             raise ValueError(f"--prompt-file {path} must be UTF-8 text: {error}") from error
-    names = ("temperature", "top_k", "top_p", "seed", "past_context")
-    draws = {name: getattr(args, name) for name in names}
+    draws = {k: v for k, v in vars(args).items() if k in DrawOptions.__annotations__}
     sample(args.run, prompts, args.tokens, samples=args.samples, stop=not args.no_stop, **draws)
 
 
