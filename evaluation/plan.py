@@ -73,8 +73,7 @@ class Plan:
         if "control" in modes and not document_mask and near < context_length - stride:
             whole = Scoring(history=context_length, stride=stride, first=first)
             wanted += [
-                replace(whole, control=control, near=near)
-                for control in ("intact", "shuffle", "replace")
+                replace(whole, control=c, near=near) for c in ("intact", "shuffle", "replace")
             ]
         return list(dict.fromkeys(wanted))
 

@@ -21,12 +21,11 @@ from evaluation.sums import LEAST_SEEN
 
 RESULT, REPORT = "evaluation.json", "report.md"
 
-BINNED = {
+BINNED = {  # titles, and what the bins are of, by name of the table
     "chunk_position": ("By position in the chunk", "position"),
     "document_position": ("By position in the document", "tokens before"),
     "document_length": ("By length of the document", "tokens"),
 }
-"""Titles, and what the bins are of, by name of the table."""
 
 
 def write_report(result: dict[str, Any], out: Path) -> None:

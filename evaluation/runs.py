@@ -20,12 +20,11 @@ from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics
 
 WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
-HOW = (
+HOW = (  # settings that change nothing in what is trained but its rounding
     "optim.micro_batch_size",
     *("run.device", "run.compile", "run.deterministic", "run.resume"),
     *("run.log_every", "run.save_every", "run.keep_last", "run.wandb", "run.wandb_project"),
 )
-"""Settings that change nothing in what is trained but its rounding."""
 
 Config = TrainConfig | ClassifyConfig
 _SEED = re.compile(r"_seed(\d+)$")

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluation import statistics
 from evaluation.results import Row, without_nan
-from evaluation.statistics import estimate
+from evaluation.statistics import estimate, paired_half_width, seed_half_width, widen, with_bins
 from evaluation.sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 from evaluation.windows import Scoring
 
@@ -230,10 +229,8 @@ def _gaps(row: ScoredModel, versus: ScoredModel, bins: Bins) -> list[Row]:
     gaps = []
     ours, theirs = (_means(r, bins, len(documents)) for r in (row, versus))
     for of_documents, a, b in zip(documents, ours.T, theirs.T, strict=True):
-        half_width = (
-            statistics.paired_half_width(a - b) if shared else statistics.seed_half_width(a, b)
-        )
-        both = statistics.widen(of_documents, half_width)
+        half_width = paired_half_width(a - b) if shared else seed_half_width(a, b)
+        both = widen(of_documents, half_width)
         gaps.append(
             {
                 "nats": both.mean,
@@ -252,7 +249,7 @@ def _means(row: ScoredModel, bins: Bins, n_bins: int) -> np.ndarray:
     nats = np.array([sums.nats.sum(axis=0) for sums in binned])
     tokens = np.array([sums.tokens.sum(axis=0) for sums in binned])
     with np.errstate(invalid="ignore"):
-        return statistics.with_bins(nats, n_bins) / statistics.with_bins(tokens, n_bins)
+        return with_bins(nats, n_bins) / with_bins(tokens, n_bins)
 
 
 def _binned(rows: list[ScoredModel], bins: Bins = lambda sums: sums) -> list[Row]:

@@ -64,9 +64,8 @@ def check_out(out: Path) -> None:
         raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
     held = sorted(path.name for path in out.glob("*"))
     written = [RUN_CONFIG, TOKENIZER, CHECKPOINTS]  # in this order
-    finished = sorted(
-        path.name for path in (out / CHECKPOINTS).glob("*") if not path.name.startswith(UNFINISHED)
-    )
+    checkpoints = sorted(path.name for path in (out / CHECKPOINTS).glob("*"))
+    finished = [name for name in checkpoints if not name.startswith(UNFINISHED)]
     if finished or set(held) != set(written[: len(held)]):
         raise ValueError(
             f"--out {out} already has {', '.join((finished or held)[:3])}, and a run would write "

@@ -54,8 +54,7 @@ TOLERANCE = 0.02  # relative error between two ways to round to 16 bits
 
 def candidates() -> Iterator[Tiles]:
     """Tiles worth a try on any GPU; those that do not fit it fail to launch."""
-    sizes = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))
-    return (Tiles(*choice) for choice in sizes)
+    return itertools.starmap(Tiles, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
 
 
 def kernel_run(kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], tuple[Tensor, ...]]:
