@@ -9,6 +9,7 @@ from training.language.config import TrainConfig
 
 SLIDING = ("strided", "cross", "control")
 MODES = ("chunk", *SLIDING)
+CONTROLS = ("intact", "shuffle", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,7 @@ class Plan:
         near, stride = self._near(contexts), self._control_stride(context_length)
         if "control" in modes and not document_mask and near < context_length - stride:
             whole = Scoring(history=context_length, stride=stride, first=first)
-            wanted += [
-                replace(whole, control=c, near=near) for c in ("intact", "shuffle", "replace")
-            ]
+            wanted += [replace(whole, control=control, near=near) for control in CONTROLS]
         return list(dict.fromkeys(wanted))
 
     def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:

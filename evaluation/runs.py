@@ -61,10 +61,7 @@ class Run:
 
     @property
     def seed_number(self) -> int:
-        """N of a folder NAME_seedN, as a run that goes on from another has another seed.
-
-        Of other folders the seed itself.
-        """
+        """N of a folder NAME_seedN, as runs that go on have other seeds; else the seed itself."""
         named = _SEED.search(self.folder.resolve().name)
         return int(named[1]) if named else self.config.run.seed
 

@@ -15,7 +15,6 @@ from scipy import stats
 
 from evaluation.sums import Sums
 
-RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
 """Fewer, of equal length, have no interval: their means cannot lie far enough out."""
 
@@ -35,7 +34,7 @@ class Estimate:
 
 
 def estimate(
-    of: Sums, minus: Sums | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+    of: Sums, minus: Sums | None = None, *, resamples: int = 4000, seed: int = 0
 ) -> list[Estimate]:
     """Mean of each bin, or what it differs by, with the interval of a bootstrap over documents.
 

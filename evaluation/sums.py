@@ -44,7 +44,7 @@ class Text:
 
     name: str
     sha256: str  # of the validation split
-    counted: str  # hash of which tokens count where windows slide: sums of others are no equals
+    counted: str  # hash of which tokens count where windows slide: compare none but equal ones
     tokens: int
     text_bytes: int
     document_lengths: np.ndarray  # (n_documents,) tokens of each, the end of text included

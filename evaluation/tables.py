@@ -171,12 +171,8 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> Row:
 def _difference(row: ScoredModel, versus: ScoredModel) -> Row:
     """row - versus, nats, over the seeds that both have."""
     (gap,) = _gaps(row, versus, _joined)
-    return {
-        "to_label": versus.label,
-        "to_history": versus.scoring.history,
-        "tokens": int(row.mean.tokens.sum()),
-        **gap,
-    }
+    to = {"to_label": versus.label, "to_history": versus.scoring.history}
+    return {**to, "tokens": int(row.mean.tokens.sum()), **gap}
 
 
 def _parts(row: ScoredModel, versus: ScoredModel, shortest: int) -> list[Row]:
