@@ -44,7 +44,7 @@ class Text:
 
     name: str
     sha256: str  # of the validation split
-    counted: str  # hash of which tokens count where windows slide: compare none but equal ones
+    counted: str  # hash of which tokens count where windows slide; only equal ones are comparable
     tokens: int
     text_bytes: int
     document_lengths: np.ndarray  # (n_documents,) tokens of each, the end of text included
