@@ -11,7 +11,7 @@ from torch import nn
 
 from data.text.batches import ValidationBatches
 from data.text.shards import TokenStream
-from evaluation.token_losses import token_losses
+from evaluation.score import token_losses
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from model.gpt import GPT
