@@ -25,8 +25,8 @@ from evaluation.windows import Scoring
 from training.language.config import TrainConfig
 
 LEAST_SEEN = Fraction(7, 8)
-"""Of its history, for a token to count where windows slide: with less, tokens at the start of short
-windows would flatter the longer context."""
+"""Share of its history that a token must see to count where windows slide: with less, tokens at the
+start of short windows would flatter the longer context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Tex
 
 
 def sha256_of(stream: TokenStream) -> str:
-    """Of all shards of a split."""
+    """Hash of a split, from those of its shards."""
     return sha256("".join(shard.sha256 for shard in stream.info.shards).encode()).hexdigest()
 
 

@@ -12,9 +12,9 @@ from data.lra.store import MANIFEST
 from data.lra.tasks import prepare
 
 SHORT_EXAMPLES = {"train": 40_000, "val": 500, "test": 500}
-"""Of the images of a curriculum, on which nothing is scored."""
+"""Images in a set of a curriculum, on which nothing is scored."""
 SHORT_FORMULAS = SHORT_EXAMPLES | {"train": 160_000}
-"""Of its formulas, which are made faster."""
+"""Formulas in a set of a curriculum; they are made faster than images."""
 CONTOURS = {  # of each task, by length of the distractors: lengths of the contours
     "pathfinder32": {0: (2, 4, 7), 14: (4, 7, 10)},
     "pathfinder64": {0: (2, 4, 7), 14: (3, 5, 7, 10)},

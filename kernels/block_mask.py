@@ -196,7 +196,7 @@ class BlockSparseMask:
         window_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> "BlockMask":
-        """The same mask for torch.nn.attention.flex_attention, with batch 1 and H_m heads.
+        """The mask as torch.nn.attention.flex_attention takes it, with batch 1 and H_m heads.
 
         Arguments and errors as in `lists`. Its mask_mod looks up the layout too, because
         flex_attention without torch.compile reads nothing else; compiled, it is called in partial
@@ -262,7 +262,7 @@ class BlockSparseMask:
 
 
 def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tuple[int, int]:
-    """How far before and after its position a query sees: keys [p - behind, p + ahead]."""
+    """`behind` and `ahead`: a query at position p sees the keys [p - behind, p + ahead]."""
     if window_size is not None and window_size < 1:
         raise ValueError(
             f"window_size must be at least 1, the query's own key, or None, got {window_size}"

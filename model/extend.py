@@ -42,7 +42,7 @@ def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
 
 
 def differing(names: Sequence[str], there: ModelConfig, here: ModelConfig) -> list[str]:
-    """Those of the named fields that are not equal, with both values."""
+    """Fields of these names that are not equal, with both values."""
     return [
         f"model.{name} is {getattr(there, name)!r} there and {getattr(here, name)!r} here"
         for name in names

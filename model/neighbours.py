@@ -21,7 +21,7 @@ _GRID = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def neighbours(n_head: int, layer: int, *, grid: bool) -> tuple[Tensor, Tensor]:
-    """How far away, from a query, the keys are at which the heads of a layer begin to look.
+    """Distances, from a query, of the keys at which the heads of a layer begin to look.
 
     Heads take turns: before and after, or on a grid above, below, left and right; then twice as far
     each, and so on. All distances double with every second layer, so that a stack sees ever more.

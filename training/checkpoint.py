@@ -42,7 +42,7 @@ _DAMAGE = (AssertionError, EOFError, FileNotFoundError, UnicodeDecodeError, Unpi
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run has come."""
+    """What a run has done so far."""
 
     step: int = 0
     """Optimizer steps taken."""
@@ -226,7 +226,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 def _reading(folder: Path) -> Iterator[None]:
     """Say which checkpoint it is that cannot be read, where it is not all there."""
     try:
-        with _alone_is_fine():
+        with _without_warning():
             yield
     except dcp.CheckpointException as error:
         cause, _ = next(iter(error.failures.values()))
@@ -241,7 +241,7 @@ def _reading(folder: Path) -> Iterator[None]:
 def _writing(folder: Path) -> Iterator[None]:
     """Say which checkpoint it is that cannot be written, where the disk may be to blame."""
     try:
-        with _alone_is_fine():
+        with _without_warning():
             yield
     except dcp.CheckpointException as error:
         cause, _ = next(iter(error.failures.values()))
@@ -263,7 +263,7 @@ def _damaged(folder: Path, error: BaseException) -> ValueError:
 
 
 @contextmanager
-def _alone_is_fine() -> Iterator[None]:
+def _without_warning() -> Iterator[None]:
     """Silence torch's warning that one process saves or loads alone: it was told to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)

@@ -80,7 +80,7 @@ class TokenizerInfo:
     name: str
     """What the user called it."""
     sha256: str
-    """Of its meaning, see data/text/tokenizer.py."""
+    """Hash of what it does to text, see data/text/tokenizer.py."""
     vocab_size: int
     """Every id is below this."""
     eot_id: int

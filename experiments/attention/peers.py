@@ -136,7 +136,7 @@ def load_tutorial(file: Path) -> ModuleType:
 
 
 def tutorial_tensors(tensors: Tensors) -> Tensors:
-    """The same values in fp16 and, in memory, as (B, H, T, D): views of that, (B, T, H, D) each."""
+    """Values in fp16 and, in memory, as (B, H, T, D): views of that, (B, T, H, D) each."""
     q, k, v, dout = (x.detach().transpose(1, 2).contiguous().half() for x in tensors)
     q, k, v, dout = (x.transpose(1, 2) for x in (q, k, v, dout))
     return Tensors(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout)

@@ -13,12 +13,12 @@ _ROWS = 1000  # of images of label 1 that are compared at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far the two images of a pair may be apart."""
+    """The largest differences between the two images of a pair."""
 
     geometry: float = 1.5
-    """Of `describe`: in strokes, from the start of one to that of the next."""
+    """Between vectors of `describe`, in strokes, from the start of one to that of the next."""
     log_odds: float = 0.1
-    """Of the classifiers of geometry."""
+    """Between what classifiers of geometry say."""
 
     def __post_init__(self) -> None:
         for name in ("geometry", "log_odds"):

@@ -1,4 +1,4 @@
-"""How far one gets on Pathfinder without tracing: from what is seen at the two markers alone.
+"""Accuracy on Pathfinder without tracing: from what is seen at the two markers alone.
 
     python -m experiments.contours.yardsticks --data out/data/lra \\
         --out docs/results/pathfinder_yardsticks.json --sizes 32 64 128 256

@@ -185,7 +185,7 @@ def measure(
 
 
 def logit_difference(logits: dict[str, Tensor], task: str) -> float:
-    """How far the logits of our exact attention lie from standard attention's, at most.
+    """The largest difference of a logit between our exact attention and standard attention.
 
     Raises:
         ValueError: further than TOLERANCE.

@@ -58,7 +58,7 @@ class Job:
 
     @property
     def progress(self) -> Progress | None:
-        """Of its newest checkpoint, from which it would go on; None if there is none yet."""
+        """What its newest checkpoint has seen, from which it would go on; None without one."""
         checkpoint = latest_checkpoint(self.folder)
         return None if checkpoint is None else read_progress(checkpoint)[0]
 

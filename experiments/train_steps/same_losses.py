@@ -85,7 +85,7 @@ def summarise(run: Path) -> dict[str, Any]:
 
 
 def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """How far apart runs lie, nats: on "same" attention, and on "different"; means over pairs.
+    """Distances between runs, nats: on "same" attention and on "different"; means over pairs.
 
     curve: mean gap of the training losses. validation: gap of the final validation losses.
     """

@@ -49,7 +49,7 @@ def losses_table(**results: Result) -> str:
 
 
 def gaps_table(**results: Result) -> str:
-    """How far apart runs lie that share an attention, and runs that do not."""
+    """Distances between runs that share an attention, and between runs that do not."""
 
     def gap(result: Result, kind: str, what: str) -> str:
         found = result["distances"][kind]

@@ -245,6 +245,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError where k and v do not fit to q."""
     B, _, H, D = q.shape
     _, T_k, H_kv, _ = k.shape
     if k.shape != v.shape or k.shape != (B, T_k, H_kv, D) or H % H_kv != 0:
