@@ -12,6 +12,7 @@ HUB_NAME = "uoft-cs/cifar10"
 VOCAB_SIZE = 256
 N_CLASSES = 10
 SIDE = 32
+MAX_LENGTH = SIDE**2
 SPLIT_SIZES = {"train": 45_000, "val": 5_000, "test": 10_000}
 CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.lra.text import VOCAB_SIZE as VOCAB_SIZE
 from data.lra.text import Review, keyed_number, to_ids
 
 N_CLASSES = 2
