@@ -72,20 +72,23 @@ def _inside(t, y, x):
 
 
 @njit
-def _start(t, angle, y, x):
-    """Pivot of a contour that starts at a pixel, and whether its first stroke is in the image."""
+def _start(t, angle, y, x, snakes, s, strokes, n):
+    """Start snake s with stroke n at a pixel; returns whether that stroke is in the image."""
     head_y = math.ceil(y + t.stroke_length * t.sin[angle])
     head_x = math.ceil(x + t.stroke_length * t.cos[angle])
     pivot_y = math.ceil(head_y + (t.stroke_length + t.margin) * t.back_sin[angle])
     pivot_x = math.ceil(head_x + (t.stroke_length + t.margin) * t.back_cos[angle])
-    inside = _inside(t, head_y, head_x) and _inside(t, pivot_y, pivot_x)
-    return pivot_y, pivot_x, inside
+    if not (_inside(t, head_y, head_x) and _inside(t, pivot_y, pivot_x)):
+        return False
+    snakes[s, 0], snakes[s, 1], snakes[s, 2] = pivot_y, pivot_x, angle
+    strokes[n, 0], strokes[n, 1], strokes[n, 2] = angle, y, x
+    return True
 
 
 @njit
-def _is_open(canvas, t, angle, y, x):
-    """Whether a contour may start at a pixel."""
-    at = (y + PAD) * t.stride + x + PAD
+def _is_open(canvas, t, angle, pixel):
+    """Whether a contour may start at a pixel, by its number row after row."""
+    at = (pixel // t.size + PAD) * t.stride + pixel % t.size + PAD
     for k in range(t.n_solid[angle]):  # noqa: SIM110, which Numba could not compile
         if canvas[at + t.solid[angle, k]] > _FREE:
             return False
@@ -98,16 +101,16 @@ def _open_pixel(canvas, t, rng, angle):
     n_pixels = t.size * t.size
     for _ in range(_EAGER_STARTS):
         pixel = _below(rng, n_pixels)
-        if _is_open(canvas, t, angle, pixel // t.size, pixel % t.size):
+        if _is_open(canvas, t, angle, pixel):
             return pixel
     n_open = 0
     for pixel in range(n_pixels):
-        n_open += _is_open(canvas, t, angle, pixel // t.size, pixel % t.size)
+        n_open += _is_open(canvas, t, angle, pixel)
     if n_open == 0:
         return -1
     left = _below(rng, n_open)
     for pixel in range(n_pixels):
-        if _is_open(canvas, t, angle, pixel // t.size, pixel % t.size):
+        if _is_open(canvas, t, angle, pixel):
             if left == 0:
                 return pixel
             left -= 1
@@ -198,12 +201,10 @@ def _extend(canvas, t, rng, snakes, s, weights, strokes, n):
             return False
         y, x, template = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1], N_SEEDS + i
         at = (y + PAD) * t.stride + x + PAD
-        fits = True
         for k in range(t.n_core[template]):
             if canvas[at + t.core[template, k]] >= t.core_limit[template, k]:
-                fits = False
                 break
-        if fits:
+        else:
             snakes[s, 0], snakes[s, 1], snakes[s, 2] = centre_y, centre_x, template
             strokes[n, 0], strokes[n, 1], strokes[n, 2] = template, y, x
             return True
@@ -236,8 +237,7 @@ def _restore(canvas, source, t, strokes, first, end):
 
 @njit
 def _begin_targets(t, rng, snakes, strokes):
-    """First strokes of both contours; returns whether the first one finds a place."""
-    length = t.contour_length
+    """First strokes of both contours; returns whether they find places."""
     for _ in range(_N_DRAWS):
         angle = _below(rng, N_SEEDS)
         region = t.first_region[angle]
@@ -245,10 +245,7 @@ def _begin_targets(t, rng, snakes, strokes):
         if not t.startable[angle] or bottom < top or right < left:
             return False
         y, x = top + _below(rng, bottom - top + 1), left + _below(rng, right - left + 1)
-        pivot_y, pivot_x, inside = _start(t, angle, y, x)
-        if inside:
-            snakes[0, 0], snakes[0, 1], snakes[0, 2] = pivot_y, pivot_x, angle
-            strokes[0, 0], strokes[0, 1], strokes[0, 2] = angle, y, x
+        if _start(t, angle, y, x, snakes, 0, strokes, 0):
             break
     else:
         return False
@@ -256,10 +253,7 @@ def _begin_targets(t, rng, snakes, strokes):
         angle, bearing = _below(rng, N_SEEDS), _below(rng, N_SEEDS)
         y = np.int64(np.rint(strokes[0, 1] + t.seed_distance * t.sin[bearing]))
         x = np.int64(np.rint(strokes[0, 2] + t.seed_distance * t.cos[bearing]))
-        pivot_y, pivot_x, inside = _start(t, angle, y, x)
-        if inside:
-            snakes[1, 0], snakes[1, 1], snakes[1, 2] = pivot_y, pivot_x, angle
-            strokes[length, 0], strokes[length, 1], strokes[length, 2] = angle, y, x
+        if _start(t, angle, y, x, snakes, 1, strokes, t.contour_length):
             return True
     return False
 
@@ -296,11 +290,7 @@ def _begin_distractor(canvas, t, rng, snakes, strokes, n):
         pixel = _open_pixel(canvas, t, rng, angle)
         if pixel < 0:
             return False
-        y, x = pixel // t.size, pixel % t.size
-        pivot_y, pivot_x, inside = _start(t, angle, y, x)
-        if inside:
-            snakes[0, 0], snakes[0, 1], snakes[0, 2] = pivot_y, pivot_x, angle
-            strokes[n, 0], strokes[n, 1], strokes[n, 2] = angle, y, x
+        if _start(t, angle, pixel // t.size, pixel % t.size, snakes, 0, strokes, n):
             return True
     return False
 

@@ -39,9 +39,7 @@ def generate(
 
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed={seed} must be between 0 and 2^64 - 1.")
-    if n_threads is None:
-        n_threads = os.cpu_count() or 1
-    if n_threads < 1:
+    if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads={n_threads} must be at least 1, or None for all cores.")
     wanted = np.asarray(numbers, dtype=np.int64)
     if wanted.ndim != 1:
@@ -63,6 +61,7 @@ def generate(
         lists["markers"] = markers
         return lists
 
+    n_threads = n_threads or os.cpu_count() or 1
     n_parts = max(1, min(len(wanted), n_threads * _CHUNKS_PER_THREAD))
     with ThreadPoolExecutor(n_threads) as pool:
         return np.concatenate(list(pool.map(make, np.array_split(wanted, n_parts))))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.pathfinder.parameters import Pathfinder, display_list_dtype
+from data.pathfinder.parameters import Pathfinder, check_display_lists
 from data.pathfinder.templates import banks_of
 
 
@@ -28,12 +28,7 @@ def endpoint_geometry(display_lists: np.ndarray, parameters: Pathfinder) -> Endp
     Raises:
         ValueError: the lists are of images with other parameters.
     """
-    expected = display_list_dtype(parameters)
-    if display_lists.dtype != expected:
-        raise ValueError(
-            f"display_lists has dtype {display_lists.dtype}, but {parameters} needs {expected}; "
-            "pass the parameters that they were generated with."
-        )
+    check_display_lists(display_lists, parameters)
     length = parameters.contour_length
     strokes, markers = display_lists["strokes"], display_lists["markers"]
     # the two origins are apart, but two terminal ends may share a pixel: there the label decides

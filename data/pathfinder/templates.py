@@ -7,20 +7,22 @@ so the strokes of all images are shifted copies of a few hundred templates.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.parameters import Pathfinder, Scale
 
 ANTIALIAS = 2
 """Strokes are drawn this many times larger and then shrunk."""
 
 N_SEEDS = 360
 """Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
+
+SEED_ANGLES = np.array([math.radians(degree) for degree in range(-180, 180)])
+"""Of those."""
 
 _MARKER_HALO = 4
 """Pixels beyond a marker's disk that shrinking may still colour."""
@@ -52,36 +54,30 @@ class TemplateBank:
     """
 
 
-@lru_cache(maxsize=16)
-def template_banks(
-    stroke_length: int, thickness: float, margins: tuple[int, ...]
-) -> tuple[TemplateBank, ...]:
-    """A bank for every margin; treat the arrays as constants."""
-    return tuple(_draw_bank(stroke_length, thickness, margin) for margin in margins)
-
-
 def banks_of(parameters: Pathfinder) -> tuple[TemplateBank, ...]:
-    """The banks of an image, one for each of its margins.
+    """A bank for each margin of an image; treat the arrays as constants.
 
-    Display lists number the templates through all of them: those of the second bank follow those
-    of the first.
+    Display lists number the templates through all banks: those of the second follow those of the
+    first.
     """
-    return template_banks(parameters.stroke_length, parameters.thickness, parameters.margins)
+    return _banks(parameters.scale)
+
+
+@lru_cache(maxsize=16)
+def _banks(scale: Scale) -> tuple[TemplateBank, ...]:
+    return tuple(
+        _draw_bank(scale.stroke_length, scale.thickness, margin) for margin in scale.margins
+    )
 
 
 def marker_patch(parameters: Pathfinder) -> np.ndarray:
     """A marker, to be put with its middle on the pixel it marks: uint8, square, of odd side."""
-    radius = ANTIALIAS * parameters.marker_radius
-    side = 2 * (math.ceil(parameters.marker_radius) + _MARKER_HALO) + 1
+    radius = ANTIALIAS * parameters.scale.marker_radius
+    side = 2 * (math.ceil(parameters.scale.marker_radius) + _MARKER_HALO) + 1
     middle = ANTIALIAS * (side // 2)
     offset = np.arange(ANTIALIAS * side) - middle
     disk = np.where(offset[:, None] ** 2 + offset**2 <= radius**2, np.uint8(255), np.uint8(0))
     return _shrink(disk, side)
-
-
-def seed_angles() -> np.ndarray:
-    """(N_SEEDS,) float64, the angles of contours' first strokes."""
-    return np.array([math.radians(degree) for degree in range(-180, 180)])
 
 
 def disk_offsets(radius: float) -> np.ndarray:
@@ -95,21 +91,18 @@ def disk_offsets(radius: float) -> np.ndarray:
 
 def ring_offsets(radius: int) -> np.ndarray:
     """(k, 2) int64, pixels (y, x) of a circle that is sampled once every pixel of its length."""
-    angles = (step / radius for step in range(math.ceil(2 * math.pi * radius)))
-    points = [
-        (
-            math.floor(round(radius * math.sin(angle), 9)),
-            math.floor(round(radius * math.cos(angle), 9)),
-        )
+    angles = [step / radius for step in range(math.ceil(2 * math.pi * radius))]
+    points = {
+        tuple(math.floor(round(radius * axis(angle), 9)) for axis in (math.sin, math.cos))
         for angle in angles
-    ]
-    return np.array(sorted(set(points)), dtype=np.int64)
+    }
+    return np.array(sorted(points), dtype=np.int64)
 
 
 def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBank:
     ring = ring_offsets(stroke_length + margin)
     back = [math.atan2(y, x) + math.pi for y, x in ring.tolist()]
-    angles = np.concatenate([seed_angles(), back])
+    angles = np.concatenate([SEED_ANGLES, back])
     patches = [_draw_stroke(angle, stroke_length, thickness, margin) for angle in angles.tolist()]
     lines, masks = (np.stack(patch) for patch in zip(*patches, strict=True))
     return TemplateBank(
@@ -118,7 +111,7 @@ def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBan
         masks=masks,
         angles=angles,
         ring=ring,
-        solid=tuple(_solid_offsets(masks[:N_SEEDS], stroke_length + margin)),
+        solid=tuple(_solid_offsets(mask, stroke_length + margin) for mask in masks[:N_SEEDS]),
     )
 
 
@@ -158,8 +151,6 @@ def _shrink(image: np.ndarray, side: int) -> np.ndarray:
     return np.asarray(small)
 
 
-def _solid_offsets(masks: np.ndarray, reach: int) -> Iterator[np.ndarray]:
-    radius = masks.shape[1] // 2
-    for mask in masks:
-        offsets = np.argwhere(mask == 255) - radius + 1
-        yield offsets[(np.abs(offsets) <= reach).all(axis=1)]
+def _solid_offsets(mask: np.ndarray, reach: int) -> np.ndarray:
+    offsets = np.argwhere(mask == 255) - len(mask) // 2 + 1
+    return offsets[(np.abs(offsets) <= reach).all(axis=1)]

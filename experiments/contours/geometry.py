@@ -87,7 +87,7 @@ def read_endpoints(folder: Path, split: str) -> Endpoints:
         labels=np.array(opened.labels),
         positions=found.positions - (parameters.size - 1) / 2,
         directions=np.stack([np.sin(found.directions), np.cos(found.directions)], axis=-1),
-        period=parameters.stroke_length + 2 * float(np.mean(parameters.margins)),
+        period=parameters.scale.stroke_length + 2 * float(np.mean(parameters.scale.margins)),
     )
 
 

@@ -132,7 +132,7 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
         tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
     layers, logits = _run(model, tokens, places[None])
     markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
-    radius = Pathfinder(**split.manifest.source["parameters"]).marker_radius
+    radius = Pathfinder(**split.manifest.source["parameters"]).scale.marker_radius
     first, second = (_near(places, marker, examples.size, radius) for marker in markers)
     return Trace(
         image=examples.images(zero)[0],
