@@ -26,22 +26,10 @@ def dihedral(images: Tensor, codes: Tensor) -> Tensor:
     Returns:
         (B, S, S).
     """
-    for bit, change in enumerate((_flip_rows, _flip_columns, _transpose)):
-        chosen = (codes >> bit & 1).bool()[:, None, None]
-        images = torch.where(chosen, change(images), images)
-    return images
-
-
-def _flip_rows(images: Tensor) -> Tensor:
-    return images.flip(1)
-
-
-def _flip_columns(images: Tensor) -> Tensor:
-    return images.flip(2)
-
-
-def _transpose(images: Tensor) -> Tensor:
-    return images.mT
+    rows, columns, both = ((codes >> bit & 1).bool()[:, None, None] for bit in range(3))
+    images = torch.where(rows, images.flip(1), images)
+    images = torch.where(columns, images.flip(2), images)
+    return torch.where(both, images.mT, images)
 
 
 def shifted(images: Tensor, codes: Tensor, most: int) -> Tensor:
@@ -97,14 +85,10 @@ def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
     places = torch.arange(size * size, device=device)
     patches = places.view(size // height, height, size // width, width).transpose(1, 2)
     for dim in (0, 1):
-        patches = patches.index_select(dim, _gray_order(patches.shape[dim], device))
+        numbers = torch.arange(patches.shape[dim], device=device)
+        # number i comes to place i XOR i // 2
+        patches = patches.index_select(dim, (numbers ^ numbers >> 1).argsort())
     return patches.flatten()
-
-
-def _gray_order(n: int, device: torch.device | str) -> Tensor:
-    """(n,) numbers from 0, in an order in which number i stands at place i XOR i // 2."""
-    numbers = torch.arange(n, device=device)
-    return (numbers ^ numbers >> 1).argsort()
 
 
 def pack_pixels(
@@ -133,9 +117,5 @@ def pack_pixels(
     # the k-th that is shown is the first at which the count reaches k
     places = torch.searchsorted(counts, ranks).clamp_(max=pixels.shape[1] - 1)
     found = counts[:, -1]
-    return (
-        pixels.gather(1, places),
-        found.clamp(1, capacity),
-        places,
-        (found > capacity).any(),
-    )
+    tokens, lengths = pixels.gather(1, places), found.clamp(1, capacity)
+    return tokens, lengths, places, (found > capacity).any()
