@@ -3,8 +3,8 @@
 import textwrap
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from data.lra import image, listops
 from data.lra.store import DisplayLists, Images, Sequences, open_split
@@ -21,42 +21,26 @@ _CLASSES = {"image": image.CLASSES, "text": ("bad", "good"), "pairs": ("two", "o
 
 
 def draw(folder: Path, split: str = "train", out: Path | None = None) -> Path:
-    """Draw the first samples of a split.
+    """Draw the first samples of a split of a prepared task; returns where the picture lies.
 
-    Args:
-        folder: Of a prepared task.
-        split: "train", "val" or "test".
-        out: The picture; samples.png in the folder by default.
-
-    Returns:
-        Where it lies.
+    It is samples.png in the task's folder, or `out`.
     """
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     opened = open_split(folder, split)
     figure = _texts(opened) if isinstance(opened, Sequences) else _images(opened)
     figure.suptitle(f"{opened.manifest.task}, {split}: {len(opened):,} examples")
     out = out or folder / "samples.png"
     figure.savefig(out, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)
     return out
 
 
-def _images(opened: Images | DisplayLists):
-    from matplotlib import pyplot
-
+def _images(opened: Images | DisplayLists) -> Figure:
     labels = np.asarray(opened.labels)
     rows = [np.flatnonzero(labels == c)[:COLUMNS] for c in range(opened.manifest.n_classes)]
     numbers = np.concatenate(rows)
     pixels = dict(zip(numbers.tolist(), _pixels(opened, numbers), strict=True))
-    figure, axes = pyplot.subplots(
-        len(rows),
-        COLUMNS,
-        figsize=(COLUMNS * _INCHES, len(rows) * _INCHES + 0.4),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = COLUMNS * _INCHES, len(rows) * _INCHES + 0.4
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(len(rows), COLUMNS, squeeze=False)
     for label, (row, row_axes) in enumerate(zip(rows, axes, strict=True)):
         for axis in row_axes:
             axis.set(xticks=[], yticks=[])
@@ -82,9 +66,7 @@ def _pixels(opened: Images | DisplayLists, numbers: np.ndarray) -> np.ndarray:
     return renderer(opened.display_lists[numbers]).numpy()
 
 
-def _texts(opened: Sequences):
-    from matplotlib import pyplot
-
+def _texts(opened: Sequences) -> Figure:
     documents = opened.manifest.documents_per_example
     lines = []
     for example in range(min(TEXTS, len(opened))):
@@ -94,15 +76,9 @@ def _texts(opened: Sequences):
             lines.append(f"label {label}, {len(tokens):,} tokens")
             lines += textwrap.wrap(shown, _TEXT_COLUMNS)[: _TEXT_ROWS // documents]
             lines.append("")
-    figure = pyplot.figure(figsize=(10, 0.16 * len(lines)))
-    figure.text(
-        *(0, 0.95),
-        "\n".join(lines),
-        family="monospace",
-        fontsize=8,
-        verticalalignment="top",
-        parse_math=False,
-    )
+    figure = Figure((10, 0.16 * len(lines)))
+    style = {"family": "monospace", "fontsize": 8, "verticalalignment": "top"}
+    figure.text(0, 0.95, "\n".join(lines), style, parse_math=False)
     return figure
 
 

@@ -44,11 +44,11 @@ def generate(
     shortest: int = SHORTEST,
     longest: int = LONGEST,
 ) -> Iterator[Formula]:
-    """Yield different formulas without end; the n-th is a pure function of the seed and n.
+    """Yield different formulas without end; the n-th is a pure function of seed, lengths and n.
 
     Args:
         seed: Non-negative.
-        n_threads: How many compute at a time, all cores by default; no influence on the formulas.
+        n_threads: How many compute at a time, all cores by default.
         shortest, longest: Tokens of a formula. Of few tokens there are few formulas.
     """
     seen = set()
@@ -64,13 +64,8 @@ def generate(
 def candidates(
     seed: int, shortest: int, longest: int, n_threads: int | None = None
 ) -> Iterator[Chunk]:
-    """Yield chunk after chunk of candidates of the right length, in order of their numbers.
-
-    Args:
-        seed: Non-negative.
-        shortest, longest: Tokens of a candidate that is kept.
-        n_threads: All cores by default.
-    """
+    """Yield chunk after chunk of candidates of `shortest` to `longest` tokens, in order of their
+    numbers."""
     if seed < 0:
         raise ValueError(f"seed={seed} must not be negative.")
     n_threads = n_threads or os.cpu_count() or 1

@@ -14,9 +14,9 @@ from data.lra.listops import (
     read_tsv,
     to_source,
     write_tsv,
+    yardsticks,
 )
 from data.lra.listops_generator import CHUNK, candidates, generate
-from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import Manifest, Sequences
 
 
