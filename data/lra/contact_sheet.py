@@ -20,15 +20,12 @@ _MARKER_COLOURS = ("#0072b2", "#e69f00")  # Okabe and Ito's blue (origin) and or
 _CLASSES = {"image": image.CLASSES, "text": ("bad", "good"), "pairs": ("two", "one")}
 
 
-def draw(folder: Path, split: str = "train", out: Path | None = None) -> Path:
-    """Draw the first samples of a split of a prepared task; returns where the picture lies.
-
-    It is samples.png in the task's folder, or `out`.
-    """
-    opened = open_split(folder, split)
+def draw(folder: Path) -> Path:
+    """Draw the first training examples of a prepared task, as samples.png in its folder."""
+    opened = open_split(folder, "train")
     figure = _texts(opened) if isinstance(opened, Sequences) else _images(opened)
-    figure.suptitle(f"{opened.manifest.task}, {split}: {len(opened):,} examples")
-    out = out or folder / "samples.png"
+    figure.suptitle(f"{opened.manifest.task}, train: {len(opened):,} examples")
+    out = folder / "samples.png"
     figure.savefig(out, dpi=110, bbox_inches="tight")
     return out
 

@@ -16,15 +16,10 @@ as a block of block-sparse attention."""
 
 
 def dihedral(images: Tensor, codes: Tensor) -> Tensor:
-    """Each image turned and mirrored in one of the 8 ways that keep a square.
+    """Each image, (B, S, S), turned and mirrored in one of the 8 ways that keep a square.
 
-    Args:
-        images: (B, S, S).
-        codes: (B,) integers in [0, DIHEDRAL): bit 0 swaps top and bottom, bit 1 left and right,
-            bit 2 rows and columns. 0 leaves an image as it is.
-
-    Returns:
-        (B, S, S).
+    Codes are (B,) integers in [0, DIHEDRAL): bit 0 swaps top and bottom, bit 1 left and right, bit
+    2 rows and columns. 0 leaves an image as it is.
     """
     rows, columns, both = ((codes >> bit & 1).bool()[:, None, None] for bit in range(3))
     images = torch.where(rows, images.flip(1), images)
@@ -33,16 +28,10 @@ def dihedral(images: Tensor, codes: Tensor) -> Tensor:
 
 
 def shifted(images: Tensor, codes: Tensor, most: int) -> Tensor:
-    """Each image moved by up to `most` pixels in both directions; what comes in repeats the edge.
+    """Each image, (B, S, S), moved by up to `most` < S pixels in both directions.
 
-    Args:
-        images: (B, S, S).
-        codes: (B,) integers in [0, (2 most + 1)^2), a row of them for each vertical move. 0 leaves
-            an image as it is.
-        most: pixels, below S.
-
-    Returns:
-        (B, S, S).
+    What comes in repeats the edge. Codes are (B,) integers in [0, (2 most + 1)^2), a row of them
+    for each vertical move. 0 leaves an image as it is.
     """
     size, moves = images.shape[-1], 2 * most + 1
     pixels = torch.arange(size, device=images.device)
@@ -58,7 +47,7 @@ def shifted(images: Tensor, codes: Tensor, most: int) -> Tensor:
 
 
 def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Places of all pixels (row by row: place = row * S + column), patch after patch.
+    """(N,) int64 places of all pixels (place = row * S + column), patch after patch.
 
     A block of attention then holds a patch of the image, not some rows of it. Rows and columns of
     patches come in the order of a Gray code: where both are powers of two, the numbers of patches
@@ -66,15 +55,8 @@ def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
     each patch see all four around it. Attention itself does not depend on the order where positions
     come with the tokens.
 
-    Args:
-        size: S, a multiple of both sides of TILE.
-        device: of the result.
-
-    Returns:
-        (N,) int64.
-
     Raises:
-        ValueError: the patches do not cover the image.
+        ValueError: S is no multiple of both sides of TILE: the patches do not cover the image.
     """
     height, width = TILE
     if size % height or size % width:

@@ -207,10 +207,6 @@ def array_info(path: Path) -> ArrayInfo:
 def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLists:
     """Open one split of a prepared task; arrays are memory-mapped, read-only.
 
-    Args:
-        folder: Of the task, such as out/data/lra/listops.
-        split: "train", "val" or "test".
-
     Raises:
         FileNotFoundError: The folder, its manifest or an array is missing.
         ValueError: The split is unknown, or an array is not what the manifest says.

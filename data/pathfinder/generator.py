@@ -20,16 +20,10 @@ def generate(
     *,
     n_threads: int | None = None,
 ) -> np.ndarray:
-    """Make images; each is a pure function of (parameters, seed, its number).
+    """Images, (len(numbers),) of `display_list_dtype(parameters)`.
 
-    Args:
-        parameters: what kind of images.
-        seed: 0 to 2^64 - 1; decides all images.
-        numbers: which images, such as range(1000); any integers from 0 on in any order.
-        n_threads: how many threads work; None is one a core. The result does not depend on it.
-
-    Returns:
-        (len(numbers),) of `display_list_dtype(parameters)`, in the order of `numbers`.
+    Each is a pure function of the parameters, the seed, 0 to 2^64 - 1, and its number: any integers
+    from 0 on, in any order. One thread works on each core if `n_threads` is None.
 
     Raises:
         ValueError: an argument is out of range.

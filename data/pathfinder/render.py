@@ -34,15 +34,7 @@ class PackedDisplayLists:
 
 
 def pack(display_lists: np.ndarray, device: torch.device | str = "cpu") -> PackedDisplayLists:
-    """Put display lists on a device.
-
-    Args:
-        display_lists: (B,) as `generate` returns them.
-        device: where images will be drawn.
-
-    Raises:
-        ValueError: these are no display lists.
-    """
+    """Put display lists, (B,) as `generate` returns them, on a device; ValueError if they are none."""
     names = display_lists.dtype.names or ()
     if "strokes" not in names or display_lists.ndim != 1:
         raise ValueError(
@@ -82,16 +74,10 @@ class Renderer:
         self._slots = torch.arange(parameters.max_strokes, device=device)
 
     def __call__(self, display_lists: np.ndarray | PackedDisplayLists) -> Tensor:
-        """Draw images.
+        """Draw B images, (B, size, size) uint8 on the renderer's device, each from 0 to 255.
 
         With packed lists on the renderer's device there is no synchronisation with the host and no
         shape depends on the data: the call may be captured in a CUDA graph.
-
-        Args:
-            display_lists: B of them, of this renderer's parameters.
-
-        Returns:
-            (B, size, size) uint8 on the renderer's device. Every image reaches from 0 to 255.
 
         Raises:
             ValueError: the lists are of images with other parameters.

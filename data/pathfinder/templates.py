@@ -65,19 +65,15 @@ def banks_of(parameters: Pathfinder) -> tuple[TemplateBank, ...]:
 
 @lru_cache(maxsize=16)
 def _banks(scale: Scale) -> tuple[TemplateBank, ...]:
-    return tuple(
-        _draw_bank(scale.stroke_length, scale.thickness, margin) for margin in scale.margins
-    )
+    return tuple(_draw_bank(scale, margin) for margin in scale.margins)
 
 
 def marker_patch(parameters: Pathfinder) -> np.ndarray:
     """A marker, to be put with its middle on the pixel it marks: uint8, square, of odd side."""
-    radius = ANTIALIAS * parameters.scale.marker_radius
-    side = 2 * (math.ceil(parameters.scale.marker_radius) + _MARKER_HALO) + 1
-    middle = ANTIALIAS * (side // 2)
-    offset = np.arange(ANTIALIAS * side) - middle
-    disk = np.where(offset[:, None] ** 2 + offset**2 <= radius**2, np.uint8(255), np.uint8(0))
-    return _shrink(disk, side)
+    radius = parameters.scale.marker_radius
+    side = 2 * (math.ceil(radius) + _MARKER_HALO) + 1
+    disk = _disk(np.arange(ANTIALIAS * side) - ANTIALIAS * (side // 2), ANTIALIAS * radius)
+    return _shrink(np.where(disk, np.uint8(255), np.uint8(0)), side)
 
 
 def disk_offsets(radius: float) -> np.ndarray:
@@ -99,11 +95,12 @@ def ring_offsets(radius: int) -> np.ndarray:
     return np.array(sorted(points), dtype=np.int64)
 
 
-def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBank:
-    ring = ring_offsets(stroke_length + margin)
+def _draw_bank(scale: Scale, margin: int) -> TemplateBank:
+    reach = scale.stroke_length + margin
+    ring = ring_offsets(reach)
     back = [math.atan2(y, x) + math.pi for y, x in ring.tolist()]
     angles = np.concatenate([SEED_ANGLES, back])
-    patches = [_draw_stroke(angle, stroke_length, thickness, margin) for angle in angles.tolist()]
+    patches = [_draw_stroke(angle, scale, margin) for angle in angles.tolist()]
     lines, masks = (np.stack(patch) for patch in zip(*patches, strict=True))
     return TemplateBank(
         margin=margin,
@@ -111,38 +108,30 @@ def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBan
         masks=masks,
         angles=angles,
         ring=ring,
-        solid=tuple(_solid_offsets(mask, stroke_length + margin) for mask in masks[:N_SEEDS]),
+        solid=tuple(_solid_offsets(mask, reach) for mask in masks[:N_SEEDS]),
     )
 
 
-def _draw_stroke(
-    angle: float, length: int, thickness: float, margin: int
-) -> tuple[np.ndarray, np.ndarray]:
-    radius = length + math.ceil(thickness) + margin
-    middle = radius * ANTIALIAS
+def _draw_stroke(angle: float, scale: Scale, margin: int) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.ndimage import grey_dilation
+
+    radius = scale.stroke_length + math.ceil(scale.thickness) + margin
+    middle, length = radius * ANTIALIAS, scale.stroke_length * ANTIALIAS
     # the end is rounded up on both axes, as everywhere in the reference
-    end_y = math.ceil(middle + length * ANTIALIAS * math.sin(angle))
-    end_x = math.ceil(middle + length * ANTIALIAS * math.cos(angle))
+    end_y = math.ceil(middle + length * math.sin(angle))
+    end_x = math.ceil(middle + length * math.cos(angle))
     canvas = Image.new("L", (2 * middle + 1, 2 * middle + 1))
-    ImageDraw.Draw(canvas).line(
-        [(middle, middle), (end_x, end_y)],
-        fill=255,
-        width=round(thickness * ANTIALIAS),
-    )
+    width = round(scale.thickness * ANTIALIAS)
+    ImageDraw.Draw(canvas).line([(middle, middle), (end_x, end_y)], fill=255, width=width)
     line = np.asarray(canvas)
-    side = 2 * radius + 1
-    return _shrink(line, side), _shrink(_dilate(line, margin * ANTIALIAS), side)
+    disk = _disk(np.arange(-margin * ANTIALIAS, margin * ANTIALIAS + 1), margin * ANTIALIAS)
+    mask = grey_dilation(line, footprint=disk, mode="constant")
+    return _shrink(line, 2 * radius + 1), _shrink(mask, 2 * radius + 1)
 
 
-def _dilate(image: np.ndarray, radius: int) -> np.ndarray:
-    """The largest value within a radius of every pixel."""
-    height, width = image.shape
-    padded = np.pad(image, radius)
-    shifted = [
-        padded[radius + y : radius + y + height, radius + x : radius + x + width]
-        for y, x in disk_offsets(radius).tolist()
-    ]
-    return np.max(shifted, axis=0)
+def _disk(offsets: np.ndarray, radius: float) -> np.ndarray:
+    """(n, n) bool, which pixels at (n,) offsets along both axes are no further than `radius`."""
+    return offsets[:, None] ** 2 + offsets**2 <= radius**2
 
 
 def _shrink(image: np.ndarray, side: int) -> np.ndarray:

@@ -82,11 +82,11 @@ def read_endpoints(folder: Path, split: str) -> Endpoints:
             "the task without --source, so that its images are generated."
         )
     parameters = Pathfinder(**opened.manifest.source["parameters"])
-    found = endpoint_geometry(opened.display_lists, parameters)
+    positions, directions = endpoint_geometry(opened.display_lists, parameters)
     return Endpoints(
         labels=np.array(opened.labels),
-        positions=found.positions - (parameters.size - 1) / 2,
-        directions=np.stack([np.sin(found.directions), np.cos(found.directions)], axis=-1),
+        positions=positions - (parameters.size - 1) / 2,
+        directions=np.stack([np.sin(directions), np.cos(directions)], axis=-1),
         period=parameters.scale.stroke_length + 2 * float(np.mean(parameters.scale.margins)),
     )
 
