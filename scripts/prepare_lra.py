@@ -99,7 +99,6 @@ _COLUMNS = (
     progress.TimeElapsedColumn(),
     progress.TimeRemainingColumn(),
 )
-_MEGABYTE = 1e6
 _MOST_NAMED = 5
 
 
@@ -129,15 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _request(args: argparse.Namespace) -> Request:
     if args.tsv and args.task != "listops":
         raise ValueError(f"--tsv has no meaning for {args.task}; leave it out.")
-    contour_length = DIFFICULTIES[args.difficulty or "hard"]
-    if args.contour_length is not None:
-        contour_length = args.contour_length
+    usual = DIFFICULTIES[args.difficulty or "hard"]
     return Request(
         task=args.task,
         source=args.source,
         examples=_sizes(args.examples),
         seed=args.seed,
-        contour_length=contour_length,
+        contour_length=usual if args.contour_length is None else args.contour_length,
         distractors_of=args.distractors_of,
         shortest=args.shortest,
         longest=args.longest,
@@ -211,7 +208,7 @@ def _summary(folder: Path, manifest: Manifest) -> Table:
         if isinstance(opened, Sequences):
             median, longest = int(np.median(opened.lengths)), int(opened.lengths.max())
             lengths = [f"{len(opened.tokens):,}", f"{median:,}", f"{longest:,}"]
-        size = sum(path.stat().st_size for path in folder.glob(f"{split}.*.npy")) / _MEGABYTE
+        size = sum(path.stat().st_size for path in folder.glob(f"{split}.*.npy")) / 1e6
         table.add_row(split, f"{len(opened):,}", f"{max(shares):.1%}", *lengths, f"{size:.1f}")
     return table
 

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from data.lra import image, listops
 from data.lra.store import DisplayLists, Images, Sequences, open_split
+from data.pathfinder.parameters import Pathfinder
 
 COLUMNS = 8
 """Images of each label."""
@@ -34,7 +35,14 @@ def _images(opened: Images | DisplayLists) -> Figure:
     labels = np.asarray(opened.labels)
     rows = [np.flatnonzero(labels == c)[:COLUMNS] for c in range(opened.manifest.n_classes)]
     numbers = np.concatenate(rows)
-    pixels = dict(zip(numbers.tolist(), _pixels(opened, numbers), strict=True))
+    if isinstance(opened, Images):
+        shown = opened.images[numbers]
+    else:
+        from data.pathfinder.render import Renderer
+
+        renderer = Renderer(Pathfinder(**opened.manifest.source["parameters"]))
+        shown = renderer(opened.display_lists[numbers]).numpy()
+    pixels = dict(zip(numbers.tolist(), shown, strict=True))
     size = COLUMNS * _INCHES, len(rows) * _INCHES + 0.4
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(len(rows), COLUMNS, squeeze=False)
@@ -50,17 +58,6 @@ def _images(opened: Images | DisplayLists) -> Figure:
                 ):
                     axis.plot(x, y, "o", markersize=11, markerfacecolor="none", color=colour)
     return figure
-
-
-def _pixels(opened: Images | DisplayLists, numbers: np.ndarray) -> np.ndarray:
-    """Images of these examples, uint8 (n, height, width)."""
-    if isinstance(opened, Images):
-        return opened.images[numbers]
-    from data.pathfinder.parameters import Pathfinder
-    from data.pathfinder.render import Renderer
-
-    renderer = Renderer(Pathfinder(**opened.manifest.source["parameters"]), "cpu")
-    return renderer(opened.display_lists[numbers]).numpy()
 
 
 def _texts(opened: Sequences) -> Figure:

@@ -100,12 +100,8 @@ class Curriculum:
     ) -> None:
         """Load all sets onto a device.
 
-        Args:
-            config: names the folders.
-            context_length: T; a phase may have another.
-            batch_size: examples of a step, over all processes; a phase may have another.
-            seed: of the order and of the changes.
-            rank, world_size: this process and how many there are: each takes an equal part.
+        A phase without a context length, T, or a batch size, over all processes, has these. Each
+        of `world_size` processes takes an equal part.
 
         Raises:
             ValueError: the batch cannot be shared equally, or a folder does not fit.
@@ -155,9 +151,7 @@ class Curriculum:
     def draw(self, step: int) -> tuple[Tensor, Tensor]:
         """The examples of this process in a step, and how their images are changed.
 
-        Returns:
-            (sets, B / sets / world_size) int64 numbers, and changes as `Examples.batch` takes
-            them, on the CPU.
+        Both are (sets, B / sets / world_size) int64 on the CPU, as `Examples.batch` takes them.
         """
         lesson = self.lessons[self.number(step)]
         share = lesson.batch_size // len(lesson.sets)

@@ -110,11 +110,8 @@ def parse(source: str) -> np.ndarray:
 
 
 def find_tsv(source: Path) -> dict[str, Path]:
-    """Find the benchmark's files of the three splits in a folder, or in its listops-1000.
-
-    Raises:
-        ValueError: They are not there.
-    """
+    """The benchmark's files of the three splits in a folder, or in its listops-1000; raises
+    ValueError where they are not there."""
     for folder in (source, source / "listops-1000"):
         paths = {split: folder / FORMULA_FILE.format(split=split) for split in SPLIT_SIZES}
         if all(path.exists() for path in paths.values()):
@@ -126,7 +123,7 @@ def find_tsv(source: Path) -> dict[str, Path]:
 
 
 def read_tsv(path: Path) -> Iterator[Formula]:
-    """Read one of the benchmark's files, basic_{train,val,test}.tsv, formula by formula.
+    """Read one of the benchmark's files, formula by formula.
 
     Raises:
         ValueError: A row is malformed, or its value is wrong; names file and line.

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import load_json, to_json, write_atomically
+from data.files import load_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -90,10 +90,6 @@ class Manifest:
         values = asdict(self)
         del values["splits"]
         return values
-
-    def save(self, folder: Path) -> None:
-        """Write manifest.json atomically."""
-        write_atomically(folder / MANIFEST, to_json(asdict(self)))
 
     @staticmethod
     def load(folder: Path) -> "Manifest":

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
@@ -34,8 +34,8 @@ dtype could lose something."""
 def preparing(folder: Path, manifest: Manifest) -> Iterator["TaskWriter"]:
     """Hold a task's folder while its files are written.
 
-    A folder is created if it is missing; one that a killed preparation of these settings left is
-    gone on with.
+    It is created if it is missing; one that a killed preparation of these settings left is gone on
+    with.
 
     Raises:
         ValueError: The folder is another process's, or holds something else.
@@ -83,12 +83,9 @@ class TaskWriter:
         examples: Iterable[tuple[int, Sequence[np.ndarray]]],
         skipped: Sequence[str] = (),
     ) -> None:
-        """Write a split of kind "sequences".
+        """Write a split of kind "sequences" from label and documents, token ids from 1, of each.
 
-        Args:
-            split: "train", "val" or "test".
-            examples: Label and documents of each example; documents are token ids from 1.
-            skipped: Read after the examples: what had to be left out, for the manifest.
+        `skipped`, what had to be left out, is for the manifest, and read after the examples.
 
         Raises:
             ValueError: An example has another number of documents than the manifest says, or a
@@ -146,10 +143,9 @@ class TaskWriter:
 
     def finish(self) -> Manifest:
         """Write the manifest, which makes the folder readable, and delete what led to it."""
-        self.manifest.save(self.folder)
+        write_atomically(self.folder / MANIFEST, to_json(asdict(self.manifest)))
         (self.folder / PROGRESS).unlink()
         shutil.rmtree(self.folder / CHUNKS, ignore_errors=True)
-        self.finished = True
         return self.manifest
 
     def _write_blocks(
@@ -199,13 +195,7 @@ class TaskWriter:
 
 @contextmanager
 def growing_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] = ()) -> Iterator[Append]:
-    """A .npy file that grows along its first axis, and appears under its name when it is whole.
-
-    Args:
-        path: The file's name once it is finished.
-        dtype: Of the array.
-        shape: Of one entry along the first axis.
-    """
+    """A .npy file of rows of `shape` that grows, and appears under its name when it is whole."""
     temporary = path.with_name(f"{path.name}.unfinished")
     n = 0
 

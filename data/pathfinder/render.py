@@ -34,7 +34,7 @@ class PackedDisplayLists:
 
 
 def pack(display_lists: np.ndarray, device: torch.device | str = "cpu") -> PackedDisplayLists:
-    """Put display lists, (B,) as `generate` returns them, on a device; ValueError if they are none."""
+    """Put display lists, (B,) as `generate` returns them, on a device; refuses other arrays."""
     names = display_lists.dtype.names or ()
     if "strokes" not in names or display_lists.ndim != 1:
         raise ValueError(
@@ -119,10 +119,8 @@ def _line_patches(parameters: Pathfinder) -> np.ndarray:
     """(n, side^2) uint8, the strokes of all banks, padded to the side of the largest."""
     lines = [bank.lines for bank in banks_of(parameters)]
     side = max(patches.shape[1] for patches in lines)
-    padded = []
-    for patches in lines:
-        pad = (side - patches.shape[1]) // 2
-        padded.append(np.pad(patches, ((0, 0), (pad, pad), (pad, pad))))
+    pads = [(side - patches.shape[1]) // 2 for patches in lines]
+    padded = [np.pad(p, ((0, 0), (n, n), (n, n))) for p, n in zip(lines, pads, strict=True)]
     return np.concatenate(padded).reshape(-1, side * side)
 
 

@@ -5,7 +5,6 @@ Offsets into it are single numbers, so that a test of many pixels is one loop.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +22,9 @@ _MAX_DISK = 29
 _MAX_CORE = 80
 _MAX_SOLID = 45
 _N_ALL = N_SEEDS + _MAX_RING
+
+# of the C library: NumPy's own vary with the processor in the last digit
+_sin, _cos = np.vectorize(math.sin), np.vectorize(math.cos)
 
 _FULL = 255
 _MAX_SUM = 459
@@ -92,10 +94,10 @@ def _fill(t: np.void, parameters: Pathfinder, bank: TemplateBank) -> None:
     t["ring"][: len(bank.ring)] = bank.ring
     ring_angles = np.array([math.atan2(y, x) for y, x in bank.ring.tolist()])
     directions = np.concatenate([SEED_ANGLES, ring_angles])
-    t["sin"][: len(directions)] = _each(math.sin, directions)
-    t["cos"][: len(directions)] = _each(math.cos, directions)
-    t["back_sin"] = _each(math.sin, SEED_ANGLES + math.pi)
-    t["back_cos"] = _each(math.cos, SEED_ANGLES + math.pi)
+    t["sin"][: len(directions)] = _sin(directions)
+    t["cos"][: len(directions)] = _cos(directions)
+    t["back_sin"] = _sin(SEED_ANGLES + math.pi)
+    t["back_cos"] = _cos(SEED_ANGLES + math.pi)
     for angle, solid in enumerate(bank.solid):
         t["startable"][angle] = _is_startable(solid)
         t["first_region"][angle] = _first_region(solid, parameters)
@@ -147,7 +149,7 @@ def _turns(
     """Ring pixels by weight, heaviest first, and the weights; those without weight are left out."""
     turn = np.abs((ring_angles - angle + math.pi) % (2 * math.pi) - math.pi)
     bent = np.minimum(continuity * turn, math.pi / 2)
-    weight = np.where(bent < math.pi / 2, _each(math.cos, bent) ** 2, 0.0)
+    weight = np.where(bent < math.pi / 2, _cos(bent) ** 2, 0.0)
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
     return order, weight[order]
@@ -163,8 +165,3 @@ def _core(mask: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _flat(offsets: np.ndarray, stride: int) -> np.ndarray:
     return offsets[:, 0] * stride + offsets[:, 1]
-
-
-def _each(function: Callable[[float], float], values: np.ndarray) -> np.ndarray:
-    """From the C library: NumPy's own vary with the processor in the last digit."""
-    return np.array([function(value) for value in values.tolist()])
