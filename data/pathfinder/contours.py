@@ -13,11 +13,10 @@ import math
 import numpy as np
 from numba import njit
 
+from data.compiled_random import GOLDEN, below, mix64, uniform
 from data.pathfinder.tables import PAD
 from data.pathfinder.templates import N_SEEDS
-from data.randomness import mix
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FREE = 76  # the largest mask value on which a contour may start, 0.3 of 255
 _FULL = 255
 _MIN_TOTAL_WEIGHT = 1e-4
@@ -27,33 +26,12 @@ _MIN_FREE_PIXELS = 0.01
 _EAGER_CHOICES = 8
 _EAGER_STARTS = 100
 
-_mix = njit(mix)
-
 
 @njit
 def _seed_stream(rng, key, number):
-    """Start the stream of an image: state and odd increment, as in Steele et al., "Fast Splittable
-    Pseudorandom Number Generators", 2014."""
-    rng[0] = _mix(key ^ _mix(np.uint64(number) + _GOLDEN))
-    rng[1] = _mix(rng[0] + _GOLDEN) | np.uint64(1)
-
-
-@njit
-def _next(rng):
-    rng[0] += rng[1]
-    return _mix(rng[0])
-
-
-@njit
-def _below(rng, n):
-    """An integer in [0, n); no value is likelier than another by more than n / 2^32."""
-    return np.int64(((_next(rng) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
-
-
-@njit
-def _uniform(rng):
-    """A float64 in [0, 1)."""
-    return np.float64(_next(rng) >> np.uint64(11)) * 2.0**-53
+    """Start the stream of an image."""
+    rng[0] = mix64(key ^ mix64(np.uint64(number) + GOLDEN))
+    rng[1] = mix64(rng[0] + GOLDEN) | np.uint64(1)
 
 
 @njit
@@ -100,7 +78,7 @@ def _open_pixel(canvas, t, rng, angle):
     """A pixel where a contour may start, uniformly among all; -1 if there is none."""
     n_pixels = t.size * t.size
     for _ in range(_EAGER_STARTS):
-        pixel = _below(rng, n_pixels)
+        pixel = below(rng, n_pixels)
         if _is_open(canvas, t, angle, pixel):
             return pixel
     n_open = 0
@@ -108,7 +86,7 @@ def _open_pixel(canvas, t, rng, angle):
         n_open += _is_open(canvas, t, angle, pixel)
     if n_open == 0:
         return -1
-    left = _below(rng, n_open)
+    left = below(rng, n_open)
     for pixel in range(n_pixels):
         if _is_open(canvas, t, angle, pixel):
             if left == 0:
@@ -151,13 +129,13 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
     """
     last = t.n_turns[direction] - 1
     for _ in range(_EAGER_CHOICES):
-        u = _uniform(rng) * t.turn_sum[direction, last]
+        u = uniform(rng) * t.turn_sum[direction, last]
         j = 0
         while j < last and t.turn_sum[direction, j] <= u:
             j += 1
         i = t.turn[direction, j]
         y, x = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1]
-        limit = _FULL - _below(rng, _FULL)
+        limit = _FULL - below(rng, _FULL)
         if not _inside(t, y, x):
             continue
         at = (y + PAD) * t.stride + x + PAD
@@ -174,7 +152,7 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
     total = _weigh(canvas, t, centre_y, centre_x, direction, weights)
     if total < _MIN_TOTAL_WEIGHT:
         return -1
-    u = _uniform(rng) * total
+    u = uniform(rng) * total
     chosen = -1
     for j in range(last + 1):
         if weights[j] > 0.0:
@@ -239,18 +217,18 @@ def _restore(canvas, source, t, strokes, first, end):
 def _begin_targets(t, rng, snakes, strokes):
     """First strokes of both contours; returns whether they find places."""
     for _ in range(_N_DRAWS):
-        angle = _below(rng, N_SEEDS)
+        angle = below(rng, N_SEEDS)
         region = t.first_region[angle]
         top, bottom, left, right = region[0], region[1], region[2], region[3]
         if not t.startable[angle] or bottom < top or right < left:
             return False
-        y, x = top + _below(rng, bottom - top + 1), left + _below(rng, right - left + 1)
+        y, x = top + below(rng, bottom - top + 1), left + below(rng, right - left + 1)
         if _start(t, angle, y, x, snakes, 0, strokes, 0):
             break
     else:
         return False
     for _ in range(_N_DRAWS):
-        angle, bearing = _below(rng, N_SEEDS), _below(rng, N_SEEDS)
+        angle, bearing = below(rng, N_SEEDS), below(rng, N_SEEDS)
         y = np.int64(np.rint(strokes[0, 1] + t.seed_distance * t.sin[bearing]))
         x = np.int64(np.rint(strokes[0, 2] + t.seed_distance * t.cos[bearing]))
         if _start(t, angle, y, x, snakes, 1, strokes, t.contour_length):
@@ -284,7 +262,7 @@ def _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
 def _begin_distractor(canvas, t, rng, snakes, strokes, n):
     """First stroke of a distractor; returns whether it finds a place."""
     for _ in range(_N_DRAWS):
-        angle = _below(rng, N_SEEDS)
+        angle = below(rng, N_SEEDS)
         if not t.startable[angle]:
             return False
         pixel = _open_pixel(canvas, t, rng, angle)
@@ -341,7 +319,7 @@ def _draw_image(t, rng, label, strokes, markers):
             if _draw_distractor(canvas, saved, t, rng, snakes, weights, strokes, n_strokes):
                 n_strokes += t.distractor_length
                 break
-    origin = _below(rng, 2)
+    origin = below(rng, 2)
     terminal = origin if label == 1 else 1 - origin
     for axis in range(2):
         markers[0, axis] = strokes[origin * length, 1 + axis]
@@ -364,8 +342,8 @@ def draw_images(tables, key, numbers, strokes, markers, counts):
     rng = np.empty(2, np.uint64)
     for n in range(len(numbers)):
         _seed_stream(rng, key, numbers[n])
-        label = _below(rng, 2)
-        t = tables[_below(rng, len(tables))]
+        label = below(rng, 2)
+        t = tables[below(rng, len(tables))]
         n_strokes, restarts = _draw_image(t, rng, label, strokes[n], markers[n])
         strokes[n, :n_strokes, 0] += t.first_template
         strokes[n, n_strokes:] = 0
