@@ -53,9 +53,8 @@ def _images(opened: Images | DisplayLists) -> Figure:
         for number, axis in zip(row.tolist(), row_axes, strict=False):
             axis.imshow(pixels[number], cmap="gray", vmin=0, vmax=255)
             if isinstance(opened, DisplayLists):
-                for (y, x), colour in zip(
-                    opened.display_lists["markers"][number], _MARKER_COLOURS, strict=True
-                ):
+                markers = opened.display_lists["markers"][number]
+                for (y, x), colour in zip(markers, _MARKER_COLOURS, strict=True):
                     axis.plot(x, y, "o", markersize=11, markerfacecolor="none", color=colour)
     return figure
 

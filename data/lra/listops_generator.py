@@ -31,9 +31,6 @@ CHUNK = 4096
 _N_OPERATORS = len(OPERATORS)
 _MIN, _MAX, _MED = range(3)
 
-Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Kept candidates: token ids uint8 end to end, offsets int64 (n + 1), values uint8 (n)."""
-
 
 def generate(
     seed: int,
@@ -44,24 +41,21 @@ def generate(
 ) -> Iterator[Formula]:
     """Yield different formulas without end; the n-th is a pure function of seed, lengths and n.
 
-    Args:
-        seed: Non-negative.
-        n_threads: How many compute at a time, all cores by default.
-        shortest, longest: Tokens of a formula. Of few tokens there are few formulas.
+    The seed is non-negative. `n_threads` compute at a time, all cores by default. Of few tokens
+    there are few formulas.
     """
     seen = set()
-    for tokens, offsets, values in candidates(seed, shortest, longest, n_threads):
-        for i, value in enumerate(values.tolist()):
-            formula = tokens[offsets[i] : offsets[i + 1]]
-            key = formula.tobytes()
+    for formulas in candidates(seed, shortest, longest, n_threads):
+        for tokens, value in formulas:
+            key = tokens.tobytes()
             if key not in seen:
                 seen.add(key)
-                yield formula, value
+                yield tokens, value
 
 
 def candidates(
     seed: int, shortest: int, longest: int, n_threads: int | None = None
-) -> Iterator[Chunk]:
+) -> Iterator[list[Formula]]:
     """Yield chunk after chunk of candidates of `shortest` to `longest` tokens, in order of their
     numbers."""
     if seed < 0:
@@ -79,13 +73,14 @@ def candidates(
             pool.shutdown(cancel_futures=True)
 
 
-def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> Chunk:
+def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> list[Formula]:
     """Candidates `first` to `first + n - 1` under a key, those of the right length."""
     tokens = np.empty(n * longest, np.uint8)
     offsets = np.zeros(n + 1, np.int64)
     values = np.empty(n, np.uint8)
     n_kept = _fill(key, np.uint64(first), n, shortest, longest, tokens, offsets, values)
-    return tokens[: offsets[n_kept]].copy(), offsets[: n_kept + 1], values[:n_kept]
+    kept = np.split(tokens[: offsets[n_kept]].copy(), offsets[1:n_kept])
+    return list(zip(kept, values[:n_kept].tolist(), strict=False))  # one empty piece of none
 
 
 @njit(nogil=True, cache=True)

@@ -51,12 +51,6 @@ class SplitInfo:
     skipped: list[str] = field(default_factory=list)
     """What of the source is broken and was left out, by name."""
 
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> "SplitInfo":
-        """Build from what `dataclasses.asdict` gave."""
-        arrays = {name: ArrayInfo(**info) for name, info in values["arrays"].items()}
-        return SplitInfo(**{**values, "arrays": arrays})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -112,7 +106,9 @@ class Manifest:
                 f"{FORMAT_VERSION}; prepare the task again."
             )
         try:
-            values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+            for split, info in values["splits"].items():
+                info["arrays"] = {name: ArrayInfo(**a) for name, a in info["arrays"].items()}
+                values["splits"][split] = SplitInfo(**info)
             return Manifest(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(

@@ -108,7 +108,7 @@ class TaskWriter:
         with self._growing(split, "offsets", np.int64) as append:
             append(np.array(offsets, np.int64))
         self._write_labels(split, labels)
-        self._add(split, len(labels), skipped)
+        self._add(split, skipped)
 
     def write_images(
         self,
@@ -130,7 +130,7 @@ class TaskWriter:
 
         self._write_blocks(split, "images", images(), "image; look at its source", np.uint8)
         self._write_labels(split, labels)
-        self._add(split, len(labels), skipped)
+        self._add(split, skipped)
 
     def write_display_lists(self, split: str, blocks: Iterable[np.ndarray]) -> None:
         """Write a split of kind "display_lists" from blocks of one structured dtype.
@@ -138,8 +138,8 @@ class TaskWriter:
         Raises:
             ValueError: There is no display list.
         """
-        n = self._write_blocks(split, "display_lists", blocks, "display list; ask for some")
-        self._add(split, n)
+        self._write_blocks(split, "display_lists", blocks, "display list; ask for some")
+        self._add(split)
 
     def finish(self) -> Manifest:
         """Write the manifest, which makes the folder readable, and delete what led to it."""
@@ -155,20 +155,15 @@ class TaskWriter:
         blocks: Iterable[np.ndarray],
         missing: str,
         dtype: npt.DTypeLike | None = None,
-    ) -> int:
-        """Write blocks end to end, in the first one's dtype unless told; returns the total length.
-
-        Raises:
-            ValueError: There is no block: what is missing.
-        """
-        n, blocks = 0, iter(blocks)
+    ) -> None:
+        """Write blocks end to end, in the first one's dtype unless told; ValueError that says what
+        is missing where there is none."""
+        blocks = iter(blocks)
         if (first := next(blocks, None)) is None:
             raise ValueError(f"{self.folder}: split {split} has no {missing}.")
         with self._growing(split, name, dtype or first.dtype, first.shape[1:]) as append:
             for block in chain([first], blocks):
                 append(block)
-                n += len(block)
-        return n
 
     def _write_labels(self, split: str, labels: Sequence[int]) -> None:
         array = np.asarray(labels, dtype=np.int64)
@@ -186,10 +181,11 @@ class TaskWriter:
     ) -> AbstractContextManager[Append]:
         return growing_array(array_path(self.folder, split, name), np.dtype(dtype), shape)
 
-    def _add(self, split: str, examples: int, skipped: Sequence[str] = ()) -> None:
+    def _add(self, split: str, skipped: Sequence[str] = ()) -> None:
         names = array_names(self.manifest.kind)
         arrays = {name: array_info(array_path(self.folder, split, name)) for name in names}
-        info = SplitInfo(examples=examples, arrays=arrays, skipped=list(skipped))
+        n_examples = arrays[names[-1]].shape[0]  # of the labels, or of what holds them
+        info = SplitInfo(examples=n_examples, arrays=arrays, skipped=list(skipped))
         self.manifest = replace(self.manifest, splits={**self.manifest.splits, split: info})
 
 

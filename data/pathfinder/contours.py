@@ -28,13 +28,6 @@ _EAGER_STARTS = 100
 
 
 @njit
-def _seed_stream(rng, key, number):
-    """Start the stream of an image."""
-    rng[0] = mix64(key ^ mix64(np.uint64(number) + GOLDEN))
-    rng[1] = mix64(rng[0] + GOLDEN) | np.uint64(1)
-
-
-@njit
 def _empty_canvas(t):
     """A canvas before the first stroke: the border is taken."""
     canvas = np.zeros((t.stride, t.stride), np.uint8)
@@ -341,7 +334,8 @@ def draw_images(tables, key, numbers, strokes, markers, counts):
     """
     rng = np.empty(2, np.uint64)
     for n in range(len(numbers)):
-        _seed_stream(rng, key, numbers[n])
+        rng[0] = mix64(key ^ mix64(numbers[n] + GOLDEN))
+        rng[1] = mix64(rng[0] + GOLDEN) | np.uint64(1)
         label = below(rng, 2)
         t = tables[below(rng, len(tables))]
         n_strokes, restarts = _draw_image(t, rng, label, strokes[n], markers[n])

@@ -136,8 +136,7 @@ def _disk(offsets: np.ndarray, radius: float) -> np.ndarray:
 
 def _shrink(image: np.ndarray, side: int) -> np.ndarray:
     """Resize with Lanczos on 8 bits; background comes out at up to a few levels near edges."""
-    small = Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS)
-    return np.asarray(small)
+    return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS))
 
 
 def _solid_offsets(mask: np.ndarray, reach: int) -> np.ndarray:
