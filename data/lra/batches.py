@@ -29,17 +29,13 @@ class Batch(NamedTuple):
 
 
 class Examples(ABC):
-    """A split of a prepared task on a device.
-
-    Attributes:
-        labels: (n,) int64.
-        overflow: () bool, whether an image so far had more pixels than tokens have room, so that
-            some were lost. Whoever trains looks at it now and then.
-    """
+    """A split of a prepared task on a device."""
 
     def __init__(self, labels: np.ndarray, device: torch.device) -> None:
-        self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
+        self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)  # (n,)
         self.overflow = torch.zeros((), dtype=torch.bool, device=device)
+        """Whether an image so far had more pixels than tokens have room, so that some were lost.
+        Whoever trains looks at it now and then."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -149,10 +149,8 @@ class Curriculum:
         return lesson.first_example + (step - lesson.first_step) * lesson.batch_size
 
     def draw(self, step: int) -> tuple[Tensor, Tensor]:
-        """The examples of this process in a step, and how their images are changed.
-
-        Both are (sets, B / sets / world_size) int64 on the CPU, as `Examples.batch` takes them.
-        """
+        """The examples of this process in a step, and how their images are changed: both (sets,
+        B / sets / world_size) int64 on the CPU, as `Examples.batch` takes them."""
         lesson = self.lessons[self.number(step)]
         share = lesson.batch_size // len(lesson.sets)
         here = share // self._world_size

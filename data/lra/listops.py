@@ -184,11 +184,8 @@ def _root_operators(split: Sequences) -> np.ndarray:
 
 
 def _roots_and_digits(split: Sequences) -> np.ndarray:
-    """A code, int64 (n), of what the direct arguments tell.
-
-    Of operator, the operator applied to the digits among its direct arguments, and how many direct
-    arguments are formulas.
-    """
+    """A code, int64 (n), of the outermost operator, its value of the digits among its direct
+    arguments, and how many of these are formulas."""
     tokens, n = np.asarray(split.tokens), len(split)
     closes = tokens == CLOSE_ID
     operators = (tokens >= FIRST_OPERATOR_ID) & ~closes

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 from numba import njit
@@ -79,8 +79,10 @@ def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> li
     offsets = np.zeros(n + 1, np.int64)
     values = np.empty(n, np.uint8)
     n_kept = _fill(key, np.uint64(first), n, shortest, longest, tokens, offsets, values)
-    kept = np.split(tokens[: offsets[n_kept]].copy(), offsets[1:n_kept])
-    return list(zip(kept, values[:n_kept].tolist(), strict=False))  # one empty piece of none
+    kept = tokens[: offsets[n_kept]].copy()
+    spans = pairwise(offsets[: n_kept + 1].tolist())
+    found = zip(spans, values[:n_kept].tolist(), strict=True)
+    return [(kept[start:end], value) for (start, end), value in found]
 
 
 @njit(nogil=True, cache=True)

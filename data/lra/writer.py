@@ -32,10 +32,9 @@ dtype could lose something."""
 
 @contextmanager
 def preparing(folder: Path, manifest: Manifest) -> Iterator["TaskWriter"]:
-    """Hold a task's folder while its files are written.
+    """Hold a task's folder, made where missing, while its files are written.
 
-    It is created if it is missing; one that a killed preparation of these settings left is gone on
-    with.
+    One that a killed preparation of these settings left is gone on with.
 
     Raises:
         ValueError: The folder is another process's, or holds something else.
