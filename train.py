@@ -167,15 +167,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
     task.attach(*ways_to_run(task, config, processes))
 
-    with RunLog(
-        run_dir,
-        is_main=processes.is_main,
-        start_step=progress.step,
-        max_steps=optim.max_steps,
-        wandb=config.run.wandb,
-        wandb_project=config.run.wandb_project,
-        config=asdict(config),
-    ) as log:
+    with RunLog(config, start_step=progress.step, is_main=processes.is_main) as log:
         log.say(task.describe())
         if progress.step >= optim.max_steps:
             log.say(f"finished before, see {checkpoint}: evaluating once more")

@@ -36,11 +36,9 @@ def _nobody_reads() -> bool:
 
 
 def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.ArgumentParser:
-    """A parser whose help begins with `text`, of a command that is called by its module's name.
+    """A parser whose help begins with `text`, the docstring of a command's module.
 
-    Args:
-        text: the module's docstring.
-        module: its __spec__, from which the name comes; None where a file is run.
+    Its name comes from the module's `__spec__`, which is None where a file is run.
     """
     name = None if module is None else f"python -m {module.name.removesuffix('.__main__')}"
     raw = argparse.RawDescriptionHelpFormatter

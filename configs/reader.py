@@ -22,34 +22,28 @@ class ConfigError(ValueError):
 def read_config(schema: type[C], argv: Sequence[str]) -> C:
     """The configuration from a command line: a YAML file, then any number of key=value.
 
-    Args:
-        schema: what is configured, a frozen dataclass.
-        argv: the arguments.
-
     Raises:
         ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
     """
-    path, values, overrides = _parse(argv)
-    return _config_of(schema, values, overrides, path)
+    path, *parts = _parse(argv)
+    return _config_of(schema, parts, path)
 
 
 def read_task_config(schemas: Mapping[str, type[C]], argv: Sequence[str]) -> C:
-    """The configuration from a command line, in the schema that its `task` names.
+    """The configuration from a command line as `read_config` takes it, in the schema of its `task`.
 
-    Args:
-        schemas: by task; the first is that of a configuration which names none.
-        argv: as `read_config` takes it.
+    The first schema is that of a configuration which names no task.
 
     Raises:
         ConfigError: as `read_config`, or the task is not known.
     """
-    path, values, overrides = _parse(argv)
-    merged = OmegaConf.merge(values, OmegaConf.from_dotlist(overrides))
+    path, *parts = _parse(argv)
+    merged = OmegaConf.merge(*parts)
     task = OmegaConf.select(merged, "task", default=next(iter(schemas)))
     if task not in schemas:
         raise ConfigError(f"task={task} must be one of {', '.join(schemas)}: set it in {path}")
     try:
-        return _config_of(schemas[task], values, overrides, path)
+        return _config_of(schemas[task], parts, path)
     except ConfigError as error:
         if "task" in merged:
             raise
@@ -64,22 +58,22 @@ def from_yaml(schema: type[C], text: str) -> C:
     """
     values = OmegaConf.create(text)
     assert isinstance(values, DictConfig)
-    return _config_of(schema, values, (), "the configuration of a run")
+    return _config_of(schema, [values], "the configuration of a run")
 
 
-def _parse(argv: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
+def _parse(argv: Sequence[str]) -> tuple[str, DictConfig, DictConfig]:
     """The file's name, what it says, and what replaces some of it."""
     if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
-    path, overrides = Path(argv[0]), list(argv[1:])
+    path, overrides = Path(argv[0]), OmegaConf.create({})
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; the configurations that come along are configs/*")
     from_file = _read_yaml(path)
-    for override in overrides:
+    for override in argv[1:]:
         if "=" not in override or override.startswith("-"):
             raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
         try:
-            OmegaConf.from_dotlist([override])
+            overrides.merge_with_dotlist([override])
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"{override!r} must hold YAML after its first '=', and cannot be read as such: "
@@ -88,12 +82,10 @@ def _parse(argv: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
     return str(path), from_file, overrides
 
 
-def _config_of(schema: type[C], values: DictConfig, overrides: Sequence[str], source: str) -> C:
+def _config_of(schema: type[C], parts: Sequence[DictConfig], source: str) -> C:
+    """Later parts replace values of earlier ones."""
     try:
-        merged = OmegaConf.merge(
-            OmegaConf.structured(schema), values, OmegaConf.from_dotlist(list(overrides))
-        )
-        config = OmegaConf.to_object(merged)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *parts))
     except omegaconf.errors.MissingMandatoryValue as error:
         raise ConfigError(
             f"{error.full_key} has no value: set it in {source} or on the command line"

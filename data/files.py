@@ -18,8 +18,8 @@ _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part.
 
-    Also where several processes write the same file: one of them is the last. Where that fails, as
-    on a full disk, nothing is left behind; a process that is killed may leave its unfinished one.
+    Several processes may write the same file: one of them is the last. A failure, as on a full
+    disk, leaves nothing behind; a process that is killed may leave its unfinished file.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
     try:
@@ -40,25 +40,23 @@ def remove_unfinished_files(folder: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
+def lock_folder(folder: Path, refusal: str = "") -> Iterator[None]:
     """Hold the lock of a folder, which the system frees when this process ends in any way.
 
-    It is the lock of the folder itself: no file of it lies among the others. Where the file system
-    has none, as NFS, a warning says so, and nobody is kept out.
-
-    Args:
-        folder: one that is there.
-        refusal: what to tell whoever comes second.
+    The folder itself is locked, so no lock file lies in it. Where the file system has no locks, as
+    NFS, a warning says so, and nobody is kept out.
 
     Raises:
-        ValueError: another process holds the lock, or this one does already.
+        ValueError: another process holds the lock, or this one does already; it says `refusal`.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(refusal) from error
+            raise ValueError(
+                refusal or f"{folder} is being prepared by another process; wait for it or end it."
+            ) from error
         except OSError as error:
             if error.errno not in _NO_LOCK:
                 raise
@@ -81,24 +79,44 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that this package wrote.
+def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
+    """Read a JSON object.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: The file is damaged. The text ends with the remedy.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"it holds {type(values).__name__}, not an object")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); prepare the folder again.") from error
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"{path} is damaged (it holds {type(values).__name__}, not an object); prepare the "
-            "folder again."
-        )
+        raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
     return values
 
 
 def to_json(values: dict[str, Any]) -> bytes:
     """JSON for people and for byte-identical files."""
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def check_settings(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on in a folder that was begun with other settings, naming the differences."""
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    changes = [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if changes:
+        raise ValueError(
+            f"{folder} holds work of other settings ({'; '.join(changes)}); repeat those settings, "
+            "choose another --out folder, or delete this one."
+        )
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

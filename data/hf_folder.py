@@ -7,9 +7,9 @@ pytorch_model.bin                as pickled by older versions
 tokenizer.json                   or vocab.json and merges.txt
 """
 
-import json
 import pickle
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from data.files import load_json
 from data.text.tokenizer import TextTokenizer, gpt2_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
@@ -40,10 +41,24 @@ def find_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    # the pickle only where nothing else is: most repositories hold the same weights twice
-    folder = _download(name, [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"], None)
-    weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
-    return _download(name, [CONFIG, TOKENIZER, VOCAB, MERGES, *weights], folder.name)
+    download = partial(huggingface_hub.snapshot_download, name)
+    # The bases of the hub's error are those of the HTTP client that its version uses, which reports
+    # lost connections by them; a name that cannot be one is a ValueError.
+    http_errors: tuple[type[BaseException], ...] = huggingface_hub.errors.HfHubHTTPError.__bases__
+    try:
+        first = [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"]
+        folder = Path(download(allow_patterns=first))
+        # the pickle only where nothing else is: most repositories hold the same weights twice
+        weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
+        rest = [CONFIG, TOKENIZER, VOCAB, MERGES, *weights]
+        return Path(download(allow_patterns=rest, revision=folder.name))
+    except (OSError, ValueError, *http_errors) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
+            f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
+            f"and {WEIGHTS}"
+        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -56,7 +71,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no {CONFIG}, so it is no model's folder")
-    return _read_object(path)
+    return load_json(path, "get it again")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -66,12 +81,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         FileNotFoundError: there are no weights, or a file that the index names is missing.
         ValueError: a file is damaged, or does not hold the tensors that the index says.
     """
-    if (folder / WEIGHTS).is_file():
-        return _read_safetensors(folder / WEIGHTS)
-    if (folder / INDEX).is_file():
-        return _read_sharded(folder)
-    if (folder / PICKLE).is_file():
-        return _read_pickle(folder / PICKLE)
+    readers = {WEIGHTS: _read_safetensors, INDEX: _read_sharded, PICKLE: _read_pickle}
+    for name, read in readers.items():
+        if (folder / name).is_file():
+            return read(folder / name)
     raise FileNotFoundError(f"{folder} holds no weights: neither {WEIGHTS}, {INDEX} nor {PICKLE}")
 
 
@@ -92,28 +105,6 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     )
 
 
-# The bases of its own error are those of the HTTP client that this version of it uses, with which
-# lost connections are reported too; a name that cannot be one is a ValueError.
-_HUB_ERRORS: tuple[type[BaseException], ...] = (
-    OSError,
-    ValueError,
-    *huggingface_hub.errors.HfHubHTTPError.__bases__,
-)
-
-
-def _download(name: str, files: list[str], revision: str | None) -> Path:
-    try:
-        found = huggingface_hub.snapshot_download(name, allow_patterns=files, revision=revision)
-    except _HUB_ERRORS as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
-            f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
-            f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
-            f"and {WEIGHTS}"
-        ) from error
-    return Path(found)
-
-
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
@@ -123,17 +114,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _read_sharded(folder: Path) -> dict[str, Tensor]:
-    index = _read_object(folder / INDEX).get("weight_map")
+def _read_sharded(index_path: Path) -> dict[str, Tensor]:
+    index = load_json(index_path, "get it again").get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-        raise ValueError(
-            f"{folder / INDEX} must have a weight_map of tensors to files: get it again"
-        )
+        raise ValueError(f"{index_path} must have a weight_map of tensors to files: get it again")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(index.values())):
-        path = folder / name
+        path = index_path.parent / name
         if Path(name).name != name or not path.is_file():
-            raise FileNotFoundError(f"{folder / INDEX} names {name}, which is not beside it")
+            raise FileNotFoundError(f"{index_path} names {name}, which is not beside it")
         held = _read_safetensors(path)
         named = {tensor for tensor, file in index.items() if file == name}
         if held.keys() != named:
@@ -145,22 +134,13 @@ def _read_sharded(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-# What text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction.
-_NO_PICKLE = (
-    pickle.UnpicklingError,
-    struct.error,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    ValueError,
-)
-
-
 def _read_pickle(path: Path) -> dict[str, Tensor]:
+    # what text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction
+    wrong_bytes = EOFError, LookupError, RuntimeError, ValueError
     try:
         # weights_only: a pickle of anything else could run code
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except _NO_PICKLE as error:
+    except (pickle.UnpicklingError, struct.error, *wrong_bytes) as error:
         # without torch's reason, which may advise to run whatever code the file holds
         raise ValueError(
             f"{path} is no PyTorch checkpoint of tensors alone, or is cut short: get it again, or "
@@ -169,13 +149,3 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise ValueError(f"{path} must hold tensors by name and nothing else: is it a checkpoint?")
     return tensors
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, and holds a {type(values).__name__}")
-    return values

@@ -13,18 +13,15 @@ from torch import Tensor
 
 
 def key_stream(key: Sequence[int], n: int) -> npt.NDArray[np.uint64]:
-    """`n` well-mixed words from a key of non-negative integers.
-
-    NumPy promises that SeedSequence never changes.
-    """
-    return np.random.SeedSequence(list(key)).generate_state(n, np.uint64).astype(np.uint64)
+    """`n` well-mixed words from a key of non-negative integers."""
+    # NumPy promises that SeedSequence never changes
+    return np.random.SeedSequence(key).generate_state(n, np.uint64).astype(np.uint64)
 
 
 def mix(x):
     """The finalizer of splitmix64 (Stafford's variant 13), a strong mixing of 64 bits.
 
-    Args:
-        x: np.uint64, one or an array. Not annotated, as numba compiles this function, too.
+    It takes np.uint64, one or an array, and is not annotated, as numba compiles it, too.
     """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -39,16 +36,10 @@ def mix_tensor(x: Tensor) -> Tensor:
 
 
 def fixed_chance(keys: Tensor, n: int) -> Tensor:
-    """Uniform numbers, equal for equal keys.
+    """Uniform numbers in [0, 1), equal for equal keys.
 
-    Nothing waits for the device, so that it may be captured in a graph.
-
-    Args:
-        keys: (R,) int64, at least 0.
-        n: numbers of each.
-
-    Returns:
-        (R, n) float32 in [0, 1).
+    From keys of at least 0, int64 (R,), come float32 (R, n). Nothing waits for the device, so that
+    it may be captured in a graph.
     """
     columns = torch.arange(n, device=keys.device)
     mixed = mix_tensor(mix_tensor(keys + 1)[:, None] + columns)

@@ -4,6 +4,7 @@ Resuming is a number, and the order does not depend on batch sizes or on how man
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,12 @@ from data.randomness import key_stream, mix
 
 _ROUNDS = 8
 _MIN_HALF_BITS = 3
-_MAX_N = 1 << 62
 
 
 class Permutation:
-    """A keyed bijection of range(n) that is computed, not stored.
+    """A keyed bijection of range(n), n from 1 to 2^62, that is computed, not stored.
+
+    The key is a sequence of integers of at least 0; each gives its own permutation.
 
     A balanced Feistel network permutes the smallest range of 2^(2k) numbers that holds n; numbers
     that land outside range(n) are sent through again until they land inside (cycle walking, at most
@@ -25,13 +27,7 @@ class Permutation:
     """
 
     def __init__(self, n: int, key: Sequence[int]) -> None:
-        """Choose the permutation.
-
-        Args:
-            n: Size of the range, 1 to 2^62.
-            key: Non-negative integers; every key gives its own permutation.
-        """
-        if not 1 <= n <= _MAX_N:
+        if not 1 <= n <= 1 << 62:
             raise ValueError(f"n={n} must be between 1 and 2^62.")
         half_bits = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
         self.n = n
@@ -59,6 +55,7 @@ class Permutation:
         return (left << self._shift) | right
 
 
+@dataclass(eq=False)
 class WindowSampler:
     """Cuts a token stream into windows and visits them in a new random order every epoch.
 
@@ -66,44 +63,35 @@ class WindowSampler:
     epoch no two windows share a target. Every epoch starts cutting at another offset, so
     that the borders move; one epoch therefore leaves out some tokens at the ends of the stream,
     fewer than `2 * context_length`.
+
+    Raises:
+        ValueError: The stream is too short for one window, or an argument is out of range.
     """
 
-    def __init__(self, n_tokens: int, context_length: int, seed: int) -> None:
-        """Choose the order.
+    n_tokens: int
+    context_length: int
+    seed: int
+    """At least 0; decides the order of all epochs."""
 
-        Args:
-            n_tokens: Tokens in the stream.
-            context_length: Input tokens of a sample.
-            seed: Non-negative; decides the order of all epochs.
-
-        Raises:
-            ValueError: The stream is too short for one window, or an argument is out of range.
-        """
-        if context_length < 1:
-            raise ValueError(f"context_length={context_length} must be at least 1.")
-        if seed < 0:
-            raise ValueError(f"seed={seed} must not be negative.")
-        if n_tokens < context_length + 1:
+    def __post_init__(self) -> None:
+        length, n_targets = self.context_length, self.n_tokens - 1
+        if length < 1:
+            raise ValueError(f"context_length={length} must be at least 1.")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative.")
+        if n_targets < length:
             raise ValueError(
-                f"The corpus has {n_tokens} tokens, but one sample of context_length="
-                f"{context_length} needs {context_length + 1}; use a longer text or a shorter "
-                "context."
+                f"The corpus has {self.n_tokens} tokens, but one sample of context_length={length} "
+                f"needs {length + 1}; use a longer text or a shorter context."
             )
-        self.context_length = context_length
-        self.seed = seed
         # one window fewer than fit leaves room to move the borders by up to a whole window
-        self.windows_per_epoch = max(1, (n_tokens - 1) // context_length - 1)
-        room = n_tokens - 1 - self.windows_per_epoch * context_length
-        self._n_offsets = min(context_length, room + 1)
+        self.windows_per_epoch = max(1, n_targets // length - 1)
+        self._n_offsets = min(length, n_targets - self.windows_per_epoch * length + 1)
 
     def position(self, sample_numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Start of each sample's window in the stream.
+        """Where in the stream each sample's window starts, as int64.
 
-        Args:
-            sample_numbers: Integers >= 0 of any shape, counted on over all epochs.
-
-        Returns:
-            int64 of the same shape.
+        Sample numbers are at least 0, of any shape, and counted on over all epochs.
         """
         numbers = np.asarray(sample_numbers, dtype=np.int64)
         if numbers.size and numbers.min() < 0:

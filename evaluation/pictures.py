@@ -1,47 +1,38 @@
-"""The pictures of an evaluation, from what evaluation/tables.py made.
-
-matplotlib takes a second to load, which --help should not wait for: functions load it themselves.
-"""
+"""The pictures of an evaluation, from what evaluation/tables.py made."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from evaluation.results import Row
 from evaluation.style import IN_A_ROW, LINES, Styles, save, styles_of
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
 RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
+DIFFERENCE = "difference", "difference_interval"  # columns of a mean and its interval
 
 
-def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw what `result` has tables for, and delete the pictures that it has no table for.
-
-    Returns:
-        The pictures, FOLDER/TABLE.png each.
-    """
+def draw(result: dict[str, Any], folder: Path) -> None:
+    """Draw FOLDER/TABLE.png of each table of `result`, and delete pictures that have none."""
     styles = styles_of(run["label"] for run in result["runs"])
-    drawn = []
     for name, make in PICTURES.items():
         path = folder / f"{name}.png"
-        if not result[name]:
+        if result[name]:
+            save(make(result[name], styles), path)
+            print(f"drew {path}")
+        else:
             path.unlink(missing_ok=True)
-            continue
-        save(make(result[name], styles), path)
-        drawn.append(path)
-    return drawn
 
 
-def by_history(rows: list[Row], styles: Styles) -> "Figure":
+def by_history(rows: list[Row], styles: Styles) -> Figure:
     """Loss by the history of a window; on the right its difference to the first model.
 
     A line is one model; where a history has several strides or document masks, one of these.
@@ -49,31 +40,27 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
 
-    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
+    def draw_lines(rows: list[Row], *panels: Axes) -> None:
         lines: dict[tuple[str, int | None, bool], list[Row]] = {}
         for row in rows:
             line = row["label"], row["stride"] if strides else None, row["document_mask"]
             lines.setdefault(line, []).append(row)
         for number, ((label, stride, masked), line) in enumerate(lines.items()):
-            look = {
-                **styles[label],
-                "markerfacecolor": "white" if masked else styles[label]["color"],
-                "label": label
-                + (f", stride {stride:,}" if stride is not None else "")
-                + (", documents masked" if masked else ""),
-            }
+            look: dict[str, Any] = {**styles[label], "label": label}
             if stride is not None:
+                look["label"] += f", stride {stride:,}"
                 look["linestyle"] = LINES[strides.index(stride) % len(LINES)]
+            if masked:
+                look |= {"label": f"{look['label']}, documents masked", "markerfacecolor": "white"}
             shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
-            histories = _floats([row["history"] for row in line]) * shift
-            _error_bars(loss, histories, line, ("nats", "nats_interval"), look)
-            if difference is not None:
-                # what others are compared with stands at zero; some are compared with nothing
-                zero = {"nats": 0.0, "interval": [0.0, 0.0]} if label == rows[0]["label"] else None
-                gaps = [row["difference"] or zero for row in line]
-                known = [gap for gap in gaps if gap is not None]
-                places = histories[[gap is not None for gap in gaps]]
-                _error_bars(difference, places, known, ("nats", "interval"), look)
+            histories = shift * np.array([row["history"] for row in line])
+            # what others are compared with stands at zero; some are compared with nothing
+            end = 0 if label == rows[0]["label"] else math.nan
+            gaps = [row["difference"] or {"nats": end, "interval": [end, end]} for row in line]
+            drawn = _estimates(line, "nats", "nats_interval"), _estimates(gaps, "nats", "interval")
+            for axes, (means, low, high) in zip(panels, drawn, strict=False):
+                errors = np.maximum(0, [means - low, high - means])  # means of few may lie outside
+                axes.errorbar(histories, means, errors, ms=5, lw=1.2, capsize=3, **look)
 
     two = any(row["difference"] for row in rows)
     figure = _rows_of_panels(rows, two, "tokens that the model may see", draw_lines)
@@ -83,26 +70,24 @@ def by_history(rows: list[Row], styles: Styles) -> "Figure":
     return figure
 
 
-def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> "Figure":
+def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> Figure:
     """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
 
-    def draw_lines(rows: list[Row], loss: "Axes", difference: "Axes | None") -> None:
-        lines = [[row for row in rows if row["label"] == label] for label in _labels(rows)]
-        for line in lines:
-            look = {**styles[line[0]["label"]], "label": line[0]["label"]}
+    def draw_lines(rows: list[Row], loss: Axes, *differences: Axes) -> None:
+        lines = {label: [row for row in rows if row["label"] == label] for label in _labels(rows)}
+        for label, line in lines.items():
+            look = {**styles[label], "label": label}
             _band(loss, line, ("nats", "interval"), look)
-            if difference is not None:
-                _band(difference, line, ("difference", "difference_interval"), look)
-        if difference is not None:
-            _limit(difference, lines)
+            for axes in differences:
+                _band(axes, line, DIFFERENCE, look)
+        for axes in differences:
+            _limit(axes, lines.values())
 
     return _rows_of_panels(rows, len(_labels(rows)) > 1, x_label, draw_lines)
 
 
-def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> "Figure":
+def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> Figure:
     """Differences over the middles of logarithmic bins: by panel, the rows of each line."""
-    from matplotlib.figure import Figure
-
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(6 * columns, 5 * rows), layout="constrained")
@@ -111,7 +96,7 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
         styles = styles_of(lines)
         for label, line in lines.items():
             look = {**styles[label], "label": label}
-            _band(axes, _frequent(line, RARE), ("difference", "difference_interval"), look)
+            _band(axes, _frequent(line, RARE), DIFFERENCE, look)
         axes.axhline(0, color="black", lw=0.8, zorder=1)
         axes.set_title(title)
         axes.set_ylabel("difference, nats per token")
@@ -120,7 +105,7 @@ def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: s
     return figure
 
 
-PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
+PICTURES: dict[str, Callable[[list[Row], Styles], Figure]] = {
     "strided": by_history,
     "chunk_position": partial(by_bin, x_label="position in the window"),
     "document_position": partial(by_bin, x_label="tokens before the scored one in its document"),
@@ -129,29 +114,23 @@ PICTURES: dict[str, Callable[[list[Row], Styles], "Figure"]] = {
 
 
 def _rows_of_panels(
-    rows: list[Row],
-    two: bool,
-    x_label: str,
-    draw_lines: "Callable[[list[Row], Axes, Axes | None], None]",
-) -> "Figure":
-    """A panel for the loss, and one for its difference to the first model if there are two.
+    rows: list[Row], two: bool, x_label: str, draw_lines: Callable[..., None]
+) -> Figure:
+    """A panel for the loss, and one for its difference to the first model if there are `two`.
 
     More models than can be told apart go to further rows of panels, each with the first of all.
     """
-    from matplotlib.figure import Figure
-
     first, *others = _labels(rows)
     groups = [others[at : at + IN_A_ROW] for at in range(0, len(others), IN_A_ROW)] or [[]]
     figure = Figure(figsize=(11 if two else 6.5, 4.5 * len(groups)), layout="constrained")
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, group in zip(parts, groups, strict=True):
-        loss, *rest = part.subplots(1, 1 + two, squeeze=False)[0]
-        difference = rest[0] if two else None
-        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, difference)
+        loss, *differences = part.subplots(1, 1 + two, squeeze=False)[0]
+        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, *differences)
         loss.set_ylabel("loss, nats per token")
-        if difference is not None:
-            difference.set_ylabel(f"difference to {first}, nats per token")
-            difference.axhline(0, color="black", lw=0.8, zorder=1)
+        for axes in differences:
+            axes.set_ylabel(f"difference to {first}, nats per token")
+            axes.axhline(0, color="black", lw=0.8, zorder=1)
         for axes in part.axes:
             _logarithmic(axes, x_label)
         handles, names = loss.get_legend_handles_labels()
@@ -164,9 +143,7 @@ def _labels(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["label"] for row in rows))
 
 
-def _logarithmic(axes: "Axes", x_label: str) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
+def _logarithmic(axes: Axes, x_label: str) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -175,13 +152,11 @@ def _logarithmic(axes: "Axes", x_label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _limit(axes: "Axes", lines: Iterable[list[Row]]) -> None:
+def _limit(axes: Axes, lines: Iterable[list[Row]]) -> None:
     """Show all means, and all intervals but those of bins with a share below FEW."""
-    limits = []
-    for line in lines:
-        limits += [row["difference"] for row in line]
-        limits += [end for row in _frequent(line, FEW) for end in row["difference_interval"]]
-    limits = _floats(limits)
+    shown = [_estimates(line, *DIFFERENCE)[0] for line in lines]
+    shown += [values for line in lines for values in _estimates(_frequent(line, FEW), *DIFFERENCE)]
+    limits = np.concatenate(shown)
     limits = limits[~np.isnan(limits)]
     if limits.size and np.ptp(limits) > 0:
         margin = 0.05 * np.ptp(limits)
@@ -193,37 +168,18 @@ def _frequent(line: list[Row], share: float) -> list[Row]:
     return [row for row in line if row["tokens"] >= share * sum(r["tokens"] for r in line)]
 
 
-def _error_bars(
-    axes: "Axes",
-    places: np.ndarray,
-    rows: Sequence[Row],
-    columns: tuple[str, str],
-    look: dict[str, str],
-) -> None:
-    means, low, high = _estimates(rows, *columns)
-    errors = np.maximum(0, [means - low, high - means])  # the mean of few may lie outside
-    axes.errorbar(places, means, yerr=errors, ms=5, lw=1.2, capsize=3, **look)  # pyright: ignore
-
-
-def _band(
-    axes: "Axes", rows: Sequence[Row], columns: tuple[str, str], look: dict[str, str]
-) -> None:
+def _band(axes: Axes, rows: list[Row], columns: tuple[str, str], look: dict[str, Any]) -> None:
     """A line over the middles of bins, on a logarithmic axis; that of 0 is at 1/2."""
     places = [0.5 if (n := r["bin"]) == 0 else math.sqrt(2 ** (n - 1) * (2**n - 1)) for r in rows]
     means, low, high = _estimates(rows, *columns)
-    axes.plot(places, means, ms=4, lw=1.2, **look)  # pyright: ignore
+    axes.plot(places, means, ms=4, lw=1.2, **look)
     axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
 
 
-def _estimates(rows: Sequence[Row], mean: str, interval: str) -> tuple[np.ndarray, ...]:
-    """(n,) means and both ends of their intervals; NaN where there is none."""
-    low, high = _floats([row[interval] for row in rows]).reshape(-1, 2).T
-    return _floats([row[mean] for row in rows]), low, high
-
-
-def _floats(values: Any) -> np.ndarray:
-    """Numbers, of which JSON has null for NaN."""
-    return np.array(values, dtype=np.float64)
+def _estimates(rows: list[Row], mean: str, interval: str) -> np.ndarray:
+    """(3, n): means and both ends of their intervals, NaN where JSON has null."""
+    estimates = [[row[mean], *row[interval]] for row in rows]
+    return np.array(estimates, dtype=np.float64).reshape(-1, 3).T
 
 
 def _short(tokens: float, _: Any = None) -> str:

@@ -9,6 +9,7 @@ from training.language.config import TrainConfig
 
 SLIDING = ("strided", "cross", "control")
 MODES = ("chunk", *SLIDING)
+CONTROLS = ("intact", "shuffle", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +31,7 @@ class Plan:
     """Whether a token sees what stands before its document; None means as in training."""
 
     def check_lengths(self, contexts: Sequence[int]) -> None:
-        """Refuse lengths that cannot be, or that fit into none of these contexts, nor into `first`.
-
-        Raises:
-            ValueError: names the option, and what it may be.
-        """
+        """Refuse lengths that cannot be, or that neither a context nor `first` can hold."""
         # from 0 on, windows that slide by their length would be those of chunk
         for option, length, least in (("--first", self.first, 1), ("--near", self.near, 0)):
             if length is not None and length < least:
@@ -55,31 +52,28 @@ class Plan:
         Raises:
             ValueError: strided is wanted, and no stride fits into the context.
         """
-        first, modes = self._first(contexts), self._modes()
+        first, modes = self.first or max(contexts), self.modes or MODES
         if self.strides and "strided" in modes and not self._strides(context_length):
             raise ValueError(
                 f"--stride={min(self.strides)} is longer than a context of {context_length} "
                 "tokens that is to be scored: take a shorter one, or --modes without strided"
             )
-        wanted = []
         histories = {context_length} if "strided" in modes else set()
         if "cross" in modes:
             histories |= {h for h in self.histories or contexts if h <= context_length}
         slides = [(h, s, first) for h in sorted(histories) for s in self._strides(h)]
         if "chunk" in modes:
             slides.insert(0, (context_length, context_length, 0))
-        for masked in (document_mask,) if self.document_masks is None else self.document_masks:
-            wanted += [
-                Scoring(history=history, stride=stride, first=first, document_mask=masked)
-                for history, stride, first in slides
-            ]
+        masks = (document_mask,) if self.document_masks is None else self.document_masks
+        wanted = [
+            Scoring(history=history, stride=stride, first=first, document_mask=masked)
+            for masked in masks
+            for history, stride, first in slides
+        ]
         near, stride = self._near(contexts), self._control_stride(context_length)
         if "control" in modes and not document_mask and near < context_length - stride:
             whole = Scoring(history=context_length, stride=stride, first=first)
-            wanted += [
-                replace(whole, control=control, near=near)
-                for control in ("intact", "shuffle", "replace")
-            ]
+            wanted += [replace(whole, control=control, near=near) for control in CONTROLS]
         return list(dict.fromkeys(wanted))
 
     def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
@@ -93,8 +87,8 @@ class Plan:
         A run alone then has the tokens counted that all together have (`well_seen`).
         """
         lengths = set(contexts)
-        if "cross" in self._modes():
-            lengths |= {h for h in self.histories if h <= self._first(contexts)}
+        if "cross" in (self.modes or MODES):
+            lengths |= {h for h in self.histories if h <= (self.first or max(contexts))}
         return [
             scoring
             for length in sorted(lengths)
@@ -103,17 +97,12 @@ class Plan:
         ]
 
     def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
-        """The modes by which none of these runs is scored: why, and what to change.
-
-        Raises:
-            ValueError: as in `scorings`.
-        """
+        """The modes by which none of these runs is scored: why, and what to change."""
         contexts = [config.model.context_length for config in configs]
-        alone = {mode: replace(self, modes=(mode,)) for mode in self._modes()}
         return {
             mode: self._reason(mode, configs)
-            for mode, plan in alone.items()
-            if not any(plan.scorings_of(config, contexts) for config in configs)
+            for mode in self.modes or MODES
+            if not any(replace(self, modes=(mode,)).scorings_of(c, contexts) for c in configs)
         }
 
     def _reason(self, mode: str, configs: Sequence[TrainConfig]) -> str:
@@ -140,12 +129,6 @@ class Plan:
             f"--near={self._near(contexts)} leaves nothing distant in {windows}: take a --near "
             f"below {context - stride}, or a shorter --stride"
         )
-
-    def _modes(self) -> tuple[str, ...]:
-        return MODES if self.modes is None else self.modes
-
-    def _first(self, contexts: Sequence[int]) -> int:
-        return max(contexts) if self.first is None else self.first
 
     def _near(self, contexts: Sequence[int]) -> int:
         """The tokens that controls leave as they are; `contexts` are of all models."""

@@ -18,10 +18,7 @@ COST = ("tokens", "gpu_hours")  # of training
 
 
 def cost_before(run: Row) -> dict[str, float]:
-    """Of the run whose weights this one started with: zeros if there is none, NaN if not known.
-
-    `run` is of `evaluation.runs.describe`, with `init_from`.
-    """
+    """Of the run whose weights this one started with: zeros if there is none, NaN if not known."""
     if run["before"] is not None:
         return {name: run["before"][name] for name in COST}
     return dict.fromkeys(COST, 0 if run.get("init_from") is None else math.nan)
@@ -44,18 +41,14 @@ def read_result(path: Path, *names: str) -> dict[str, Any]:
 
 
 def add_runs(runs: Iterable[Row], results: Iterable[Path], key: Callable[[Row], Any]) -> list[Row]:
-    """Runs, and those of other `results`, each `key` once: the first that is found counts.
-
-    Returns:
-        In order of `key`.
+    """Runs and those of other `results`, by `key`: of each the first that is found.
 
     Raises:
         ValueError: a result is damaged, or has no `runs`.
     """
-    every: dict[Any, Row] = {}
-    for some in (runs, *(read_result(path, "runs")["runs"] for path in results)):
-        every = {key(run): run for run in some} | every
-    return [every[found] for found in sorted(every)]
+    every = [*runs, *(run for path in results for run in read_result(path, "runs")["runs"])]
+    found = {key(run): run for run in reversed(every)}
+    return [found[name] for name in sorted(found)]
 
 
 def environment() -> dict[str, str | None]:
@@ -78,6 +71,11 @@ def write_result(path: Path, values: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"environment": environment(), **values}, indent=1) + "\n"
     write_atomically(path, text.encode())
+
+
+def without_nan(values: Any) -> Any:
+    """`values` as JSON holds them, with null for NaN and what is infinite."""
+    return json.loads(json.dumps(values), parse_constant=lambda _: None)
 
 
 def collect_rows(
@@ -104,26 +102,25 @@ def collect_rows(
             with other versions.
     """
     unfinished = path.with_suffix(".unfinished.json")
-    rows, finished_stages = _finished(unfinished) if resume else ([], 0)
+    rows, finished = _finished(unfinished) if resume else ([], {"stages": 0, "rows": 0})
 
-    def write(finished_stages: int, finished_rows: int) -> None:
-        finished = {"stages": finished_stages, "rows": finished_rows}
+    def write() -> None:
         write_result(unfinished, {**values, "finished": finished, "rows": rows})
 
-    for number, stage in islice(enumerate(stages), finished_stages, None):
-        before = len(rows)
+    for stage in islice(stages, finished["stages"], None):
         for some in stage():
             rows += some
             relate(rows)
-            write(number, before)
-        write(number + 1, len(rows))
+            write()
+        finished = {"stages": finished["stages"] + 1, "rows": len(rows)}
+        write()
     write_result(path, {**values, "rows": rows})
     unfinished.unlink(missing_ok=True)
     return rows
 
 
-def _finished(unfinished: Path) -> tuple[list[Row], int]:
-    """The rows of the finished stages of a stopped run, and how many stages those are."""
+def _finished(unfinished: Path) -> tuple[list[Row], dict[str, int]]:
+    """The rows of the finished stages of a stopped run, and how many of both those are."""
     if not unfinished.exists():
         raise FileNotFoundError(f"--resume: there is no {unfinished} to go on from; leave it out")
     result = json.loads(unfinished.read_text(encoding="utf-8"))
@@ -135,4 +132,5 @@ def _finished(unfinished: Path) -> tuple[list[Row], int]:
                 f"--resume: {unfinished} was measured with {key} {value}, and this run has "
                 f"{now[key]}: leave --resume out to measure everything anew"
             )
-    return result["rows"][: result["finished"]["rows"]], result["finished"]["stages"]
+    finished = result["finished"]
+    return result["rows"][: finished["rows"]], finished

@@ -12,7 +12,7 @@ from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.flops import count_params
 from model.gpt import GPT
-from training.checkpoint import Progress, latest_checkpoint, load_model, read_progress
+from training.checkpoint import Progress, latest_checkpoint, read_progress, read_weights
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, whole_cost
@@ -20,13 +20,13 @@ from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics
 
 WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
-HOW = (
+HOW = (  # settings that change nothing in what is trained but its rounding
     "optim.micro_batch_size",
     *("run.device", "run.compile", "run.deterministic", "run.resume"),
     *("run.log_every", "run.save_every", "run.keep_last", "run.wandb", "run.wandb_project"),
 )
-"""Settings that change nothing in what is trained but its rounding."""
 
+Config = TrainConfig | ClassifyConfig
 _SEED = re.compile(r"_seed(\d+)$")
 
 
@@ -37,12 +37,9 @@ class Run:
     folder: Path
     config: TrainConfig
     tokenizer: TextTokenizer
-    checkpoint: Path
-    """Its newest, when it was opened."""
+    checkpoint: Path  # its newest, when it was opened
     progress: Progress
-    """How far it was trained."""
-    text_tokens: int | None = None
-    """Tokens of the text that it was trained on; None if its checkpoint does not tell."""
+    text_tokens: int | None = None  # of the text that it was trained on, if its checkpoint tells
 
     @cached_property
     def model(self) -> GPT:
@@ -59,15 +56,12 @@ class Run:
                 f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
             )
         model = GPT(self.config.model)
-        load_model(self.checkpoint, model)
+        model.load_state_dict(read_weights(self.checkpoint))
         return model.eval()
 
     @property
     def seed_number(self) -> int:
-        """N of a folder NAME_seedN; of another folder the seed itself.
-
-        Not the seed: that of a run which starts with another's weights is another one's.
-        """
+        """N of a folder NAME_seedN, as runs that go on have other seeds; else the seed itself."""
         named = _SEED.search(self.folder.resolve().name)
         return int(named[1]) if named else self.config.run.seed
 
@@ -135,13 +129,9 @@ def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:
 def check_same_settings(
     folder: Path, config: TrainConfig, *, may_differ: Collection[str] = ()
 ) -> None:
-    """Refuse to take a run for one of `config` that was begun with other settings.
+    """Refuse a folder whose run, if there is one, was begun with other settings.
 
-    Nothing is refused if there is no run in the folder yet. Where a run lies may differ, as a
-    folder may have been moved, and `may_differ` names more settings, as "optim.max_steps".
-
-    Raises:
-        ValueError: names the settings with both values.
+    Where a run lies may differ, and what else `may_differ` names, as "optim.max_steps".
     """
     begun = folder / RUN_CONFIG
     if begun.exists():
@@ -149,40 +139,31 @@ def check_same_settings(
 
 
 def check_settings(
-    place: Path,
-    there: TrainConfig | ClassifyConfig,
-    here: TrainConfig | ClassifyConfig,
-    *,
-    may_differ: Collection[str] = (),
+    place: Path, there: Config, here: Config, *, may_differ: Collection[str] = ()
 ) -> None:
     """Refuse settings that were found in `place` and are not those of `here`."""
-    differing = _differing(there, here, (*WHERE, *may_differ))
-    if differing:
-        settings = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in differing)
+    text = "{} is {!r} there and {!r} here"
+    if settings := _differing(there, here, (*WHERE, *may_differ), text):
         raise ValueError(
             f"{place} holds a run with other settings: {settings}. Remove it, or choose another "
             "folder"
         )
 
 
-def _differing(
-    a: TrainConfig | ClassifyConfig, b: TrainConfig | ClassifyConfig, may_differ: Collection[str]
-) -> list[tuple[str, Any, Any]]:
-    """Settings, as "optim.lr", or "objective" of no group, with both values."""
+def _differing(a: Config, b: Config, may_differ: Collection[str], text: str) -> str:
+    """Settings that differ: `text` with the name, "optim.lr" or "objective", and both values."""
+    import pandas as pd  # slow to load, and most commands compare no settings
+
     these, those = (
-        {
-            f"{group}.{name}" if name else group: value
-            for group, values in asdict(config).items()
-            for name, value in (values if isinstance(values, dict) else {"": values}).items()
-        }
+        pd.json_normalize(asdict(config), max_level=1).to_dict("records")[0]
         | {"data.path": str(Path(config.data.path).resolve())}
         for config in (a, b)
     )
-    return [
-        (name, value, those[name])
+    return "; ".join(
+        text.format(name, value, those[name])
         for name, value in these.items()
         if value != those[name] and name not in may_differ
-    ]
+    )
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -195,8 +176,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
     known: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
         for other in known.setdefault(name, []):
-            if differing := _differing(run.config, other.config, ("run.seed", *WHERE, *HOW)):
-                settings = "; ".join(f"{name} is {a!r} and {b!r}" for name, a, b in differing)
+            text, may_differ = "{} is {!r} and {!r}", ("run.seed", *WHERE, *HOW)
+            if settings := _differing(run.config, other.config, may_differ, text):
                 raise ValueError(
                     f"{run.folder} and {other.folder} are both called {name}, but differ in more "
                     f"than run.seed: {settings}. Rename one of the folders"

@@ -1,79 +1,157 @@
-"""From the weights of runs to losses, added up in the ways that a plan asks for."""
+"""From the weights of runs to losses, added up in the ways that a plan asks for.
 
-from collections.abc import Sequence
-from dataclasses import replace
+RUN/scores/CORPUS/SCORING.npz keeps the losses of single tokens.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
+from itertools import combinations
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
-from evaluation.sums import Corpus, Scored, Sums, Text, add_up, describe_corpus
-from evaluation.token_losses import read_losses, token_losses, write_losses
+from evaluation.sums import Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
+from model.config import ModelConfig
 from training.checkpoint import latest_checkpoint
 from training.distributed import Processes
 from training.numerics import autocast
 
 
-def score(
-    run: Run,
-    corpora: Sequence[Corpus],
-    scorings: Sequence[Scoring],
+@torch.no_grad()
+def token_losses(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor | None, Tensor]],
+    n_tokens: int,
     processes: Processes,
-    batch_tokens: int | None = None,
-) -> list[dict[Scoring, Sums]]:
-    """Losses by every scoring, added up; from the run's folder where those of tokens are known.
+    context: Callable[[], AbstractContextManager],
+) -> np.ndarray:
+    """(n_tokens,) float32 losses by position in the stream, NaN where nothing was scored.
 
-    Scorings of one shape are best next to each other. All processes take a share; a GPU reads
-    `batch_tokens` at once, None as many as in training.
-
-    Returns:
-        For each corpus the sums by scoring, on every process.
+    Args:
+        model: called as model(tokens, targets, doc_start=doc_start, reduction="none"); in the mode
+            it is to be evaluated in.
+        batches: this process's share, as many on every process; see `ScoringBatch`.
+        processes: all of them get the losses of all.
+        context: of the forward pass.
 
     Raises:
-        ValueError: a stream is too short.
+        FloatingPointError: a loss is not finite.
+        AssertionError: a position was scored twice.
     """
-    config = run.config
-    if batch_tokens is None:
-        batch_tokens = config.optim.micro_batch_size * config.model.context_length
-    sums: list[dict[Scoring, Sums]] = [{} for _ in corpora]
-    ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
-    for scoring in scorings:
-        for corpus, of_corpus in zip(corpora, sums, strict=True):
-            stream = corpus.stream
-            known = read_losses(run, stream, scoring) if processes.is_main else None
-            known = processes.agree(known)
-            if known is None:
-                title = f"{run.folder.name}: {scoring.name}"
-                if processes.is_main:
-                    print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
-                began = perf_counter()
-                windows = ScoringWindows(
-                    stream,
-                    scoring,
-                    max(1, batch_tokens // scoring.history),
-                    rank=processes.rank,
-                    world_size=processes.world_size,
-                )
-                known = token_losses(
-                    ready(scoring.history, scoring.stride, scoring.document_mask),
-                    windows,
-                    len(stream),
-                    processes,
-                    lambda: autocast(config.run.dtype, processes.device),
-                )
-                if processes.is_main:
-                    n_scored, seconds = int((~np.isnan(known)).sum()), perf_counter() - began
-                    print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
-                    write_losses(run, stream, scoring, known)
-            of_corpus[scoring] = add_up(known, scoring, corpus)
-    return sums
+    device = processes.device
+    losses = torch.zeros(n_tokens, dtype=torch.float32, device=device)
+    scored = torch.zeros(n_tokens, dtype=torch.int32, device=device)
+    for *inputs, positions in batches:
+        tokens, targets, doc_start = (
+            None if part is None else part.to(device, non_blocking=True) for part in inputs
+        )
+        with context():
+            loss = model(tokens, targets, doc_start=doc_start, reduction="none")
+        where = positions.to(device).flatten()
+        losses[where] = loss[: len(positions)].flatten().float()
+        scored.index_add_(0, where, torch.ones_like(where, dtype=scored.dtype))
+    processes.sum(losses)
+    processes.sum(scored)
+    assert int(scored.max()) <= 1, "a position was scored twice"
+    n_broken = int((~losses.isfinite()).sum())
+    if n_broken:
+        raise FloatingPointError(
+            f"the losses of {n_broken:,} of {int(scored.sum()):,} tokens are not finite: the model "
+            "is broken. Move its newest checkpoint away, and the one before it is evaluated"
+        )
+    return torch.where(scored == 1, losses, torch.nan).cpu().numpy()
+
+
+def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray | None:
+    """Losses that `write_losses` kept, or None if they are of another checkpoint, or not there.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path, origin = _kept(run, stream, scoring)
+    if not path.exists():
+        return None
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
+            if str(saved["origin"]) != origin:
+                return None
+            losses = saved["losses"]
+        if losses.shape != (len(stream),):
+            raise ValueError(f"losses of {losses.shape} instead of {len(stream)} tokens")
+        return losses
+    except Exception as error:  # what a wrong byte may raise is of many kinds
+        raise ValueError(
+            f"{path} is damaged ({error}): copy it again, or remove it to score again"
+        ) from error
+
+
+def write_losses(run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray) -> None:
+    """Keep (n_tokens,) float32 losses, whole or not at all."""
+    path, origin = _kept(run, stream, scoring)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, losses=losses, origin=np.array(origin))
+    write_atomically(path, buffer.getvalue())
+
+
+def _kept(run: Run, stream: TokenStream, scoring: Scoring) -> tuple[Path, str]:
+    """The file of losses, and all that they depend on beside the scoring."""
+    defaults = asdict(ModelConfig())  # which old runs have for a field that is new
+    model = asdict(run.config.model).items()
+    origin = {
+        # not just the step: a run that was trained anew took another time
+        "progress": asdict(run.progress),
+        "model": {name: value for name, value in model if value != defaults[name]},
+        "dtype": run.config.run.dtype,
+        "text": sha256_of(stream),
+    }
+    folder = run.folder / "scores" / stream.path.resolve().name
+    return folder / f"{scoring.name}.npz", json.dumps(origin)
+
+
+def losses_of(
+    run: Run,
+    stream: TokenStream,
+    scoring: Scoring,
+    batch_tokens: int,
+    ready: Callable[[int, int, bool], nn.Module],
+    processes: Processes,
+) -> np.ndarray:
+    """(n_tokens,) losses of a run on every process, from its folder where they are known.
+
+    All processes take a share, each of them `batch_tokens` at once; `ready` gives the model for a
+    history, a stride and whether documents are masked.
+    """
+    known = processes.agree(read_losses(run, stream, scoring) if processes.is_main else None)
+    if known is not None:
+        return known
+    title = f"{run.folder.name}: {scoring.name}"
+    if processes.is_main:
+        print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
+    began = perf_counter()
+    batch_size = max(1, batch_tokens // scoring.history)
+    share = {"rank": processes.rank, "world_size": processes.world_size}
+    windows = ScoringWindows(stream, scoring, batch_size, **share)
+    model = ready(scoring.history, scoring.stride, scoring.document_mask)
+    context = partial(autocast, run.config.run.dtype, processes.device)
+    losses = token_losses(model, windows, len(stream), processes, context)
+    if processes.is_main:
+        n_scored, seconds = int((~np.isnan(losses)).sum()), perf_counter() - began
+        print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
+        write_losses(run, stream, scoring, losses)
+    return losses
 
 
 def _ready(run: Run, device: torch.device, history: int, *_: int) -> nn.Module:
@@ -92,16 +170,12 @@ def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
     Raises:
         ValueError: two folders have the same name, by which losses and reports are kept.
     """
-    named: dict[str, Path] = {}
-    for path in corpora:
-        name = path.resolve().name
-        if name in named:
+    for path, other in combinations(corpora, 2):
+        if (name := path.resolve().name) == other.resolve().name:
             raise ValueError(
-                f"{named[name]} and {path} are both called {name}, by which losses and reports are "
-                "kept: rename one of the folders, or score them one after the other with another "
-                "--out"
+                f"{path} and {other} are both called {name}, by which losses and reports are kept: "
+                "rename one of the folders, or score them one after the other with another --out"
             )
-        named[name] = path
     return [TokenStream(path, "val") for path in corpora]
 
 
@@ -120,11 +194,12 @@ def evaluate_runs(
     folders: Sequence[Path],
     plan: Plan,
     processes: Processes,
-    *,
-    corpora: Sequence[Path] = (),
-    batch_tokens: int | None = None,
+    corpora: Sequence[Path],
+    batch_tokens: int | None,
 ) -> list[tuple[list[Scored], Text]]:
     """Score all runs on the validation splits of `corpora`, or of the first run's text.
+
+    A GPU reads `batch_tokens` at once, None as many as in training.
 
     Returns:
         For each corpus, what each run was scored, and on which text.
@@ -154,10 +229,17 @@ def evaluate_runs(
     compared = plan.compared(contexts)
     described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
     scored: list[list[Scored]] = [[] for _ in streams]
-    for name, run, scorings in zip(names, runs, wanted, strict=True):
-        # of a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
-        sums = score(replace(run), described, scorings, processes, batch_tokens)
+    for name, opened, scorings in zip(names, runs, wanted, strict=True):
+        # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
+        run, config = replace(opened), opened.config
+        at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
+        ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
+        sums: list[dict[Scoring, Sums]] = [{} for _ in described]
+        for scoring in scorings:  # those of one shape are next to each other
+            for corpus, of_corpus in zip(described, sums, strict=True):
+                losses = losses_of(run, corpus.stream, scoring, at_once, ready, processes)
+                of_corpus[scoring] = add_up(losses, scoring, corpus)
         about = {"label": name, "number": run.seed_number, "about": describe(run)}
         for of_corpus, of_run in zip(scored, sums, strict=True):
-            of_corpus.append(Scored(config=run.config, sums=of_run, **about))
+            of_corpus.append(Scored(config=config, sums=of_run, **about))
     return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]

@@ -7,7 +7,7 @@ compared in the same draws.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,9 +15,10 @@ from scipy import stats
 
 from evaluation.sums import Sums
 
-RESAMPLES = 4000
 LEAST_DOCUMENTS = 5
 """Fewer, of equal length, have no interval: their means cannot lie far enough out."""
+
+_t_975 = partial(stats.t.ppf, 0.975)  # the two-sided 95% point, by degrees of freedom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,15 @@ class Estimate:
 
 
 def estimate(
-    of: Sums, minus: Sums | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+    of: Sums, minus: Sums | None = None, *, resamples: int = 4000, seed: int = 0
 ) -> list[Estimate]:
     """Mean of each bin, or what it differs by, with the interval of a bootstrap over documents.
 
     A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
     is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
     percentile" interval). Of many, few may hold most of the tokens: they count as so many of equal
-    length (Kish's effective sample size).
+    length whose mean varies as much, (sum w)^2 / sum w^2 with w the tokens (Kish 1965, Survey
+    Sampling).
 
     Args:
         of: losses.
@@ -49,12 +51,11 @@ def estimate(
         resamples: sets of documents that are drawn.
         seed: of the draws, which all bins share.
     """
-    terms = [of] if minus is None else [of, minus]
-    n_bins = of.tokens.shape[1]
-    counts = [with_bins(term.tokens, n_bins).astype(np.float64) for term in terms]
-    sums = [with_bins(term.nats, n_bins) for term in terms]
+    terms, n_bins = [of] if minus is None else [of, minus], of.tokens.shape[1]
+    counts = np.array([with_bins(term.tokens, n_bins) for term in terms], dtype=np.float64)
+    sums = np.array([with_bins(term.nats, n_bins) for term in terms])
     # documents without a scored token tell nothing
-    present = np.flatnonzero(np.any([c.sum(axis=1) for c in counts], axis=0))
+    present = np.flatnonzero(counts.any(axis=(0, 2)))
     if len(present) == 0:
         return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
     draws = _draws(len(present), resamples, seed)
@@ -63,8 +64,9 @@ def estimate(
         for sign, nats, tokens in zip((1, -1), sums, counts, strict=False):
             drawn += sign * ((draws @ nats[present]) / (draws @ tokens[present]))
             middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
-    both = np.all(counts, axis=0)
-    documents = np.min([_effective_number(np.where(both, c, 0)) for c in counts], axis=0)
+    shared = counts * np.all(counts, axis=0)
+    squares = np.maximum((shared**2).sum(axis=1), 1)
+    documents = np.min(shared.sum(axis=1) ** 2 / squares, axis=0)
     result = []
     for mean, of_bin, effective in zip(middle, drawn.T, documents, strict=True):
         low = high = math.nan
@@ -77,24 +79,10 @@ def estimate(
     return result
 
 
-def _effective_number(tokens: np.ndarray) -> np.ndarray:
-    """(n_bins,): documents of equal length whose mean varies as much as that of all.
-
-    (sum w)^2 / sum w^2 (Kish 1965, Survey Sampling), w the tokens: (n_documents, n_bins).
-    """
-    squares = np.sum(tokens**2, axis=0)
-    return np.sum(tokens, axis=0) ** 2 / np.maximum(squares, 1)
-
-
 def with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
     """(n_documents, n_bins): empty bins added, or those that the other does not have left out."""
     missing = max(0, n_bins - table.shape[1])
     return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
-
-
-def _t_975(freedom: float) -> float:
-    """The two-sided 95% point of Student's t, by degrees of freedom."""
-    return float(stats.t.ppf(0.975, freedom))
 
 
 # drawing takes longer than all else, and rows of a table share their draws; chunks and windows that
@@ -116,7 +104,7 @@ def seed_half_width(a: ArrayLike, b: ArrayLike) -> float | None:
     smaller = min(np.size(a), np.size(b))
     if smaller < 2:
         return None
-    return _t_975(smaller - 1) * math.hypot(stats.sem(a), stats.sem(b))
+    return float(_t_975(smaller - 1)) * math.hypot(stats.sem(a), stats.sem(b))
 
 
 def paired_half_width(differences: ArrayLike) -> float | None:
@@ -126,7 +114,7 @@ def paired_half_width(differences: ArrayLike) -> float | None:
     does not widen it.
     """
     n = np.size(differences)
-    return None if n < 2 else _t_975(n - 1) * float(stats.sem(differences))
+    return None if n < 2 else float(_t_975(n - 1) * stats.sem(differences))
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -139,8 +127,6 @@ def widen(document: Estimate, seeds: float | None) -> Estimate:
     """The interval of a difference that also counts the seeds, whose errors are independent."""
     if seeds is None:
         return document
-    return Estimate(
-        mean=document.mean,
-        low=document.mean - math.hypot(document.mean - document.low, seeds),
-        high=document.mean + math.hypot(document.high - document.mean, seeds),
-    )
+    mean = document.mean
+    low, high = (math.hypot(end - mean, seeds) for end in (document.low, document.high))
+    return Estimate(mean=mean, low=mean - low, high=mean + high)

@@ -1,27 +1,22 @@
 """Losses of a run, added up by document: all that tables and intervals need, in a small file.
 
-    losses of single tokens -> add_up -> Sums -> evaluation/tables.py
-                                          |
-                                  FOLDER/CORPUS/RUN.npz, which can be copied and kept
-
-Means, differences and bootstraps over documents are linear in the losses, so nothing is lost but
-the single tokens. Which of them count is settled before: where windows slide, those that see nearly
-all of the history in every way of scoring (LEAST_SEEN).
+FOLDER/CORPUS/RUN.npz keeps them, and can be copied. Means, differences and bootstraps over
+documents are linear in the losses, so nothing is lost but the single tokens. Which of them count is
+settled before: where windows slide, those that see nearly all of the history in every way of
+scoring (LEAST_SEEN).
 """
 
 import io
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from configs.reader import from_yaml, to_yaml
 from data.files import write_atomically
@@ -33,23 +28,14 @@ LEAST_SEEN = Fraction(7, 8)
 """Of its history, for a token to count where windows slide: with less, tokens at the start of short
 windows would flatter the longer context."""
 
-DAMAGED = (
-    BadZipFile, EOFError, KeyError, OSError, RuntimeError, TokenError, TypeError, ValueError,
-    zlib.error,
-)  # fmt: skip
-"""What a file with a wrong byte may raise when it is read."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
     """Losses of one run by one scoring, added up by document and bin."""
 
-    nats: np.ndarray
-    """(n_documents, n_bins) float64."""
-    tokens: np.ndarray
-    """(n_documents, n_bins) int64: how many."""
-    n_bytes: int
-    """UTF-8 bytes that all of them stand for."""
+    nats: np.ndarray  # (n_documents, n_bins) float64
+    tokens: np.ndarray  # (n_documents, n_bins) int64: how many
+    n_bytes: int  # UTF-8, that all of them stand for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +43,20 @@ class Text:
     """What was scored."""
 
     name: str
-    sha256: str
-    """Of the validation split."""
-    counted: str
-    """Hash of which tokens count where windows slide: sums of others must not be compared."""
+    sha256: str  # of the validation split
+    counted: str  # hash of which tokens count where windows slide; only equal ones are comparable
     tokens: int
     text_bytes: int
-    document_lengths: np.ndarray
-    """(n_documents,) tokens of each, the end of text included."""
+    document_lengths: np.ndarray  # (n_documents,) tokens of each, the end of text included
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
     """A run and what it was scored."""
 
-    label: str
-    """Of the model; runs that differ in their seed share it."""
-    number: int
-    """Of the seed."""
-    about: dict[str, Any]
-    """Settings and cost, of `evaluation.runs.describe`."""
+    label: str  # of the model; runs that differ in their seed share it
+    number: int  # of the seed
+    about: dict[str, Any]  # settings and cost, of `evaluation.runs.describe`
     config: TrainConfig
     sums: dict[Scoring, Sums]
 
@@ -87,14 +67,10 @@ class Corpus:
 
     stream: TokenStream
     text: Text
-    document: np.ndarray
-    """Number of its document."""
-    history: np.ndarray
-    """Tokens before it in its document."""
-    n_bytes: np.ndarray
-    """UTF-8 bytes that it stands for; 0 for the end of text."""
-    well_seen: np.ndarray
-    """Whether it counts where windows slide."""
+    document: np.ndarray  # number of its document
+    history: np.ndarray  # tokens before it in its document
+    n_bytes: np.ndarray  # UTF-8 bytes that it stands for; 0 for the end of text
+    well_seen: np.ndarray  # whether it counts where windows slide
 
 
 def describe_corpus(
@@ -175,7 +151,7 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     elif kind == "sliding":
         counted &= corpus.well_seen
         places, most = corpus.history, int(lengths.max()) - 1
-    shape = len(lengths), int(log_bins(np.array(most))) + 1
+    shape = len(lengths), int(log_bins(most)) + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
     cell = corpus.document[counted], log_bins(places[counted])
     np.add.at(nats, cell, losses[counted].astype(np.float64))
@@ -183,16 +159,14 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     return Sums(nats=nats, tokens=tokens, n_bytes=int(corpus.n_bytes[counted].sum()))
 
 
-def log_bins(lengths: np.ndarray) -> np.ndarray:
+def log_bins(lengths: ArrayLike) -> np.ndarray:
     """Bin b of 1 and more holds [2^(b-1), 2^b), bin 0 holds 0."""
-    return np.ceil(np.log2(lengths + 1.0)).astype(np.int64)
+    return np.ceil(np.log2(np.asarray(lengths) + 1.0)).astype(np.int64)
 
 
 def bin_name(number: int) -> str:
     """The numbers in a bin of `log_bins`."""
-    if number <= 1:
-        return str(number)
-    return f"{2 ** (number - 1):,} to {2**number - 1:,}"
+    return str(number) if number <= 1 else f"{2 ** (number - 1):,} to {2**number - 1:,}"
 
 
 def write_scored(scored: Scored, text: Text, folder: Path) -> Path:
@@ -232,7 +206,7 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(TrainConfig, facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
-    except DAMAGED as error:
+    except Exception as error:  # what a wrong byte may raise is of many kinds
         raise ValueError(
             f"{path} is damaged, or was written by another version ({error}): copy it again, or "
             "score the run again"

@@ -9,39 +9,32 @@ itself.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from evaluation.statistics import (
-    Estimate,
-    estimate,
-    paired_half_width,
-    seed_half_width,
-    widen,
-    with_bins,
-)
+from evaluation.results import Row, without_nan
+from evaluation.statistics import estimate, paired_half_width, seed_half_width, widen, with_bins
 from evaluation.sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 from evaluation.windows import Scoring
 
-Table = list[dict[str, Any]]
+Bins = Callable[[Sums], Sums]  # losses in other bins
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredModel:
-    """One model, scored in one way, over its seeds."""
+    """One model, scored in one way."""
 
     label: str
+    masked: bool  # whether documents were in training
     scoring: Scoring
-    seeds: list[Sums]
-    numbers: list[int]
-    """Of the seeds; each is there once."""
+    seeds: dict[int, Sums]  # by the number of the seed
 
     @property
     def mean(self) -> Sums:
         """The mean over the seeds, which all have the same tokens."""
-        nats = np.mean([seed.nats for seed in self.seeds], axis=0)
-        return replace(self.seeds[0], nats=nats)
+        first, *_ = seeds = list(self.seeds.values())
+        return replace(first, nats=np.mean([seed.nats for seed in seeds], axis=0))
 
 
 def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
@@ -55,10 +48,9 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         trained so. chunk_position, document_position, document_length: the mean loss of those in
         logarithmic bins, and its difference to the first model.
     """
-    rows = _rows(scored)
-    chunk, strided, control = (_of_kind(rows, kind) for kind in ("chunk", "sliding", "control"))
-    as_trained, as_trained_chunk = _as_trained(strided, scored), _as_trained(chunk, scored)
-    return {
+    chunk, strided, control = (_rows(scored, kind) for kind in ("chunk", "sliding", "control"))
+    as_trained, as_trained_chunk = _as_trained(strided), _as_trained(chunk)
+    tables = {
         "data": {
             "name": text.name,
             "tokens": text.tokens,
@@ -83,9 +75,10 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         "document_position": _binned(as_trained),
         "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
     }
+    return without_nan(tables)
 
 
-def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table:
+def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> list[Row]:
     """Differences between the models of pairs of labels, of those pairs that are there.
 
     Returns:
@@ -94,54 +87,47 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> Table
         the start of a document, as far as the shortest context of all reaches (rounded up to a
         power of two), and the others; and document_position, in logarithmic bins.
     """
-    rows = _rows(scored)
     shortest = min(s.config.model.context_length for s in scored)
-    last_at_start = int(log_bins(np.array(shortest - 1)))
     chunk, strided = (
-        {r.label: r for r in _as_trained(_of_kind(rows, kind), scored)}
+        {row.label: row for row in _as_trained(_rows(scored, kind))}
         for kind in ("chunk", "sliding")
     )
-    return [
+    rows = [
         {
             "label": label,
             "to_label": other,
             "chunk": _difference(chunk[label], chunk[other]),
             "strided": _difference(strided[label], strided[other]),
-            "parts": _parts(strided[label], strided[other], last_at_start),
+            "parts": _parts(strided[label], strided[other], shortest),
             "document_position": _by_bin(strided[label], strided[other]),
         }
         for label, other in pairs
         if label in strided and other in strided
     ]
+    return without_nan(rows)
 
 
-def _rows(scored: Iterable[Scored]) -> list[ScoredModel]:
-    """One row a model and scoring, in the order of the command line."""
+def _rows(scored: Iterable[Scored], kind: str) -> list[ScoredModel]:
+    """One row a model and scoring of a kind, in the order of the command line."""
     rows: dict[tuple[str, Scoring], ScoredModel] = {}
     for s in scored:
         for scoring, sums in s.sums.items():
-            new = ScoredModel(label=s.label, scoring=scoring, seeds=[], numbers=[])
-            row = rows.setdefault((s.label, scoring), new)
-            row.seeds.append(sums)
-            row.numbers.append(s.number)
+            if kind_of(scoring) == kind:
+                masked = s.about["document_mask"]
+                new = ScoredModel(label=s.label, masked=masked, scoring=scoring, seeds={})
+                rows.setdefault((s.label, scoring), new).seeds[s.number] = sums
     return list(rows.values())
 
 
-def _of_kind(rows: list[ScoredModel], kind: str) -> list[ScoredModel]:
-    return [row for row in rows if kind_of(row.scoring) == kind]
-
-
-def _as_trained(rows: list[ScoredModel], scored: Sequence[Scored]) -> list[ScoredModel]:
+def _as_trained(rows: list[ScoredModel]) -> list[ScoredModel]:
     """For each model the row with the longest history, at the smallest stride.
 
     Where a model was scored both ways, documents are masked if they were in training.
     """
-    masked = {s.label: s.about["document_mask"] for s in scored}
 
     def fitness(row: ScoredModel) -> tuple[bool, int, int]:
         scoring = row.scoring
-        alike = scoring.document_mask == masked[row.label]
-        return alike, scoring.history, -scoring.stride
+        return scoring.document_mask == row.masked, scoring.history, -scoring.stride
 
     labels = dict.fromkeys(row.label for row in rows)
     return [max((r for r in rows if r.label == label), key=fitness) for label in labels]
@@ -164,9 +150,9 @@ def _intact(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
     return next((r for r in rows if (r.label, r.scoring) == (row.label, intact)), None)
 
 
-def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
+def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> Row:
     """Loss, perplexity and bits per byte of a row, and its difference to another."""
-    whole = _whole(row.mean)
+    whole = _joined(row.mean)
     (mean,) = estimate(whole)
     return {
         "label": row.label,
@@ -174,141 +160,109 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> dict[str, Any]:
         "tokens": int(whole.tokens.sum()),
         "bytes": whole.n_bytes,
         "nats": mean.mean,
-        "nats_interval": _interval(mean),
-        "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds],
+        "nats_interval": [mean.low, mean.high],
+        "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds.values()],
         "perplexity": math.exp(mean.mean),
         "bits_per_byte": float(whole.nats.sum()) / math.log(2) / whole.n_bytes,
         "difference": None if versus in (None, row) else _difference(row, versus),
     }
 
 
-def _difference(row: ScoredModel, versus: ScoredModel) -> dict[str, Any]:
+def _difference(row: ScoredModel, versus: ScoredModel) -> Row:
     """row - versus, nats, over the seeds that both have."""
-    (gap,) = _gaps(row, versus, _whole)
-    return {
-        "to_label": versus.label,
-        "to_history": versus.scoring.history,
-        "tokens": int(row.seeds[0].tokens.sum()),
-        "nats": gap.both.mean,
-        "interval": _interval(gap.both),
-        "interval_of_documents": _interval(gap.documents),
-        "seeds": gap.seeds,
-        "half_width_of_seeds": gap.half_width_of_seeds,
-    }
+    (gap,) = _gaps(row, versus, _joined)
+    to = {"to_label": versus.label, "to_history": versus.scoring.history}
+    return {**to, "tokens": int(row.mean.tokens.sum()), **gap}
 
 
-def _parts(row: ScoredModel, versus: ScoredModel, last_at_start: int) -> Table:
-    """row - versus up to this bin, and from the next one on."""
-    first, edge = last_at_start + 1, 2**last_at_start
+def _parts(row: ScoredModel, versus: ScoredModel, shortest: int) -> list[Row]:
+    """row - versus in the bins that begin before `shortest` tokens, and in the others."""
+    n_bins = 1 + int(log_bins(shortest - 1))
+    edge = 2 ** (n_bins - 1)
 
     def halves(sums: Sums) -> Sums:
-        nats, tokens = (
-            np.stack([bins[:, :first].sum(axis=1), bins[:, first:].sum(axis=1)], axis=1)
-            for bins in (sums.nats, sums.tokens)
-        )
-        return replace(sums, nats=nats, tokens=tokens)
+        return _joined(sums, slice(n_bins), slice(n_bins, None))
 
     names = f"0 to {edge - 1:,}", f"{edge:,} and more"
     counts = halves(row.mean).tokens.sum(axis=0).tolist()
     return [
-        {
-            "range": name,
-            "tokens": count,
-            "nats": _or_none(gap.both.mean),
-            "interval": _interval(gap.both),
-        }
+        {"range": name, "tokens": count, "nats": gap["nats"], "interval": gap["interval"]}
         for name, count, gap in zip(names, counts, _gaps(row, versus, halves), strict=True)
     ]
 
 
-def _whole(sums: Sums) -> Sums:
-    """All tokens in one bin."""
-    nats, tokens = (bins.sum(axis=1, keepdims=True) for bins in (sums.nats, sums.tokens))
+def _joined(sums: Sums, *bins: slice) -> Sums:
+    """Bins joined to larger ones, by default to a single one."""
+    nats, tokens = (
+        np.stack([table[:, some].sum(axis=1) for some in bins or (slice(None),)], axis=1)
+        for table in (sums.nats, sums.tokens)
+    )
     return replace(sums, nats=nats, tokens=tokens)
 
 
 def _by_length(sums: Sums, text: Text) -> Sums:
     """Bins by the length of the document."""
-    place = np.arange(len(text.document_lengths)), log_bins(text.document_lengths)
-    shape = len(place[0]), int(place[1].max()) + 1
-    nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
-    nats[place], tokens[place] = sums.nats.sum(axis=1), sums.tokens.sum(axis=1)
-    return replace(sums, nats=nats, tokens=tokens)
+    bins, whole = log_bins(text.document_lengths)[:, None], _joined(sums)
+    here = bins == np.arange(bins.max() + 1)
+    return replace(sums, nats=whole.nats * here, tokens=whole.tokens * here)
 
 
-class _Gap(NamedTuple):
-    """The difference of two models, and how sure it is."""
-
-    documents: Estimate
-    seeds: int
-    """That both have; of the model with fewer, where not in pairs."""
-    half_width_of_seeds: float | None
-    both: Estimate
-
-
-def _gaps(row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums]) -> list[_Gap]:
-    """row - versus in each bin.
+def _gaps(row: ScoredModel, versus: ScoredModel, bins: Bins) -> list[Row]:
+    """row - versus in each bin: nats, how sure they are, and how many seeds were compared.
 
     Where both have several of the same seeds, or one has a single one, of these alone, in pairs:
     what a seed does to both is then not mistaken for what separates them, as in a sweep that is not
     finished.
     """
-    shared = [number for number in row.numbers if number in versus.numbers]
-    if len(shared) == 1 < min(len(row.numbers), len(versus.numbers)):
+    shared = [number for number in row.seeds if number in versus.seeds]
+    if len(shared) == 1 < min(len(row.seeds), len(versus.seeds)):
         shared = []  # a single pair tells less than all others
     if shared:
         row, versus = (
-            replace(r, seeds=[r.seeds[r.numbers.index(number)] for number in shared])
-            for r in (row, versus)
+            replace(r, seeds={number: r.seeds[number] for number in shared}) for r in (row, versus)
         )
     documents = estimate(bins(row.mean), bins(versus.mean))
-    ours, theirs = (_means(r, bins, len(documents)) for r in (row, versus))
     gaps = []
+    ours, theirs = (_means(r, bins, len(documents)) for r in (row, versus))
     for of_documents, a, b in zip(documents, ours.T, theirs.T, strict=True):
         half_width = paired_half_width(a - b) if shared else seed_half_width(a, b)
         both = widen(of_documents, half_width)
-        gaps.append(_Gap(of_documents, min(len(a), len(b)), half_width, both))
+        gaps.append(
+            {
+                "nats": both.mean,
+                "interval": [both.low, both.high],
+                "interval_of_documents": [of_documents.low, of_documents.high],
+                "seeds": min(len(a), len(b)),  # of the model with fewer, where not in pairs
+                "half_width_of_seeds": half_width,
+            }
+        )
     return gaps
 
 
-def _means(row: ScoredModel, bins: Callable[[Sums], Sums], n_bins: int) -> np.ndarray:
+def _means(row: ScoredModel, bins: Bins, n_bins: int) -> np.ndarray:
     """(n_seeds, n_bins) mean losses, NaN in a bin without a token."""
-    binned = [bins(sums) for sums in row.seeds]
+    binned = [bins(sums) for sums in row.seeds.values()]
     nats = np.array([sums.nats.sum(axis=0) for sums in binned])
     tokens = np.array([sums.tokens.sum(axis=0) for sums in binned])
     with np.errstate(invalid="ignore"):
         return with_bins(nats, n_bins) / with_bins(tokens, n_bins)
 
 
-def _or_none(value: float) -> float | None:
-    """None for NaN, which JSON does not have."""
-    return None if math.isnan(value) else value
-
-
-def _interval(of: Estimate) -> list[float | None]:
-    """From low to high; None where too few documents tell of no others."""
-    return [_or_none(of.low), _or_none(of.high)]
-
-
-def _binned(rows: list[ScoredModel], bins: Callable[[Sums], Sums] = lambda sums: sums) -> Table:
+def _binned(rows: list[ScoredModel], bins: Bins = lambda sums: sums) -> list[Row]:
     """Every model in every bin, next to the first."""
     return [cell for row in rows for cell in _by_bin(row, rows[0], bins)]
 
 
-def _of_whole_bins(table: Table) -> Table:
+def _of_whole_bins(table: list[Row]) -> list[Row]:
     """Without differences in a bin that one of the two windows ends in: of other positions."""
-    none = {"difference": None, "difference_interval": [None, None]}
-
-    def is_whole(cell: dict[str, Any]) -> bool:
+    for cell in table:
         histories = {table[0]["history"], cell["history"]}
-        return len(histories) == 1 or 2 ** cell["bin"] <= min(histories)
+        if len(histories) == 2 and 2 ** cell["bin"] > min(histories):
+            cell |= {"difference": None, "difference_interval": [None, None]}
+    return table
 
-    return [cell if is_whole(cell) else cell | none for cell in table]
 
-
-def _by_bin(
-    row: ScoredModel, versus: ScoredModel, bins: Callable[[Sums], Sums] = lambda sums: sums
-) -> Table:
+def _by_bin(row: ScoredModel, versus: ScoredModel, bins: Bins = lambda sums: sums) -> list[Row]:
     """Mean loss in each bin with a token, and row - versus; None where versus has no token."""
     sums = bins(row.mean)
     counts = sums.tokens.sum(axis=0).tolist()
@@ -321,9 +275,9 @@ def _by_bin(
             "range": bin_name(number),
             "tokens": count,
             "nats": mean.mean,
-            "interval": _interval(mean),
-            "difference": _or_none(gap.both.mean),
-            "difference_interval": _interval(gap.both),
+            "interval": [mean.low, mean.high],
+            "difference": gap["nats"],
+            "difference_interval": gap["interval"],
         }
         for number, (count, mean, gap) in enumerate(cells)
         if count

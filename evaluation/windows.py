@@ -49,7 +49,7 @@ class Scoring:
 
     def __post_init__(self) -> None:
         rest = self.history - self.stride
-        if self.history < 1 or not 1 <= self.stride <= self.history:
+        if not 1 <= self.stride <= self.history:
             raise ValueError(
                 f"history={self.history} and stride={self.stride}: history must be at least 1 and "
                 "stride lie between 1 and history."
@@ -63,16 +63,15 @@ class Scoring:
             raise ValueError(
                 f"control={self.control!r} must be one of {', '.join(get_args(Control))}."
             )
-        if self.control == "none":
-            if self.near:
-                raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
-            return
-        if not 0 <= self.near < rest:
+        is_controlled = self.control != "none"
+        if self.near and not is_controlled:
+            raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
+        if is_controlled and not 0 <= self.near < rest:
             raise ValueError(
                 f"near={self.near} with control={self.control} must be at least 0 and below "
                 f"history - stride = {rest}: nothing distant is left."
             )
-        if self.document_mask:
+        if is_controlled and self.document_mask:
             raise ValueError(
                 f"control={self.control} with document_mask: the text that it moves has other "
                 "documents. Take one of them."
@@ -81,22 +80,18 @@ class Scoring:
     @property
     def name(self) -> str:
         """Short and the same for equal scorings, for files and tables."""
-        parts = [f"h{self.history}", f"s{self.stride}", f"f{self.first}"]
-        if self.document_mask:
-            parts.append("documents")
-        if self.control != "none":
-            parts.append(f"{self.control}{self.near}")
-        return "_".join(parts)
+        documents = "_documents" if self.document_mask else ""
+        control = "" if self.control == "none" else f"_{self.control}{self.near}"
+        return f"h{self.history}_s{self.stride}_f{self.first}{documents}{control}"
 
     def n_windows(self, n_tokens: int) -> int:
         """Windows in a stream of n_tokens; what is left over after the last is not scored."""
         return max(0, n_tokens - 1 - self.first) // self.stride
 
     def seen(self, n_tokens: int) -> np.ndarray:
-        """How many tokens the window shows before each target of a stream.
+        """(n_tokens,) int64: how many tokens the window shows before each target of a stream.
 
-        Returns:
-            (n_tokens,) int64, from history - stride + 1 to history; 0 where nothing is scored.
+        From history - stride + 1 to history; 0 where nothing is scored.
         """
         place = np.arange(n_tokens) - 1 - self.first  # among all that are scored
         is_scored = (place >= 0) & (place < self.n_windows(n_tokens) * self.stride)
@@ -116,6 +111,10 @@ class ScoringWindows:
     """One rank's share of the windows of a stream, in batches of equal shape.
 
     The last batches repeat windows where there are no more: only the first n rows count.
+
+    Raises:
+        ValueError: the stream is too short for a single window, or for other text than the
+            window's own.
     """
 
     def __init__(
@@ -127,12 +126,6 @@ class ScoringWindows:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Divide the windows into batches of `batch_size` on each rank.
-
-        Raises:
-            ValueError: the stream is too short for a single window, or for other text than the
-                window's own.
-        """
         self.n_windows = scoring.n_windows(len(stream))
         if self.n_windows == 0:
             raise ValueError(
@@ -161,30 +154,28 @@ class ScoringWindows:
             yield self._batch(windows, n=int((windows < self.n_windows).sum()))
 
     def _batch(self, windows: np.ndarray, n: int) -> ScoringBatch:
-        history, stride = self.scoring.history, self.scoring.stride
+        scoring, history, stride = self.scoring, self.scoring.history, self.scoring.stride
         windows = np.minimum(windows, self.n_windows - 1)
-        ends = self.scoring.first + (windows + 1) * stride  # of the tokens that are read
+        ends = scoring.first + (windows + 1) * stride  # of the tokens that are read
         starts = ends - history
         text = np.stack([self.stream.read(start, history + 1) for start in starts.tolist()])
-        tokens, targets = text[:, :-1], text[:, -stride:]
-        if self.scoring.control in ("shuffle", "replace"):
-            tokens = tokens.copy()
-            distant = history - stride + 1 - self.scoring.near
-            for row, (window, start) in enumerate(zip(windows, starts, strict=True)):
-                tokens[row, :distant] = self._altered(tokens[row, :distant], int(window), start)
-        masked = self.scoring.document_mask
+        tokens, targets = text[:, :-1].copy(), text[:, -stride:].copy()
+        if scoring.control in ("shuffle", "replace"):
+            distant = history - stride + 1 - scoring.near
+            for row, window, start in zip(tokens, windows.tolist(), starts.tolist(), strict=True):
+                row[:distant] = self._altered(row[:distant], window, start)
         positions = ends[:n, None] - stride + 1 + np.arange(stride)
         return ScoringBatch(
-            torch.from_numpy(np.ascontiguousarray(tokens)),
-            torch.from_numpy(np.ascontiguousarray(targets)),
-            doc_starts(self.stream, starts, history) if masked else None,
+            torch.from_numpy(tokens),
+            torch.from_numpy(targets),
+            doc_starts(self.stream, starts, history) if scoring.document_mask else None,
             torch.from_numpy(positions),
         )
 
     def _altered(self, distant: np.ndarray, window: int, start: int) -> np.ndarray:
         if self.scoring.control == "shuffle":
             return np.random.default_rng((0, window)).permutation(distant)  # each its own order
-        elsewhere = int(start + len(self.stream) // 2) % len(self.stream)
+        elsewhere = (start + len(self.stream) // 2) % len(self.stream)
         before_end = min(len(distant), len(self.stream) - elsewhere)
         rest = self.stream.read(0, len(distant) - before_end)
         return np.concatenate([self.stream.read(elsewhere, before_end), rest])

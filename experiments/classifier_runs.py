@@ -1,6 +1,6 @@
 """Runs of train.py on classifiers: how sweeps start them, and what reports tell of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,24 +18,25 @@ from training.metrics import read_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierRun:
-    """One run of a sweep, by its folder and its arguments."""
+    """One run of a sweep."""
 
     seed: int
     folder: Path
-    arguments: tuple[str, ...]
-    """Of train.py."""
-    needs: frozenset[str] = frozenset()
-    """Names of the runs that come before."""
+    settings: tuple[str, ...]
+    """Arguments of train.py, but those that the other fields tell."""
+    before: Path | None = None
+    """Folder of the run whose best weights it begins with."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of train.py."""
+        origin = () if self.before is None else (f"run.init_from={self.before}",)
+        return *self.settings, f"run.seed={self.seed}", f"run.out_dir={self.folder}", *origin
 
     @cached_property
     def config(self) -> ClassifyConfig:
         """What the arguments mean."""
         return read_config(ClassifyConfig, self.arguments)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its best weights were scored on the test split."""
-        return is_finished(self.folder)
 
     def check_folder(self) -> None:
         """Raise ValueError where the folder holds a run with other settings."""
@@ -47,9 +48,7 @@ class ClassifierRun:
     ) -> Task:
         """Train, or go on, and score the best weights.
 
-        Args:
-            waiting: all runs of this call.
-            started: called with the folder when the run starts.
+        `waiting` are all runs of this call; `started` is called with the folder at the start.
         """
 
         def commands(n_gpu: int) -> list[list[str]]:
@@ -58,24 +57,14 @@ class ClassifierRun:
 
         return Task(
             name=self.folder.name,
-            needs=self.needs & {run.folder.name for run in waiting},
+            needs=frozenset(run.folder.name for run in waiting if run.folder == self.before),
             commands=commands,
             log=self.folder.with_suffix(".log"),
         )
 
 
-def refuse_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
-    """Raise ValueError where --set names a setting that one of the sweep's options decides."""
-    for override in overrides:
-        key = override.partition("=")[0]
-        if key in options:
-            raise ValueError(
-                f"--set {override}: the sweep itself sets {key} for each run, take {options[key]}"
-            )
-
-
 def is_finished(folder: Path) -> bool:
-    """Whether the run in `folder` has come to its end, the score on the test split."""
+    """Whether the best weights of the run in `folder` were scored on the test split."""
     records = read_metrics(folder)
     return bool(records) and "test_accuracy" in records[-1]
 
@@ -120,20 +109,21 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-_EMBEDDINGS = {
-    "none": (),
-    "learned": ("learned",),
-    "sinusoidal": ("sinusoids",),
-    "row_column": ("waves of row and column",),
+_POSITIONS = {
+    "learned": "learned",
+    "sinusoidal": "sinusoids",
+    "row_column": "waves of row and column",
+    "sequence": "rotary",
+    "axial": "rotary by row and column",
 }
-_ROTARY = {"none": (), "sequence": ("rotary",), "axial": ("rotary by row and column",)}
-_AUGMENT = {"none": (), "mirror": ("mirrored",), "dihedral": ("turned and mirrored",)}
+"""By name of the embedding or of the rotary positions; "none" is left out."""
+_AUGMENT = {"mirror": "mirrored", "dihedral": "turned and mirrored"}
 
 
 def positions_of(config: ClassifyConfig) -> str:
     """How the model is told where tokens stand."""
     model = config.model
-    parts = [*_EMBEDDINGS[model.embedding], *_ROTARY[model.rotary]]
+    parts = [_POSITIONS[name] for name in (model.embedding, model.rotary) if name != "none"]
     if model.local_start:
         parts.append(f"heads that begin at a neighbour, by {model.local_start:g}")
     return ", ".join(parts) or "none"
@@ -151,7 +141,7 @@ def padding_of(config: ClassifyConfig) -> str:
 def changes_of(config: ClassifyConfig, before: ClassifyConfig | None = None) -> str:
     """Changes to the training examples, and training before them: `before` on hidden tokens."""
     data = config.data
-    parts = [*_AUGMENT[data.augment]]
+    parts = [] if data.augment == "none" else [_AUGMENT[data.augment]]
     if data.shift:
         parts.append(f"moved by up to {data.shift}")
     if data.phases:

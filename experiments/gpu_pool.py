@@ -29,19 +29,6 @@ class Task:
     """Gets all that they print."""
 
 
-@dataclass(kw_only=True)
-class _Children:
-    """The processes that run for us.
-
-    A plain bool and a plain set, and no lock: the handler of a signal would wait forever for a lock
-    that the code which it interrupts holds. Whoever starts a child adds it and then looks at
-    `stopping`; the handler sets `stopping` and then looks for children. So one of them stops it.
-    """
-
-    running: set[subprocess.Popen] = field(default_factory=set)
-    stopping: bool = False
-
-
 def groups_of_gpus(per_group: int) -> list[list[str]]:
     """The GPUs that we may use, in groups of `per_group`; an empty group where there is none.
 
@@ -88,7 +75,8 @@ def run_tasks(
             while ready and free:
                 task, gpus = ready.pop(0), free.pop(0)
                 waiting.remove(task)
-                say(f"{task.name}: started on {_name(gpus)}, see {task.log}")
+                where = f"GPU {', '.join(gpus)}" if gpus else "the CPU"
+                say(f"{task.name}: started on {where}, see {task.log}")
                 running[threads.submit(_run, task, gpus, children)] = task, gpus
             if not running:
                 continue
@@ -119,11 +107,22 @@ def python_command(n_gpu: int, *arguments: str) -> list[str]:
     return [*torchrun, f"--nproc_per_node={n_gpu}", *arguments]
 
 
+@dataclass(kw_only=True)
+class _Children:
+    """The processes that run for us.
+
+    A plain bool and a plain set, and no lock: the handler of a signal would wait forever for a lock
+    that the code which it interrupts holds. Whoever starts a child adds it and then looks at
+    `stopping`; the handler sets `stopping` and then looks for children. So one of them stops it.
+    """
+
+    running: set[subprocess.Popen] = field(default_factory=set)
+    stopping: bool = False
+
+
 def _run(task: Task, gpus: list[str], children: _Children) -> str | None:
     """Run the commands of a task; returns what went wrong."""
-    environment = dict(os.environ)
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
     task.log.parent.mkdir(parents=True, exist_ok=True)
     commands = task.commands(len(gpus))
     with task.log.open("a", encoding="utf-8") as log:
@@ -137,22 +136,15 @@ def _run(task: Task, gpus: list[str], children: _Children) -> str | None:
             code = process.wait()
             children.running.discard(process)
             if code != 0:
-                return f"exit code {code}, see {task.log}{_end_of(task.log)}"
+                said = task.log.read_text(encoding="utf-8", errors="replace").strip()
+                # train.py says in the last line what is wrong
+                end = f", which ends with: {said.splitlines()[-1].strip()}" if said else ""
+                return f"exit code {code}, see {task.log}{end}"
     return None
-
-
-def _end_of(log: Path) -> str:
-    """The last line of a log, which is where train.py says what is wrong."""
-    end = log.read_text(encoding="utf-8", errors="replace").strip()
-    return f", which ends with: {end.splitlines()[-1].strip()}" if end else ""
 
 
 def _start(command: Sequence[str], log: IO[str], environment: dict[str, str]) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-
-
-def _name(gpus: list[str]) -> str:
-    return f"GPU {', '.join(gpus)}" if gpus else "the CPU"
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from configs.command_line import help_if_asked
 from evaluation.results import read_result
-from experiments.attention import speed_tables as attention
+from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
-from experiments.table4 import tables as table4
+from experiments.table4 import report as table4
 from experiments.train_steps import tables as train_steps
 
 PAGES = (Path("README.md"), Path("docs/evaluation.md"), Path("docs/lra.md"))

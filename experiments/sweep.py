@@ -1,8 +1,8 @@
-"""What the commands have in common that train many runs and report on them."""
+"""Commands that train many runs: side by side, each on GPUs of its own, and then a report."""
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,28 +10,29 @@ from experiments.gpu_pool import Task, groups_of_gpus, run_tasks
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
-    """Where runs and reports are, which seeds, and what is set for all: classifiers' sweeps.
-
-    Args:
-        parser: gets the options.
-        out, seeds: where none are given.
-    """
-    parser.add_argument("--out", type=Path, default=out, help="folder of the runs")
-    parser.add_argument(
+    """Add the options of classifiers' sweeps, with the folder `out` and `seeds` as defaults."""
+    add = parser.add_argument
+    add("--out", type=Path, default=out, help="folder of the runs")
+    add(
         "--seeds", type=int, nargs="+", default=seeds, metavar="SEED", help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="key=value",
-        help="for all runs, as for train.py",
-    )  # fmt: skip
-    parser.add_argument(
-        "--results", type=Path, default=Path("docs/results"), help="folder of the report"
-    )
-    parser.add_argument("--report-only", action="store_true", help="report on what is finished")
-    parser.add_argument(
+    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
+    add("--results", type=Path, default=Path("docs/results"), help="folder of the report")
+    add("--report-only", action="store_true", help="report on what is finished")
+    add(
         "--add", type=Path, nargs="+", default=[], metavar="FILE",
         help="reports, of other machines or earlier ones: tell of their runs that --out lacks, too",
     )  # fmt: skip
+
+
+def refuse_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raise ValueError where --set names a setting that one of the sweep's options decides."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in options:
+            raise ValueError(
+                f"--set {override}: the sweep itself sets {key} for each run, take {options[key]}"
+            )
 
 
 def train_and_report(
@@ -43,11 +44,8 @@ def train_and_report(
 ) -> None:
     """Run tasks on the GPUs of this machine, then report, also where some of them failed.
 
-    Args:
-        tasks: what trains the runs; none where nothing is left to train.
-        report: gets the names of the tasks that failed.
-        gpus_per_run: how many GPUs share a run.
-        runs_per_gpu: how many runs share a GPU, at most.
+    `report` gets the names of the tasks that failed. `gpus_per_run` GPUs share a run, or at most
+    `runs_per_gpu` runs a GPU.
 
     Raises:
         SystemExit: stopped, or some tasks failed.

@@ -127,16 +127,10 @@ class BlockSparseMask:
         # torch.compile does not look into _lists and guards on none of what it reads. It does
         # guard on what is passed: the digest keeps one mask from being served the lists of
         # another, and index() turns a length that it holds for dynamic into a number.
-        return self._lists(
-            self.digest,
-            index(seq_q),
-            index(seq_k),
-            causal,
-            None if window_size is None else index(window_size),
-            all_partial,
-            longest_column_first,
-            device,
-        )
+        window_size = None if window_size is None else index(window_size)
+        lengths = index(seq_q), index(seq_k)
+        options = causal, window_size, all_partial, longest_column_first, device
+        return self._lists(self.digest, *lengths, *options)
 
     def _lists(
         self,
@@ -157,15 +151,11 @@ class BlockSparseMask:
                 full, partial = self._split(seq_q, seq_k, causal, window_size)
                 if all_partial:
                     full, partial = torch.zeros_like(full), full | partial
+                columns = "longest, then first" if longest_column_first else "first"
                 by_row = _pack(full, partial, order="longest, then last")
-                by_column = _pack(
-                    full.mT,
-                    partial.mT,
-                    order="longest, then first" if longest_column_first else "first",
-                )
+                by_column = _pack(full.mT, partial.mT, order=columns)
                 self._cache[key] = MaskLists(
-                    *(x.to(device) for x in by_row),
-                    *(x.to(device) for x in by_column),
+                    *(x.to(device) for x in (*by_row, *by_column)),
                     n_full=int(full.sum()),
                     n_partial=int(partial.sum()),
                 )

@@ -41,10 +41,9 @@ def butterfly(
         n_factors: i XOR j is at most 2^(n_factors - 1). Default and maximum: ceil(log2(n_blocks)),
             which connects all blocks.
         global_blocks: so many first rows and columns are all True.
-        device: of the result.
 
     Returns:
-        (n_blocks, n_blocks) bool.
+        (n_blocks, n_blocks) bool, on `device`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -68,18 +67,10 @@ def sliding_window(
 ) -> Tensor:
     """Block i sees block j iff |i - j| < window_blocks: a band of 2 window_blocks - 1 blocks.
 
-    Args:
-        n_blocks: rows and columns.
-        window_blocks: blocks seen to each side, the diagonal included; at least 1.
-        device: of the result.
-
-    Returns:
-        (n_blocks, n_blocks) bool.
+    The sliding window of Longformer (arXiv 2004.05150), as a layout (n_blocks, n_blocks), bool.
 
     Raises:
-        ValueError: an argument is out of range.
-
-    Source: the sliding window of Longformer (arXiv 2004.05150), in blocks.
+        ValueError: n_blocks or window_blocks is below 1.
     """
     i, j = _rows_and_columns(n_blocks, device)
     _check_range("window_blocks", window_blocks, 1, None, n_blocks)
@@ -89,18 +80,11 @@ def sliding_window(
 def global_blocks(n_blocks: int, count: int, *, device: torch.device | str = "cpu") -> Tensor:
     """The first `count` blocks see every block, and every block sees them.
 
-    Args:
-        n_blocks: rows and columns.
-        count: from 0 to n_blocks.
-        device: of the result.
-
-    Returns:
-        (n_blocks, n_blocks) bool.
+    The global tokens of Longformer (arXiv 2004.05150) and BigBird (arXiv 2007.14062), as a layout
+    (n_blocks, n_blocks), bool.
 
     Raises:
-        ValueError: an argument is out of range.
-
-    Source: the global tokens of Longformer (arXiv 2004.05150) and BigBird (arXiv 2007.14062).
+        ValueError: n_blocks is below 1, or count outside of [0, n_blocks].
     """
     i, j = _rows_and_columns(n_blocks, device)
     _check_range("count", count, 0, n_blocks, n_blocks)
@@ -110,20 +94,11 @@ def global_blocks(n_blocks: int, count: int, *, device: torch.device | str = "cp
 def strided(n_blocks: int, stride: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Block i sees block j iff (i - j) is a multiple of `stride`, as it is on the diagonal.
 
-    The strided attention of the Sparse Transformer is this and `sliding_window(n_blocks, stride)`.
-
-    Args:
-        n_blocks: rows and columns.
-        stride: at least 1, which sees everything.
-        device: of the result.
-
-    Returns:
-        (n_blocks, n_blocks) bool.
+    A layout (n_blocks, n_blocks), bool. Together with `sliding_window(n_blocks, stride)` it is the
+    strided attention of the Sparse Transformer (arXiv 1904.10509, section 4.3), in blocks.
 
     Raises:
-        ValueError: an argument is out of range.
-
-    Source: Sparse Transformer (arXiv 1904.10509), section 4.3, in blocks.
+        ValueError: n_blocks or stride is below 1.
     """
     i, j = _rows_and_columns(n_blocks, device)
     _check_range("stride", stride, 1, None, n_blocks)
@@ -135,20 +110,11 @@ def random(
 ) -> Tensor:
     """Each block sees itself and n_per_row - 1 other blocks, drawn without replacement.
 
-    Args:
-        n_blocks: rows and columns.
-        n_per_row: blocks in each row, the diagonal included; from 1 to n_blocks.
-        seed: in [0, 2^63). The layout is a pure function of the arguments: the state of PyTorch's
-            generators is neither read nor changed.
-        device: of the result.
-
-    Returns:
-        (n_blocks, n_blocks) bool.
+    The random attention of BigBird (arXiv 2007.14062), as a layout (n_blocks, n_blocks), bool. It
+    is a pure function of the arguments: PyTorch's generators are neither read nor changed.
 
     Raises:
-        ValueError: an argument is out of range.
-
-    Source: the random attention of BigBird (arXiv 2007.14062).
+        ValueError: n_per_row is not in [1, n_blocks], or seed not in [0, 2^63).
     """
     _check_range("n_blocks", n_blocks, 1, None, n_blocks)
     _check_range("n_per_row", n_per_row, 1, n_blocks, n_blocks)

@@ -37,20 +37,11 @@ def make_qkv(
     """Random attention inputs: the same numbers on every device and, but for rounding, dtype.
 
     Args:
-        batch: B.
-        seq_q: T_q, tokens in q.
-        seq_k: T_k, tokens in k and v.
-        n_head: H, heads in q.
-        n_kv_head: H_kv, heads in k and v.
-        head_dim: D.
-        dtype: of all three.
-        device: of all three. The numbers are drawn on the CPU.
-        seed: of the generator.
         requires_grad: make leaves that collect gradients.
         scale: standard deviation of q and k, whose scores then have scale^2. v keeps 1.
 
     Returns:
-        q (B, T_q, H, D), k (B, T_k, H_kv, D), v (B, T_k, H_kv, D), contiguous.
+        q (batch, seq_q, n_head, head_dim), k and v (batch, seq_k, n_kv_head, head_dim), contiguous.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -58,11 +49,8 @@ def make_qkv(
         x = torch.randn(batch, seq_len, heads, head_dim, generator=generator, dtype=torch.float64)
         return (x * std).to(device, dtype).requires_grad_(requires_grad)
 
-    return (
-        normal(seq_q, n_head, scale),
-        normal(seq_k, n_kv_head, scale),
-        normal(seq_k, n_kv_head, 1.0),
-    )
+    q, k = normal(seq_q, n_head, scale), normal(seq_k, n_kv_head, scale)
+    return q, k, normal(seq_k, n_kv_head, 1.0)
 
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:
@@ -143,10 +131,8 @@ def check_attention(
 
     Args:
         fn: called as fn(q, k, v, **options); returns out (B, T_q, H, D) and lse (B, H, T_q).
-        q: (B, T_q, H, D). Its strides reach fn as they are; its grad is left alone, as are those
-            of k and v.
-        k: (B, T_k, H_kv, D).
-        v: (B, T_k, H_kv, D).
+        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D). Strides reach fn as they are; no grad is
+            written to them.
         with_dlse: also send a random gradient through lse.
         backward: check the gradients.
         exact_dtype: fp64, or fp32 where fp64 is too slow or too large.
@@ -196,15 +182,7 @@ def check_attention(
                 *(x.detach().to(sum_dtype) for x in (q, k, v)), **options
             )[1]
 
-    cancelled = _cancelled_magnitudes(
-        q,
-        k,
-        v,
-        dout,
-        dlse,
-        softmax_scale=options.get("softmax_scale"),
-        sinks=sinks,
-    )
+    cancelled = _cancelled_magnitudes(q, k, v, dout, dlse, options.get("softmax_scale"), sinks)
     rounded = {"dv": _rounding_of_lse(sum_dtype, dout, exact["lse"])}
     if sinks is not None:
         rounded["dsinks"] = _rounding_of_out(sinks, q.dtype, dout, exact)
@@ -250,13 +228,9 @@ def poison_empty() -> Iterator[None]:
 
         return allocate_nan
 
+    allocators = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided")]
     with ExitStack() as patches:
-        for owner, name in (
-            (torch, "empty"),
-            (torch, "empty_like"),
-            (torch, "empty_strided"),
-            (torch.Tensor, "new_empty"),
-        ):
+        for owner, name in (*allocators, (Tensor, "new_empty")):
             patches.enter_context(mock.patch.object(owner, name, poisoned(getattr(owner, name))))
         yield
 
@@ -267,7 +241,6 @@ def _cancelled_magnitudes(
     v: Tensor,
     dout: Tensor,
     dlse: Tensor | None,
-    *,
     softmax_scale: float | None,
     sinks: Tensor | None,
 ) -> dict[str, float]:

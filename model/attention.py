@@ -11,17 +11,12 @@ from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
 
-SEED_BOUND = 2**63 - 1
-
 
 class SelfAttention(nn.Module):
     """Multi-head attention in which a token sees itself and what came before, or all tokens.
 
-    Args:
-        config: the model.
-        layer: index of the block, from 0; it sets the softmax scale where
-            `config.scale_attn_by_inverse_layer_idx` asks for that.
-        causal: whether what comes after a token is hidden from it.
+    `layer`, the index of the block from 0, sets the softmax scale where
+    `config.scale_attn_by_inverse_layer_idx` asks for that.
     """
 
     def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
@@ -97,4 +92,4 @@ def _draw_seed(device: torch.device) -> Tensor:
     It never leaves the device, so it costs no synchronisation and no graph break, and activation
     checkpointing, which replays torch's generator, recomputes the same dropout mask.
     """
-    return torch.randint(SEED_BOUND, (1,), dtype=torch.int64, device=device)
+    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

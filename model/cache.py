@@ -13,10 +13,6 @@ class KVCache:
     The memory is taken when the first keys come, in their dtype and on their device:
     2 * n_layer * B * capacity * n_embd elements. One cache goes with one batch and one model, and
     takes no part in gradients.
-
-    Args:
-        n_layer: layers of the model.
-        capacity: tokens that fit.
     """
 
     def __init__(self, n_layer: int, capacity: int) -> None:

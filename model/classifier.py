@@ -23,7 +23,6 @@ from model.positions import (
 
 N_WAVES = 8
 """Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
-_FEW = 1024
 
 
 class TokenEmbedding(nn.Module):
@@ -35,7 +34,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
-        assert vocab_size <= _FEW, "a one-hot matrix of so many columns would not pay"
+        assert vocab_size <= 1024, "a one-hot matrix of so many columns would not pay"
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -68,19 +67,14 @@ class Classifier(nn.Module):
     place_features: Tensor
 
     def __init__(self, config: ClassifierConfig, *, causal: bool = False) -> None:
-        """Draw the weights.
-
-        Args:
-            config: the model.
-            causal: whether what comes after a token is hidden from it, as where the next one is to
-                be predicted (`model.token_predictor`).
+        """Draw the weights; `causal` hides what comes after a token, as where the next one is to be
+        predicted (`model.token_predictor`).
         """
         super().__init__()
         self.config = config
         C = config.n_embd
         self.tok_emb = TokenEmbedding(config.vocab_size, C)
-        places = torch.arange(config.n_positions)
-        self._init_positions(places)
+        self._init_positions()
         if config.pooling == "cls":
             self.cls = nn.Parameter(torch.empty(C))
         self.emb_dropout = nn.Dropout(config.dropout)
@@ -97,10 +91,10 @@ class Classifier(nn.Module):
         self.mask = config.mask.build(config.seq_len)
         self.init_weights()
 
-    def _init_positions(self, places: Tensor) -> None:
+    def _init_positions(self) -> None:
         """Parameters and tables of constants: what is added to tokens, what turns q and k."""
         config = self.config
-        rows, columns = places, places
+        rows = columns = places = torch.arange(config.n_positions)
         if config.grid_width is not None:
             rows, columns = places // config.grid_width, places % config.grid_width
         if config.embedding == "learned":
@@ -113,8 +107,7 @@ class Classifier(nn.Module):
             self._constant("place_features", waves)
             self.pos_proj = nn.Linear(waves.shape[-1], config.n_embd)
         if config.rotary != "none":
-            axial = config.rotary == "axial"
-            cos, sin = self._rotary_at(rows, columns if axial else places)
+            cos, sin = self._rotary_at(rows, columns if config.rotary == "axial" else places)
             self._constant("rotary_cos", cos)
             self._constant("rotary_sin", sin)
 
@@ -176,18 +169,15 @@ class Classifier(nn.Module):
                 f"{tokens.shape[0]} sequences cannot be examples of model.documents="
                 f"{documents} each."
             )
-        pooled = self._pool(self.hidden(tokens, lengths, places), lengths)
+        states = self.encode(self.tok_emb(tokens), lengths, places)
+        pooled = self._pool(states, lengths)
         if documents == 2:
             one, other = pooled[0::2], pooled[1::2]
             pooled = torch.cat((one, other, one * other, one - other), dim=-1)
         return self.head_out(F.relu(self.head_in(pooled)))
 
-    def hidden(self, tokens: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
-        """The states that are pooled, (B, T, C), one more with a cls; arguments as in `forward`."""
-        return self.encode(self.tok_emb(tokens), lengths, places)
-
     def encode(self, x: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
-        """`hidden` of tokens that `tok_emb` embedded already.
+        """The states that are pooled, from what `tok_emb` makes of tokens.
 
         Args:
             x: (B, T, C).
@@ -242,7 +232,7 @@ class Classifier(nn.Module):
     def _with_cls(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None]:
-        """The same with a first token that stands at the first place and is not turned."""
+        """States, tables and lengths with a cls before each row, which has no position."""
         B, _, C = x.shape
         x = torch.cat((self.cls.to(x.dtype).expand(B, 1, C), x), dim=1)
         if rotary is not None:

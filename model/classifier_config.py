@@ -4,12 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.config import BlockConfig, check_choice, check_positive
-
-Tokens = Literal["symbols", "intensities"]
-Embedding = Literal["none", "learned", "sinusoidal", "row_column"]
-Rotary = Literal["none", "sequence", "axial"]
-Pooling = Literal["mean", "max", "mean_max", "cls"]
+from model.config import BlockConfig, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +34,18 @@ class ClassifierConfig(BlockConfig):
     n_inner: int = 128
     """Width of the MLP between its two layers."""
 
-    tokens: Tokens = "symbols"
+    tokens: Literal["symbols", "intensities"] = "symbols"
     """symbols: embeddings start unrelated. intensities: those of near values start close by, as
     pixels of an image."""
 
     grid_width: int | None = None
     """Pixels in a row of a square image; None where the tokens are a text."""
 
-    embedding: Embedding = "learned"
+    embedding: Literal["none", "learned", "sinusoidal", "row_column"] = "learned"
     """What is added to the embedded tokens: a learned vector a position, sinusoids of it, or
     learned combinations of waves over the row and the column (`row_and_column_waves`)."""
 
-    rotary: Rotary = "none"
+    rotary: Literal["none", "sequence", "axial"] = "none"
     """How queries and keys are turned: by their position in the sequence, or by row and column."""
 
     min_wavelength: float = 4.0
@@ -64,7 +59,7 @@ class ClassifierConfig(BlockConfig):
     narrowly the higher it is (`model.neighbours`). 0: all heads begin by looking everywhere
     alike."""
 
-    pooling: Pooling = "mean"
+    pooling: Literal["mean", "max", "mean_max", "cls"] = "mean"
     """Over the tokens that are not padding; mean_max is both side by side, cls a token of its own
     before the others."""
 
@@ -75,13 +70,6 @@ class ClassifierConfig(BlockConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "vocab_size", "n_classes", "context_length", "n_inner")
-        for name, choices in (
-            ("tokens", Tokens),
-            ("embedding", Embedding),
-            ("rotary", Rotary),
-            ("pooling", Pooling),
-        ):
-            check_choice(self, name, choices)
         if self.documents not in (1, 2):
             raise ValueError(f"model.documents={self.documents} must be 1 or 2.")
         if self.grid_width is None:

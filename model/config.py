@@ -1,33 +1,91 @@
-"""The shape of a model and what its layers do."""
+"""The shape of a model and what its layers do. This needs no PyTorch."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from kernels.limits import MAX_HEAD_DIM
-from model.mask import MaskConfig
+from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM
 
-Positions = Literal["learned", "rotary"]
+if TYPE_CHECKING:
+    from kernels.block_mask import BlockSparseMask
+
 Attention = Literal["auto", "triton", "sdpa", "reference", "unfused"]
 
 DEFAULT_ROPE_BASE = 10_000.0
 
-
-class GPT2Size(TypedDict):
-    """The three numbers that tell one GPT-2 from another."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-
-
-GPT2_SIZES: dict[str, GPT2Size] = {
+GPT2_SIZES: dict[str, dict[str, Any]] = {
     "small": {"n_layer": 12, "n_head": 12, "n_embd": 768},  # 124M
     "medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},  # 355M
     "large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},  # 774M
     "xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},  # 1558M
 }
 """GPT-2 as released (Radford et al. 2019); use as `ModelConfig(**GPT2_SIZES["medium"])`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskConfig:
+    """Which keys a layer visits: all that the causal mask leaves, or a butterfly of blocks of them.
+
+    The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3), with a
+    window and global blocks added by OR. Under a causal mask the butterfly alone leaves some blocks
+    that no path of layers connects (block 2 sees neither 1 nor a block that does); a window of two
+    mends that. All fields but `pattern` matter to a butterfly only.
+
+    Raises:
+        ValueError: a field that no mask can be built from.
+    """
+
+    pattern: Literal["dense", "butterfly"] = "dense"
+    """dense: every key up to the query. butterfly: block i of queries sees the blocks of keys whose
+    number differs from i in at most one bit, those of the window, and the global ones."""
+
+    block_size: int = 128
+    """Tokens in a block."""
+
+    window_blocks: int = 2
+    """Block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
+
+    global_blocks: int = 1
+    """So many first blocks are seen by all."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "model.mask")
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(
+                f"model.mask.block_size={self.block_size} must be one of "
+                f"{', '.join(map(str, BLOCK_SIZES))}."
+            )
+        for name, least in (("window_blocks", 1), ("global_blocks", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"model.mask.{name}={getattr(self, name)} must be at least {least}."
+                )
+
+    def build(self, seq_len: int, *, last_query_only: bool = False) -> "BlockSparseMask | None":
+        """The mask for seq_len queries and keys, the same object each time; None if dense.
+
+        With `last_query_only`, as generation asks for it, one for the last of the queries alone.
+        """
+        if self.pattern == "dense":
+            return None
+        return _butterfly(self, -(-seq_len // self.block_size), last_query_only)
+
+    def density(self, seq_len: int, *, causal: bool) -> float:
+        """The share of dense attention's (query, key) pairs that the mask keeps."""
+        mask = self.build(seq_len)
+        return 1.0 if mask is None else mask.density(seq_len, seq_len, causal=causal)
+
+
+@cache
+def _butterfly(config: MaskConfig, n_blocks: int, last_query_only: bool) -> "BlockSparseMask":
+    # here, as a configuration is checked before PyTorch is loaded
+    from kernels.block_mask import BlockSparseMask
+    from kernels.patterns import butterfly, sliding_window
+
+    layout = butterfly(n_blocks, global_blocks=min(config.global_blocks, n_blocks))
+    layout |= sliding_window(n_blocks, config.window_blocks)
+    return BlockSparseMask(layout[-1:] if last_query_only else layout, config.block_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +128,7 @@ class BlockConfig:
                     f"model.{name}={getattr(self, name)} is a rate: it must be at least 0 and "
                     "below 1."
                 )
-        check_choice(self, "attention", Attention)
+        check_choices(self, "model")
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"model.n_embd={self.n_embd} must be divisible by model.n_head={self.n_head}: "
@@ -99,21 +157,6 @@ class BlockConfig:
         return 4 * self.n_embd
 
 
-def check_positive(config: Any, *names: str) -> None:
-    """Refuse fields of `config` below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"model.{name}={getattr(config, name)} must be at least 1.")
-
-
-def check_choice(config: Any, name: str, choices: Any) -> None:
-    """Refuse a field of `config` that is none of a Literal's values."""
-    if getattr(config, name) not in get_args(choices):
-        raise ValueError(
-            f"model.{name}={getattr(config, name)!r} must be one of {', '.join(get_args(choices))}."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(BlockConfig):
     """A GPT-2 style decoder; the defaults are GPT-2 small.
@@ -132,7 +175,7 @@ class ModelConfig(BlockConfig):
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
 
-    positions: Positions = "learned"
+    positions: Literal["learned", "rotary"] = "learned"
     """learned: one vector a position (GPT-2). rotary: q and k are turned by their position."""
 
     rope_base: float = DEFAULT_ROPE_BASE
@@ -146,7 +189,6 @@ class ModelConfig(BlockConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "vocab_size", "vocab_multiple", "context_length")
-        check_choice(self, "positions", Positions)
         if self.positions == "rotary":
             self._check_rotary()
         else:
@@ -178,3 +220,18 @@ class ModelConfig(BlockConfig):
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table: vocab_size, rounded up to vocab_multiple."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Refuse fields of `config` below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"model.{name}={getattr(config, name)} must be at least 1.")
+
+
+def check_choices(config: Any, prefix: str) -> None:
+    """Refuse a field of `config` that is none of its Literal's values."""
+    for name, kind in get_type_hints(type(config)).items():
+        choices, value = get_args(kind), getattr(config, name)
+        if get_origin(kind) is Literal and value not in choices:
+            raise ValueError(f"{prefix}.{name}={value!r} must be one of {', '.join(choices)}.")

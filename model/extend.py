@@ -4,8 +4,8 @@
       run.out_dir=out/gpt2_small_1k_to_4k optim.max_steps=2000 optim.warmup_steps=100 optim.lr=1e-4
 
 Learned positions are stretched over the longer context, and training makes use of those between.
-Rotary positions are no weights: there model.rope_scaling=4 does the same, or a larger
-model.rope_base moves the slow frequencies alone.
+Rotary positions are no weights: model.rope_scaling=4 stretches all of them, a larger
+model.rope_base the slow frequencies alone.
 Shapes: T0 tokens of context there, T1 here, C n_embd.
 """
 
@@ -33,20 +33,16 @@ _POSITIONS = "pos_emb.weight"
 
 
 def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """Why weights of a model `there` are none for one `here`, each a field with both values."""
-    differing = _differing(MUST_AGREE, there, here)
+    """Why weights of a model `there` are none for one `here`: fields, as `differing` has them."""
+    found = differing(MUST_AGREE, there, here)
     if there.context_length == here.context_length:
         # over the same context, positions turned otherwise are an oversight
-        differing += _differing(ROTARY, there, here)
-    return differing
+        found += differing(ROTARY, there, here)
+    return found
 
 
-def rotary_changes(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """How positions are turned otherwise `here` than `there`, each a field with both values."""
-    return _differing(ROTARY, there, here)
-
-
-def _differing(names: Sequence[str], there: ModelConfig, here: ModelConfig) -> list[str]:
+def differing(names: Sequence[str], there: ModelConfig, here: ModelConfig) -> list[str]:
+    """Those of the named fields that are not equal, with both values."""
     return [
         f"model.{name} is {getattr(there, name)!r} there and {getattr(here, name)!r} here"
         for name in names

@@ -59,53 +59,42 @@ def count_params(config: ModelConfig) -> int:
     return config.vocab_size * C + config.n_layer * (linear + vectors) + 2 * C
 
 
-def forward_flops_per_token(
-    config: ModelConfig, *, causal: bool, seq_len: int | None = None
-) -> float:
-    """FLOPs of one token's forward pass: 2 N + 4 L C T, or 2 N + 2 L C T with `causal`.
+def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
+    """FLOPs of one token's forward pass: 2 N + 4 L C T, or 2 N + 2 L C T.
 
     Args:
-        config: the model.
+        config: the model; T is its context_length.
         causal: count only the half of attention that a causal model uses.
-        seq_len: T, tokens in a sequence; None means `config.context_length`.
     """
-    seq_len = config.context_length if seq_len is None else seq_len
-    density = config.mask.density(seq_len, causal=causal)
-    attention = 4 * config.n_layer * config.n_embd * seq_len * density
+    T = config.context_length
+    attention = 4 * config.n_layer * config.n_embd * T * config.mask.density(T, causal=causal)
     return 2.0 * count_params(config) + (attention / 2 if causal else attention)
 
 
-def train_flops_per_token(
-    config: ModelConfig, *, causal: bool, seq_len: int | None = None
-) -> float:
+def train_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
     """FLOPs of one token's forward and backward pass: 6 N + 12 L C T, or 6 N + 6 L C T.
 
     What activation checkpointing or FlashAttention computes again is not counted. Arguments as in
     `forward_flops_per_token`.
     """
-    return 3.0 * forward_flops_per_token(config, causal=causal, seq_len=seq_len)
+    return 3.0 * forward_flops_per_token(config, causal=causal)
 
 
 def peak_flops(device_name: str) -> float | None:
     """Dense bf16 FLOP/s of a GPU by its `torch.cuda.get_device_name`; None if we do not know it."""
     if _NOT_THE_WHOLE_CARD.search(device_name):
         return None
-    for pattern, peak in _PEAK_BF16.items():
-        if re.search(rf"\b{pattern}\b", device_name):
-            return peak
-    return None
+    known = (peak for name, peak in _PEAK_BF16.items() if re.search(rf"\b{name}\b", device_name))
+    return next(known, None)
 
 
-def mfu(
-    tokens_per_s: float, config: ModelConfig, device_name: str, *, seq_len: int | None = None
-) -> MFU | None:
+def mfu(tokens_per_s: float, config: ModelConfig, device_name: str) -> MFU | None:
     """Share of the GPU's bf16 peak that training at this speed uses.
 
     Args:
         tokens_per_s: training speed of ONE GPU.
         config: the model.
         device_name: as `torch.cuda.get_device_name` gives it.
-        seq_len: tokens in a sequence; None means `config.context_length`.
 
     Returns:
         Both conventions, or None for a GPU whose peak we do not know.
@@ -113,6 +102,5 @@ def mfu(
     peak = peak_flops(device_name)
     if peak is None:
         return None
-    causal = train_flops_per_token(config, causal=True, seq_len=seq_len)
-    full = train_flops_per_token(config, causal=False, seq_len=seq_len)
+    causal, full = (train_flops_per_token(config, causal=half) for half in (True, False))
     return MFU(causal=tokens_per_s * causal / peak, full=tokens_per_s * full / peak)

@@ -31,16 +31,10 @@ class DrawOptions(TypedDict, total=False):
 def generate(
     model: GPT, tokens: Tensor, max_new_tokens: int, **options: Unpack[DrawOptions]
 ) -> Tensor:
-    """Append tokens drawn from the model.
-
-    Args:
-        model, tokens, max_new_tokens, options: as in `stream`.
+    """Append tokens drawn from the model; arguments and errors are those of `stream`.
 
     Returns:
         (B, T + n) int64: the prompts and the n tokens that `stream` yields after them.
-
-    Raises:
-        ValueError: as `stream`.
     """
     drawn = stream(model, tokens, max_new_tokens, **options)
     return torch.cat((tokens, *(column[:, None] for column in drawn)), dim=1)
@@ -94,8 +88,46 @@ def stream(
             are raised by the call, not by the first token.
     """
     # checked here and not in `_draw`, which runs only when it is asked for its first token
-    _check_prompts(model, tokens, max_new_tokens, past_context)
-    _check_choice(model, temperature, top_k, top_p, seed, stop_id)
+    context_length, vocab_size = model.config.context_length, model.config.vocab_size
+    if tokens.dim() != 2 or tokens.shape[1] == 0:
+        raise ValueError(
+            f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens) with at least "
+            "one token: start an empty prompt with the end-of-text token."
+        )
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0.")
+    if past_context not in get_args(PastContext):
+        raise ValueError(
+            f"past_context={past_context!r} must be one of {', '.join(get_args(PastContext))}."
+        )
+    if past_context == "refuse" and tokens.shape[1] + max_new_tokens > context_length:
+        raise ValueError(
+            f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} to add make "
+            f"{tokens.shape[1] + max_new_tokens}, more than model.context_length="
+            f"{context_length}: shorten the prompt, ask for fewer, or let the window slide "
+            "instead of past_context=refuse."
+        )
+    if not 0.0 <= temperature < math.inf:
+        raise ValueError(
+            f"temperature={temperature} must be finite and at least 0; 0 takes the likeliest token."
+        )
+    if top_k is not None and not 1 <= top_k <= vocab_size:
+        raise ValueError(
+            f"top_k={top_k} must lie between 1 and model.vocab_size={vocab_size}; leave it out to "
+            "draw from every token."
+        )
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(
+            f"top_p={top_p} is a probability above 0 and up to 1; leave it out to draw from every "
+            "token."
+        )
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed} must lie in [0, 2^63).")
+    if stop_id is not None and not 0 <= stop_id < vocab_size:
+        raise ValueError(
+            f"stop_id={stop_id} must lie between 0 and {vocab_size - 1}, the last token of the "
+            "model; leave it out to stop at none."
+        )
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
 
     def choose(logits: Tensor) -> Tensor:
@@ -167,10 +199,8 @@ def _draw(
     B, T = tokens.shape
     context_length = model.config.context_length
     text = torch.cat((tokens, tokens.new_empty(B, max_new_tokens)), dim=1)
-    cache = None
-    if cached:
-        capacity = min(context_length, text.shape[1])
-        cache = KVCache(model.config.n_layer, capacity)
+    capacity = min(context_length, text.shape[1])
+    cache = KVCache(model.config.n_layer, capacity) if cached else None
     stopped = torch.zeros(B, dtype=torch.bool, device=tokens.device)
     was_training = model.training
     model.eval()
@@ -183,8 +213,7 @@ def _draw(
                 if start != window_start(length - 1, context_length):
                     cache.reset()
                 unread = text[:, start + cache.length : length]
-            hidden = model.hidden(unread, cache=cache)[:, -1]
-            logits = model.head(hidden)
+            logits = model.head(model.hidden(unread, cache=cache)[:, -1])
             # Of the first token alone, as to look waits for the GPU: broken weights show at once.
             if length == T and not logits.isfinite().all():
                 raise FloatingPointError(
@@ -200,59 +229,3 @@ def _draw(
                 return
     finally:
         model.train(was_training)
-
-
-def _check_prompts(
-    model: GPT, tokens: Tensor, max_new_tokens: int, past_context: PastContext
-) -> None:
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ValueError(
-            f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens) with at least "
-            "one token: start an empty prompt with the end-of-text token."
-        )
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0.")
-    if past_context not in get_args(PastContext):
-        raise ValueError(
-            f"past_context={past_context!r} must be one of {', '.join(get_args(PastContext))}."
-        )
-    context_length = model.config.context_length
-    if past_context == "refuse" and tokens.shape[1] + max_new_tokens > context_length:
-        raise ValueError(
-            f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} to add make "
-            f"{tokens.shape[1] + max_new_tokens}, more than model.context_length="
-            f"{context_length}: shorten the prompt, ask for fewer, or let the window slide "
-            "instead of past_context=refuse."
-        )
-
-
-def _check_choice(
-    model: GPT,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop_id: int | None,
-) -> None:
-    vocab_size = model.config.vocab_size
-    if not 0.0 <= temperature < math.inf:
-        raise ValueError(
-            f"temperature={temperature} must be finite and at least 0; 0 takes the likeliest token."
-        )
-    if top_k is not None and not 1 <= top_k <= vocab_size:
-        raise ValueError(
-            f"top_k={top_k} must lie between 1 and model.vocab_size={vocab_size}; leave it out to "
-            "draw from every token."
-        )
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(
-            f"top_p={top_p} is a probability above 0 and up to 1; leave it out to draw from every "
-            "token."
-        )
-    if seed is not None and not 0 <= seed < 2**63:
-        raise ValueError(f"seed={seed} must lie in [0, 2^63).")
-    if stop_id is not None and not 0 <= stop_id < vocab_size:
-        raise ValueError(
-            f"stop_id={stop_id} must lie between 0 and {vocab_size - 1}, the last token of the "
-            "model; leave it out to stop at none."
-        )

@@ -48,7 +48,7 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter as GPT-2 does, from torch's global generator.
 
-        The layers as in `init_linear_and_norm`, embeddings with the same standard deviation.
+        The layers as in `init_linear_and_norm`, embeddings with a standard deviation of 0.02.
         Padded rows of the embedding are 0, and stay so: no gradient reaches them.
         """
         init_linear_and_norm(self, self.config.n_layer)
@@ -111,11 +111,7 @@ class GPT(nn.Module):
         if self.config.padded_vocab_size > self.config.vocab_size:
             columns = torch.arange(self.config.padded_vocab_size, device=hidden.device)
             logits = logits.masked_fill(columns >= self.config.vocab_size, -math.inf)
-        loss = F.cross_entropy(
-            logits,
-            targets.flatten(),
-            reduction=reduction,
-        )
+        loss = F.cross_entropy(logits, targets.flatten(), reduction=reduction)
         return loss.view_as(targets) if reduction == "none" else loss
 
     def hidden(
@@ -212,8 +208,7 @@ class GPT(nn.Module):
     def n_params(self, *, positions: bool = True) -> int:
         """Parameters of the model; the tied head counts once and vocabulary padding not at all.
 
-        Args:
-            positions: count learned positions too. Without them this is the N of `model.flops`.
+        Without learned positions this is the N of `model.flops`.
         """
         count = sum(parameter.numel() for parameter in self.parameters())
         count -= (self.config.padded_vocab_size - self.config.vocab_size) * self.config.n_embd

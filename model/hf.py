@@ -7,9 +7,9 @@ Shapes: C n_embd, V vocab_size, T context_length.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,27 +34,26 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_word_embeddings": (True,),
 }
-_DROPOUT = 0.1  # transformers' default of all three rates
-
-# Fields of ModelConfig that config.json can say, those that `check_expressible` looks at, and those
-# that change no number. What is in none of them can be exported at its default only.
-_EXPRESSED = {
-    "vocab_size",
-    "context_length",
-    "n_layer",
-    "n_head",
-    "n_embd",
-    "dropout",
-    "attention_dropout",
-    "scale_attn_by_inverse_layer_idx",
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "n_positions": "context_length",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
 }
-_CHECKED = {"positions", "mask"}
-_NO_PART_OF_THE_FUNCTION = {"vocab_multiple", "attention"}
+"""Whole numbers of a config.json, and the fields of ModelConfig that they are."""
+
+# Fields of ModelConfig that may have any value in an export; all others must have their default.
+_FREE = {
+    *_SIZES.values(),
+    *("dropout", "attention_dropout", "scale_attn_by_inverse_layer_idx"),  # config.json says them
+    *("positions", "mask"),  # `check_expressible` looks at them
+    *("vocab_multiple", "attention"),  # change no number
+}
 _MAX_NAMES = 12
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     """One parameter on both sides."""
 
     ours: str
@@ -64,20 +63,14 @@ class _Pair:
     transposed: bool = False
 
 
-# ours, theirs, and their shape in units of C; those with two sides are Conv1D's
+# ours, theirs, and the shape of their weight in units of C: two sides are those of a Conv1D
 _BLOCK = (
-    ("ln_1.weight", "ln_1.weight", (1,)),
-    ("ln_1.bias", "ln_1.bias", (1,)),
-    ("attn.qkv_proj.weight", "attn.c_attn.weight", (1, 3)),
-    ("attn.qkv_proj.bias", "attn.c_attn.bias", (3,)),
-    ("attn.out_proj.weight", "attn.c_proj.weight", (1, 1)),
-    ("attn.out_proj.bias", "attn.c_proj.bias", (1,)),
-    ("ln_2.weight", "ln_2.weight", (1,)),
-    ("ln_2.bias", "ln_2.bias", (1,)),
-    ("mlp.fc_in.weight", "mlp.c_fc.weight", (1, 4)),
-    ("mlp.fc_in.bias", "mlp.c_fc.bias", (4,)),
-    ("mlp.fc_out.weight", "mlp.c_proj.weight", (4, 1)),
-    ("mlp.fc_out.bias", "mlp.c_proj.bias", (1,)),
+    ("ln_1", "ln_1", (1,)),
+    ("attn.qkv_proj", "attn.c_attn", (1, 3)),
+    ("attn.out_proj", "attn.c_proj", (1, 1)),
+    ("ln_2", "ln_2", (1,)),
+    ("mlp.fc_in", "mlp.c_fc", (1, 4)),
+    ("mlp.fc_out", "mlp.c_proj", (4, 1)),
 )
 
 
@@ -98,11 +91,12 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
                 f"config.json has {name}={value!r}, and this model can only be "
                 f"{' or '.join(map(repr, choices))}: no other GPT-2 can be imported."
             )
-    inner, n_embd = hf.get("n_inner"), _size(hf, "n_embd")
-    if inner is not None and inner != 4 * n_embd:
+    sizes: dict[str, Any] = {ours: _size(hf, theirs) for theirs, ours in _SIZES.items()}
+    inner, width = hf.get("n_inner"), 4 * sizes["n_embd"]
+    if inner is not None and inner != width:
         raise ValueError(
             f"config.json has n_inner={inner!r}, and this model's MLP is always 4 * n_embd="
-            f"{4 * n_embd} wide: no other GPT-2 can be imported."
+            f"{width} wide: no other GPT-2 can be imported."
         )
     embedding, residual = _rate(hf, "embd_pdrop"), _rate(hf, "resid_pdrop")
     if embedding != residual:
@@ -117,11 +111,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
             "false."
         )
     return ModelConfig(
-        vocab_size=_size(hf, "vocab_size"),
-        context_length=_size(hf, "n_positions"),
-        n_layer=_size(hf, "n_layer"),
-        n_head=_size(hf, "n_head"),
-        n_embd=n_embd,
+        **sizes,
         dropout=embedding,
         attention_dropout=_rate(hf, "attn_pdrop"),
         scale_attn_by_inverse_layer_idx=scaled,
@@ -143,11 +133,7 @@ def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dic
     return {
         "architectures": ["GPT2LMHeadModel"],
         **{name: choices[0] for name, choices in _CHOICES.items()},
-        "vocab_size": config.vocab_size,
-        "n_positions": config.context_length,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_embd": config.n_embd,
+        **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "n_inner": None,
         "embd_pdrop": config.dropout,
         "resid_pdrop": config.dropout,
@@ -177,12 +163,11 @@ def check_expressible(config: ModelConfig) -> None:
         )
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name in _EXPRESSED | _CHECKED | _NO_PART_OF_THE_FUNCTION or value == field.default:
-            continue
-        raise ValueError(
-            f"model.{field.name}={value!r} cannot be exported: Hugging Face's GPT-2 has only what "
-            f"model.{field.name}={field.default!r} means here."
-        )
+        if field.name not in _FREE and value != field.default:
+            raise ValueError(
+                f"model.{field.name}={value!r} cannot be exported: Hugging Face's GPT-2 has only "
+                f"what model.{field.name}={field.default!r} means here."
+            )
 
 
 def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -210,7 +195,6 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
             found[short] = tensor
     head = found.pop(HEAD, None)
     pairs = {pair.theirs: pair for pair in _pairs(config)}
-    _check_names(found.keys(), pairs.keys())
     _check_tensors(found, pairs)
     embedding = found["wte.weight"]
     if head is not None and not torch.equal(head, embedding):
@@ -265,27 +249,28 @@ def state_to_hf(
 
 
 def _pairs(config: ModelConfig) -> list[_Pair]:
-    width = config.n_embd
+    C = config.n_embd
     pairs = [
-        _Pair("tok_emb.weight", "wte.weight", (config.vocab_size, width)),
-        _Pair("pos_emb.weight", "wpe.weight", (config.context_length, width)),
-        _Pair("ln_f.weight", "ln_f.weight", (width,)),
-        _Pair("ln_f.bias", "ln_f.bias", (width,)),
+        _Pair("tok_emb.weight", "wte.weight", (config.vocab_size, C)),
+        _Pair("pos_emb.weight", "wpe.weight", (config.context_length, C)),
+        _Pair("ln_f.weight", "ln_f.weight", (C,)),
+        _Pair("ln_f.bias", "ln_f.bias", (C,)),
     ]
     for layer in range(config.n_layer):
-        for ours, theirs, sides in _BLOCK:
-            shape = tuple(side * width for side in sides)
-            pairs.append(
-                _Pair(f"blocks.{layer}.{ours}", f"h.{layer}.{theirs}", shape, len(shape) == 2)
-            )
+        for name, other, sides in _BLOCK:
+            ours, theirs = f"blocks.{layer}.{name}", f"h.{layer}.{other}"
+            shape = tuple(side * C for side in sides)
+            pairs += [
+                _Pair(f"{ours}.weight", f"{theirs}.weight", shape, transposed=len(shape) == 2),
+                _Pair(f"{ours}.bias", f"{theirs}.bias", shape[-1:]),
+            ]
     return pairs
 
 
-def _check_names(found: Iterable[str], wanted: Iterable[str]) -> None:
-    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    problems = []
-    if missing:
-        problems.append(f"lacks {_listing(missing)}")
+def _check_tensors(found: Mapping[str, Tensor], pairs: Mapping[str, _Pair]) -> None:
+    """Refuse what does not have the names, shapes and dtypes of a GPT-2."""
+    missing, unexpected = sorted(pairs.keys() - found), sorted(found.keys() - pairs)
+    problems = [f"lacks {_listing(missing)}"] if missing else []
     if unexpected:
         problems.append(f"has {_listing(unexpected)}, which GPT-2 does not have")
     if problems:
@@ -293,9 +278,6 @@ def _check_names(found: Iterable[str], wanted: Iterable[str]) -> None:
             f"the checkpoint {' and '.join(problems)}: config.json and the weights must be those "
             "of one GPT-2."
         )
-
-
-def _check_tensors(found: Mapping[str, Tensor], pairs: Mapping[str, _Pair]) -> None:
     shapes = [
         f"{name} is {tuple(tensor.shape)} and not {pairs[name].shape}"
         for name, tensor in found.items()
@@ -333,7 +315,7 @@ def _size(hf: Mapping[str, Any], name: str) -> int:
 
 
 def _rate(hf: Mapping[str, Any], name: str) -> float:
-    value = hf.get(name, _DROPOUT)
+    value = hf.get(name, 0.1)  # transformers' default of all three
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"config.json has {name}={value!r}, which must be a rate such as 0.1.")
     return float(value)

@@ -23,13 +23,9 @@ _GRID = ((-1, 0), (1, 0), (0, -1), (0, 1))
 def neighbours(n_head: int, layer: int, *, grid: bool) -> tuple[Tensor, Tensor]:
     """How far away, from a query, the keys are at which the heads of a layer begin to look.
 
-    Heads take turns: before and after, or above, below, left and right; then the same twice as far,
-    and so on. All distances double with every second layer, so that a stack sees ever more.
-
-    Args:
-        n_head: H.
-        layer: from 0.
-        grid: whether there are rows; else all is one.
+    Heads take turns: before and after, or on a grid above, below, left and right; then twice as far
+    each, and so on. All distances double with every second layer, so that a stack sees ever more.
+    A sequence is one row.
 
     Returns:
         rows, columns: each (H,) int64.

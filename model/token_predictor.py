@@ -24,10 +24,7 @@ class TokenPredictor(nn.Module):
     def __init__(self, config: ClassifierConfig, *, causal: bool) -> None:
         """Draw the weights, the classifier's first: with a seed, they are those of it alone.
 
-        Args:
-            config: the classifier.
-            causal: whether what comes after a token is hidden from it. Then no token is hidden from
-                itself, and there is no `mask_token`.
+        Where attention is `causal`, no token is hidden from itself: there is no `mask_token`.
         """
         super().__init__()
         self.classifier = Classifier(config, causal=causal)

@@ -33,38 +33,37 @@ from configs.command_line import command_parser, errors_as_sentences
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add(
         "--data", type=Path, nargs="+", default=[], dest="corpora", metavar="FOLDER",
         help="token shards (default: the first run's); of several, each has a report",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, help="folder of the report (default: out/evaluation)")
-    parser.add_argument(
+    add("--out", type=Path, help="folder of the report (default: out/evaluation)")
+    add(
         "--modes", nargs="+", choices=("chunk", "strided", "cross", "control"),
         help="all of these must give something to score (default: whichever do)",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--stride", nargs="+", type=int, dest="strides",
         help="by how many tokens windows slide (default: an eighth of what they read)",
     )  # fmt: skip
-    parser.add_argument("--histories", nargs="+", type=int, default=[], help="for cross")
-    parser.add_argument(
+    add("--histories", nargs="+", type=int, default=[], help="for cross")
+    add(
         "--near",
         type=int,
         help="for control (default: the shortest context; a quarter of it if there is no other)",
     )
-    parser.add_argument(
-        "--first", type=int, help="position from which all score (default: the longest context)"
-    )
-    parser.add_argument(
+    add("--first", type=int, help="position from which all score (default: the longest context)")
+    add(
         "--documents",
         choices=("trained", "packed", "masked", "both"),
         default="trained",
         help="does a token see what stands before its document? (default: as in training)",
     )
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--batch-tokens", type=int, help="read at once (default: as in training)")
-    parser.add_argument(
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add("--batch-tokens", type=int, help="read at once (default: as in training)")
+    add(
         "--sums",
         type=Path,
         metavar="FOLDER",
@@ -127,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     torch.set_float32_matmul_precision("high")  # as in training
     with start_processes(args.device) as processes:
-        evaluated = evaluate_runs(
-            args.runs, plan, processes, corpora=args.corpora, batch_tokens=args.batch_tokens
-        )
+        evaluated = evaluate_runs(args.runs, plan, processes, args.corpora, args.batch_tokens)
         if not processes.is_main:
             return
         for scored, text in evaluated:

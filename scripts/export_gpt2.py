@@ -29,59 +29,52 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
-import json
 import os
 import shutil
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from data.files import sync_folder, write_atomically
+from data.files import sync_folder, to_json, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.text.tokenizer import END_OF_TEXT
 from evaluation.runs import open_run
 from model.hf import DTYPES, config_to_hf, state_to_hf
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
-_UNFINISHED = ".unfinished_"
 
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command.
 
-def export_gpt2(run: Path, folder: Path, *, dtype: str = "float32") -> None:
-    """Write the newest weights of `run` into a new `folder`.
-
-    The files are written into a folder of another name beside it, which is then renamed: an export
-    that is killed leaves nothing that could be taken for a whole one.
-
-    Args:
-        run: folder of the run.
-        folder: must not exist yet, or be empty; not the current one, which would be replaced.
-        dtype: of the tensors, one of `model.hf.DTYPES`; float32 loses nothing.
-
-    Raises:
-        ValueError: `folder` is not empty or the current one, Hugging Face's GPT-2 cannot be this
-            model, or a weight is too large for `dtype`.
-        FileNotFoundError: `run` is no run, or has no checkpoint.
-        OSError: the weights cannot be written, as on a full disk.
+    The files are written into a folder of another name beside FOLDER, which is then renamed: an
+    export that is killed leaves nothing that could be taken for a whole one.
     """
+    args = options(argv)
+    folder, dtype = args.folder, DTYPES[args.dtype]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already holds something: choose a folder that does not exist")
     final = folder.resolve()  # of a link what it leads to: a folder cannot be renamed to a link
     if final == Path.cwd():
         # the rename would leave the shell in a folder that is gone
         raise ValueError(f"{folder} is the current folder: give the name of a new one, in it, say")
-    opened = open_run(run)
-    config, tokenizer = opened.config.model, opened.tokenizer
-    hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=DTYPES[dtype])
-    tensors = state_to_hf(opened.model.state_dict(), config, dtype=DTYPES[dtype])
+    run = open_run(args.run)
+    config, tokenizer = run.config.model, run.tokenizer
+    hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=dtype)
+    tensors = state_to_hf(run.model.state_dict(), config, dtype=dtype)
 
-    unfinished = final.with_name(_UNFINISHED + final.name)
+    unfinished = final.with_name(f".unfinished_{final.name}")
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     write_atomically(unfinished / TOKENIZER, tokenizer.to_json().encode())
-    write_atomically(unfinished / TOKENIZER_CONFIG, _json(tokenizer_config(config.context_length)))
-    write_atomically(unfinished / CONFIG, _json(hf_config))
+    # what AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+        "model_max_length": config.context_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    write_atomically(unfinished / "tokenizer_config.json", to_json(tokenizer_config))
+    write_atomically(unfinished / CONFIG, to_json(hf_config))
     try:
         # transformers asks for the metadata
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
@@ -96,29 +89,7 @@ def export_gpt2(run: Path, folder: Path, *, dtype: str = "float32") -> None:
         os.fsync(file.fileno())
     unfinished.rename(final)
     sync_folder(final.parent)
-
-
-def tokenizer_config(context_length: int) -> dict[str, Any]:
-    """What AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": END_OF_TEXT,
-        "model_max_length": context_length,
-        "clean_up_tokenization_spaces": False,
-    }
-
-
-def _json(values: dict[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2) + "\n").encode()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    export_gpt2(args.run, args.folder, dtype=args.dtype)
-    print(f"wrote {args.folder}")
+    print(f"wrote {folder}")
 
 
 if __name__ == "__main__":

@@ -16,21 +16,20 @@ DATA = "out/data/openwebtext"
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "name",
         metavar="NAME_OR_FOLDER",
         help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub",
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="RUN", help="folder of the run to make"
-    )
-    parser.add_argument(
+    add("--out", type=Path, required=True, metavar="RUN", help="folder of the run to make")
+    add(
         "--data",
         default=DATA,
         metavar="FOLDER",
         help=f"token shards that its configuration names (default: {DATA})",
     )
-    parser.add_argument(
+    add(
         "--tokenizer",
         metavar="FILE",
         help="a tokenizer.json (default: the one that lies beside the model)",
@@ -50,7 +49,7 @@ from data.files import write_atomically
 from data.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
 from data.text.config import DataConfig
 from data.text.shards import TOKENIZER
-from data.text.tokenizer import TextTokenizer, load_tokenizer
+from data.text.tokenizer import load_tokenizer
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.hf import config_from_hf, state_from_hf
@@ -59,56 +58,14 @@ from training.config import RUN_CONFIG, RunConfig
 from training.language.config import OptimConfig, TrainConfig
 
 
-def import_gpt2(name: str, out: Path, *, data: str = DATA, tokenizer: str | None = None) -> str:
-    """Write the run folder `out` with the model `name`; returns what to tell the user.
-
-    Args:
-        name: folder with config.json and weights, or name of a repository on the hub.
-        out: folder of the run; made if missing, else empty or left by an import that was killed.
-        data: what the configuration of the run names as data.path.
-        tokenizer: a tokenizer.json, or None for the one that lies beside the model.
-
-    Raises:
-        ValueError: `out` holds something, the model is none that ours can be, or its files or the
-            tokenizer do not fit together.
-        OSError: a file is missing, or one cannot be written.
-    """
-    check_out(out)
-    folder = find_folder(name)
-    config = train_config(config_from_hf(read_config(folder)), out=out, data=data)
-    text_tokenizer = load_tokenizer(tokenizer) if tokenizer else read_tokenizer(folder)
-    check_tokenizer(text_tokenizer, config.model)
-    with torch.device("meta"):  # no numbers are drawn only to be replaced
-        model = GPT(config.model)
-    model.load_state_dict(state_from_hf(read_tensors(folder), config.model), assign=True)
-
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / RUN_CONFIG, to_yaml(config).encode())
-    write_atomically(out / TOKENIZER, text_tokenizer.to_json().encode())
-    save_model(out, model, config=asdict(config))  # last: without it there is no run to open
-    return (
-        f"{out}: {model.n_params() / 1e6:.1f}M parameters, context "
-        f"{config.model.context_length:,}, {config.model.vocab_size:,} token ids, a tokenizer of "
-        f"{text_tokenizer.vocab_size:,} entries\n"
-        f'python -m scripts.sample {out} --prompt "Once upon a time"'
-    )
-
-
 def check_out(out: Path) -> None:
-    """Refuse a folder that holds anything but what an import that was killed left there.
-
-    Raises:
-        ValueError: `out` holds something else, or is no folder.
-    """
-    if not out.exists():
-        return
-    if not out.is_dir():
+    """Refuse a folder that holds anything but what an import that was killed left there."""
+    if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
-    held = sorted(path.name for path in out.iterdir())
+    held = sorted(path.name for path in out.glob("*"))
     written = [RUN_CONFIG, TOKENIZER, CHECKPOINTS]  # in this order
-    finished = sorted(
-        path.name for path in (out / CHECKPOINTS).glob("*") if not path.name.startswith(UNFINISHED)
-    )
+    checkpoints = sorted(path.name for path in (out / CHECKPOINTS).glob("*"))
+    finished = [name for name in checkpoints if not name.startswith(UNFINISHED)]
     if finished or set(held) != set(written[: len(held)]):
         raise ValueError(
             f"--out {out} already has {', '.join((finished or held)[:3])}, and a run would write "
@@ -119,38 +76,46 @@ def check_out(out: Path) -> None:
 def train_config(model: ModelConfig, *, out: Path, data: str) -> TrainConfig:
     """A configuration to train such a model further: a gentle start for a run in another folder."""
     micro_batch_size, accumulated = 8, 4
-    return TrainConfig(
-        model=model,
-        data=DataConfig(path=data),
-        optim=OptimConfig(
-            max_steps=2000,
-            batch_tokens=accumulated * micro_batch_size * model.context_length,
-            micro_batch_size=micro_batch_size,
-            lr=5e-5,
-            warmup_steps=100,
-        ),
-        run=RunConfig(out_dir=str(out)),
+    optim = OptimConfig(
+        max_steps=2000,
+        batch_tokens=accumulated * micro_batch_size * model.context_length,
+        micro_batch_size=micro_batch_size,
+        lr=5e-5,
+        warmup_steps=100,
     )
-
-
-def check_tokenizer(tokenizer: TextTokenizer, model: ModelConfig) -> None:
-    """Refuse a tokenizer with ids that the model does not know; the model may know more.
-
-    Raises:
-        ValueError: the tokenizer has more entries than the model.
-    """
-    if tokenizer.vocab_size > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} entries and the model "
-            f"vocab_size={model.vocab_size}: pass --tokenizer FILE, the tokenizer.json that the "
-            "model was trained with"
-        )
+    run = RunConfig(out_dir=str(out))
+    return TrainConfig(model=model, data=DataConfig(path=data), optim=optim, run=run)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    print(import_gpt2(args.name, args.out, data=args.data, tokenizer=args.tokenizer))
+    out = args.out
+    check_out(out)
+    folder = find_folder(args.name)
+    config = train_config(config_from_hf(read_config(folder)), out=out, data=args.data)
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else read_tokenizer(folder)
+    vocab_size = config.model.vocab_size
+    if tokenizer.vocab_size > vocab_size:  # the model may know more
+        raise ValueError(
+            f"the tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} entries and the model "
+            f"vocab_size={vocab_size}: pass --tokenizer FILE, the tokenizer.json that the model "
+            "was trained with"
+        )
+    with torch.device("meta"):  # no numbers are drawn only to be replaced
+        model = GPT(config.model)
+    model.load_state_dict(state_from_hf(read_tensors(folder), config.model), assign=True)
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / RUN_CONFIG, to_yaml(config).encode())
+    write_atomically(out / TOKENIZER, tokenizer.to_json().encode())
+    save_model(out, model, config=asdict(config))  # last: without it there is no run to open
+    print(
+        f"{out}: {model.n_params() / 1e6:.1f}M parameters, context "
+        f"{config.model.context_length:,}, {vocab_size:,} token ids, a tokenizer of "
+        f"{tokenizer.vocab_size:,} entries\n"
+        f'python -m scripts.sample {out} --prompt "Once upon a time"'
+    )
 
 
 if __name__ == "__main__":

@@ -13,19 +13,20 @@ from configs.command_line import command_parser, errors_as_sentences
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--out", type=Path, help="picture (default: perplexity.png in the first run)"
-    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add("--out", type=Path, help="picture (default: perplexity.png in the first run)")
     return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
     options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from evaluation.results import COST
 from evaluation.runs import origin_cost
@@ -33,32 +34,24 @@ from training.config import RUN_CONFIG
 from training.language.config import load_config
 from training.metrics import METRICS, read_metrics
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 # factors between the highest validation perplexity and the top, the lowest and the bottom
 HEADROOM, MARGIN = 1.5, 1.05
 TOO_HIGH = 100.0  # nats; a loss from here on is that of a run that diverged, and is not drawn
 
 
-def draw_runs(runs: Sequence[Path]) -> "Figure":
+def draw_runs(runs: Sequence[Path]) -> Figure:
     """Perplexity over tokens on the left, over GPU-hours on the right; one colour a run.
 
-    Dots are evaluations of the whole validation set, the thin line is the training loss, as
-    exp(loss). From a run's second evaluation on, the picture ends a little above the highest of
-    them: the steep start of the training loss would leave no room to tell validations apart.
-    Runs that did not record GPU-hours are drawn on the left only. A run that started with the
-    weights of another begins where that one ends.
+    Dots are evaluations of the whole validation set, the thin line is exp(training loss). From a
+    run's second evaluation on, the picture ends a little above the highest of them: the steep start
+    of training would leave no room to tell them apart. Runs that did not record GPU-hours are drawn
+    on the left only. A run that started with the weights of another begins where that one ends.
 
     Raises:
         FileNotFoundError: a folder has no records.
     """
-    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
-
     figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplots(ncols=2, sharey=True)
+    panels = left, right = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
     names = [run.resolve().name for run in runs]
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -71,20 +64,15 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
                 ("loss", "training", {"lw": 0.5, "alpha": 0.5}),
                 ("val_loss", "validation", {"marker": "o", "ms": 4, "lw": 1.2}),
             ):
-                points = [
-                    (r[unit] / divisor, r[kind])
-                    for r in records
-                    if kind in r and unit in r and r[kind] < TOO_HIGH
-                ]
-                if not points:
+                drawn = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
+                if not drawn:
                     continue
-                x, losses = np.array(points).T
-                perplexity = np.exp(losses)
+                x = [r[unit] / divisor for r in drawn]
+                perplexity = np.exp([r[kind] for r in drawn])
                 axes.plot(x, perplexity, color=f"C{number}", label=f"{title}, {label}", **style)
                 lows.append(perplexity.min() / MARGIN)
-                if kind == "val_loss" and len(points) > 1:
+                if kind == "val_loss" and len(drawn) > 1:
                     tops.append(HEADROOM * perplexity.max())
-    left, right = panels
     left.set_yscale("log")
     for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
         set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
@@ -108,14 +96,14 @@ def draw_runs(runs: Sequence[Path]) -> "Figure":
 def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
     """The records of a run, and whether they count all that it took.
 
-    If it started with the weights of another, that one's last evaluation comes first, and its
-    tokens and GPU-hours are counted; they are not known of weights that were imported.
+    The last evaluation of the run whose weights it started with comes first, and its cost counts;
+    that is not known of weights that were imported.
     """
     records = read_metrics(run)
     if not records:
         raise FileNotFoundError(f"{run} has no records in {METRICS}: is it the folder of a run?")
-    config = load_config([str(run / RUN_CONFIG)]) if (run / RUN_CONFIG).exists() else None
-    if config is None or config.run.init_from is None:
+    path = run / RUN_CONFIG
+    if not path.exists() or (config := load_config([str(path)])).run.init_from is None:
         return records, True
     before = origin_cost(run, config)
     if before is None:

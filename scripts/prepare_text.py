@@ -12,15 +12,13 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from configs.command_line import command_parser
-from data.text.documents import OPENWEBTEXT, HubSource
-from data.text.prepare import SHARD_TOKENS, PrepareReport, Progress, prepare
-from data.text.shards import Manifest
-from data.text.sources import open_source
+from data.text.documents import OPENWEBTEXT, HubSource, open_source
+from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
+from data.text.shards import SplitInfo, total
 from data.text.tokenizer import GPT2_SHA256
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
@@ -37,17 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             val=args.val,
             val_ratio=args.val_ratio,
             text_field=args.text_field,
-            txt_separator=_unescaped(args.txt_separator),
+            txt_separator=args.txt_separator,
             hub_config=args.hub_config,
         )
-        with _bar(console) as bar:
+        with _Display(console) as display:
             report = prepare(
                 source,
                 args.out,
                 tokenizer=args.tokenizer,
                 train_bpe=args.train_bpe,
                 shard_tokens=args.shard_tokens,
-                on_progress=_Display(bar),
+                on_progress=display.show,
             )
     except (ValueError, OSError) as error:
         print(f"prepare_text: {error}", file=sys.stderr)
@@ -57,13 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if not report.new_text_bytes:
         print(f"{args.out} was finished before; nothing to do.")
-    _print_origin(report.manifest)
-    console.print(_summary(report))
-    print(
-        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in"
-    )
-    print("documents of more than 1,024, 4,096 and 16,384 tokens.")
-    if isinstance(source, HubSource) and source.is_nanogpt_openwebtext:
+    _print_report(report, console)
+    if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
         return _compare_with_nanogpt(report)
     return 0
 
@@ -95,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text-field", default="text", metavar="NAME", help="JSON field or column")
     parser.add_argument(
         "--txt-separator",
+        type=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
         metavar="TEXT",
         help=r"what stands between the documents of a .txt file; \n and \t are understood "
         "(default: a file is one document)",
@@ -110,73 +104,49 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _unescaped(separator: str | None) -> str | None:
-    return separator and separator.replace("\\n", "\n").replace("\\t", "\t")
+class _Display(Progress):
+    """A bar with the counts so far and the rate of this run."""
 
+    def __init__(self, console: Console) -> None:
+        counts = TextColumn("{task.fields[counts]}")
+        bar = BarColumn(), TaskProgressColumn(), counts, TimeRemainingColumn()
+        super().__init__(TextColumn("{task.description}"), *bar, console=console)
 
-def _bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[counts]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-class _Display:
-    """Shows each `Progress` on the bar, with the rate of this run."""
-
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
-        self._first = (0.0, 0)
-
-    def __call__(self, progress: Progress) -> None:
-        now = self._bar.get_time()
-        if self._task is None:
-            self._task = self._bar.add_task("tokenizing", total=1.0, counts="")
-            self._first = (now, progress.text_bytes)
-        first_time, first_bytes = self._first
-        rate = (progress.text_bytes - first_bytes) / 1e6 / max(now - first_time, 1e-9)
-        self._bar.update(
-            self._task,
-            completed=progress.done,
-            counts=f"{progress.documents:,} documents  {progress.tokens / 1e6:,.1f}M tokens  "
+    def show(self, counts: SplitInfo, done: float) -> None:
+        if not self.tasks:
+            self._first_time, self._first_bytes = self.get_time(), counts.text_bytes
+            self.add_task("tokenizing", total=1.0, counts="")
+        seconds = max(self.get_time() - self._first_time, 1e-9)
+        rate = (counts.text_bytes - self._first_bytes) / 1e6 / seconds
+        self.update(
+            self.task_ids[0],
+            completed=done,
+            counts=f"{counts.documents:,} documents  {counts.tokens / 1e6:,.1f}M tokens  "
             f"{rate:.1f} MB/s",
         )
 
 
-def _print_origin(manifest: Manifest) -> None:
+def _print_report(report: PrepareReport, console: Console) -> None:
+    manifest = report.manifest
     tokenizer = manifest.tokenizer
     for key, value in manifest.settings["source"].items():
         if value is not None and not key.endswith("sha256"):
             print(f"  {key}: {value}")
     print(f"  tokenizer: {tokenizer.name}, {tokenizer.vocab_size:,} entries ({manifest.dtype})")
-
-
-def _summary(report: PrepareReport) -> Table:
-    manifest = report.manifest
     table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)
     for heading in ("documents", "tokens", "shards", "seconds", "MB/s", ">1K", ">4K", ">16K"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for split, info in manifest.splits.items():
-        shares = [f"{share:.1%}" for share in report.long_document_shares[split]]
-        table.add_row(
-            split, f"{info.documents:,}", f"{info.tokens:,}", f"{len(info.shards)}", "", "", *shares
-        )
-    infos = manifest.splits.values()
-    table.add_row(
-        "total",
-        f"{sum(info.documents for info in infos):,}",
-        f"{sum(info.tokens for info in infos):,}",
-        f"{sum(len(info.shards) for info in infos)}",
-        f"{report.seconds:.1f}",
-        f"{report.new_text_bytes / 1e6 / report.seconds:.1f}",
+    this_run = [f"{report.seconds:.1f}", f"{report.new_text_bytes / 1e6 / report.seconds:.1f}"]
+    for split, info in (*manifest.splits.items(), ("total", total(manifest.splits))):
+        shares = [f"{share:.1%}" for share in report.long_document_shares.get(split, ())]
+        counts = [f"{info.documents:,}", f"{info.tokens:,}", str(len(info.shards))]
+        table.add_row(split, *counts, *(this_run if split == "total" else ["", ""]), *shares)
+    console.print(table)
+    print(
+        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in\n"
+        "documents of more than 1,024, 4,096 and 16,384 tokens."
     )
-    return table
 
 
 def _compare_with_nanogpt(report: PrepareReport) -> int:

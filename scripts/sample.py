@@ -18,38 +18,32 @@ from configs.command_line import command_parser, errors_as_sentences
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    source = parser.add_mutually_exclusive_group()
+    add, source = parser.add_argument, parser.add_mutually_exclusive_group()
+    add("run", type=Path, metavar="RUN", help="folder of a run")
     source.add_argument(
         "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
     )
     source.add_argument(
         "--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, to its last byte"
     )
-    parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: 200)")
-    parser.add_argument(
-        "--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)"
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
-    parser.add_argument(
+    add("--tokens", type=int, default=200, help="how many to add (default: 200)")
+    add("--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)")
+    add("--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
+    add(
         "--top-p",
         type=float,
         metavar="P",
         help="draw from the likeliest only, as few as have probability P together",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument(
+    add("--seed", type=int, default=0, help="of the draws (default: 0)")
+    add(
         "--past-context",
         choices=("slide", "refuse"),
         default="slide",
         help="of texts longer than the context: read the end of it, or refuse (default: slide)",
     )
-    parser.add_argument(
-        "--no-stop", action="store_true", help="go on after the end of the document"
-    )
+    add("--no-stop", action="store_true", help="go on after the end of the document")
     return parser.parse_args(argv)
 
 
@@ -63,7 +57,7 @@ from typing import Unpack
 
 import torch
 
-from data.text.decoder import StreamDecoder
+from data.text.tokenizer import StreamDecoder
 from evaluation.runs import Run, open_run
 from model.generate import DrawOptions, generate, stream
 from training.numerics import autocast
@@ -78,32 +72,30 @@ def sample(
     stop: bool = True,
     **options: Unpack[DrawOptions],
 ) -> None:
-    """Print prompts and what the newest checkpoint of a run makes of them.
+    """Print prompts and what the newest checkpoint of a run makes of them, `n_tokens` at most.
 
-    On a GPU, where there is one, in the dtype that the run was trained in; else in float32, without
-    our kernels.
-
-    Args:
-        folder: of the run.
-        prompts: texts to continue; an empty one begins a document.
-        n_tokens: how many to add, at most.
-        samples: continuations of each prompt.
-        stop: end where the model ends the document, without printing the end of text.
-        options: as in `model.generate.stream`.
+    An empty prompt begins a document. With `stop`, a sample ends where the model ends the document,
+    and the end of text is not printed; `options` are those of `model.generate.stream`. On a GPU,
+    where there is one, in the dtype that the run was trained in; else in float32, without our
+    kernels.
 
     Raises:
-        FileNotFoundError: the run has no checkpoint or no tokenizer.
+        FileNotFoundError: the run in `folder` has no checkpoint or no tokenizer.
         ValueError: an argument outside its range.
     """
     run = open_run(folder)
+    dtype = run.config.run.dtype
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
-        run = without_kernels(run)
+        dtype = "float32"  # a CPU gains nothing from bfloat16
+        model = run.config.model
+        if model.attention == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
+            # another attention changes nothing but rounding
+            model = replace(model, attention="auto")
+            run = replace(run, config=replace(run.config, model=model))
     run.model.to(device)
     if stop:
         options["stop_id"] = run.tokenizer.eot_id
-    # a CPU gains nothing from bfloat16
-    dtype = run.config.run.dtype if device.type == "cuda" else "float32"
     with autocast(dtype, device):
         if len(prompts) == samples == 1:
             for piece in pieces(run, prompts[0], n_tokens, **options):
@@ -116,24 +108,8 @@ def sample(
             print(f"--- prompt {number}, sample {sample_number} ---\n{text}\n")
 
 
-def without_kernels(run: Run) -> Run:
-    """The same run for a CPU, on which our kernels can only be interpreted.
-
-    Another attention changes nothing but rounding.
-    """
-    model = run.config.model
-    if model.attention != "triton" or os.environ.get("TRITON_INTERPRET") == "1":
-        return run
-    return replace(run, config=replace(run.config, model=replace(model, attention="auto")))
-
-
 def pieces(run: Run, prompt: str, n_tokens: int, **options: Unpack[DrawOptions]) -> Iterator[str]:
-    """The prompt, then what follows it as it is drawn, cut between characters.
-
-    Args:
-        run: with the model where it is to compute.
-        prompt, n_tokens, options: as in `sample`; the text ends before `stop_id`.
-    """
+    """The prompt, then what follows it up to `stop_id` as it is drawn, cut between characters."""
     decoder = StreamDecoder(run.tokenizer)
     prompt_ids = run.tokenizer.encode(prompt)
     # refuses what is wrong before anything is printed
@@ -155,27 +131,20 @@ def continuations(
     samples: int = 1,
     **options: Unpack[DrawOptions],
 ) -> list[list[str]]:
-    """`samples` texts for each prompt, which they begin with.
+    """`samples` texts for each prompt, which they begin with; they end before `stop_id`.
 
     Prompts of equally many tokens make a batch, so what is drawn with a seed may depend on the
     other prompts.
-
-    Args:
-        run: with the model where it is to compute.
-        prompts, n_tokens, samples, options: as in `sample`; the texts end before `stop_id`.
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1.")
     encoded = [run.tokenizer.encode(prompt) for prompt in prompts]
-    of_length: dict[int, list[int]] = {}
-    for index, ids in enumerate(encoded):
-        of_length.setdefault(len(ids), []).append(index)
-    stop_id = options.get("stop_id")
     texts: list[list[str]] = [[] for _ in prompts]
-    for indices in of_length.values():
-        rows = [index for index in indices for _ in range(samples)]
+    for length in dict.fromkeys(map(len, encoded)):
+        rows = [i for i, ids in enumerate(encoded) if len(ids) == length for _ in range(samples)]
         tokens = _batch(run, [encoded[index] for index in rows])
         drawn = generate(run.model, tokens, n_tokens, **options)[:, tokens.shape[1] :]
+        stop_id = options.get("stop_id")
         for index, ids in zip(rows, drawn.tolist(), strict=True):
             kept = ids[: ids.index(stop_id)] if stop_id in ids else ids
             texts[index].append(run.tokenizer.decode(encoded[index] + kept))
@@ -196,27 +165,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         # as Python decodes what is no UTF-8 on a command line
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise ValueError(f"--prompt={prompt!r} is not UTF-8: take --prompt-file for other text")
-    if args.prompt_file is not None:
-        prompts = [_read(args.prompt_file)]
-    sample(
-        args.run,
-        prompts,
-        args.tokens,
-        samples=args.samples,
-        stop=not args.no_stop,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        past_context=args.past_context,
-    )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--prompt-file {path} must be UTF-8 text: {error}") from error
+    if (path := args.prompt_file) is not None:
+        try:
+            prompts = [path.read_bytes().decode()]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--prompt-file {path} must be UTF-8 text: {error}") from error
+    draws = {k: v for k, v in vars(args).items() if k in DrawOptions.__annotations__}
+    sample(args.run, prompts, args.tokens, samples=args.samples, stop=not args.no_stop, **draws)
 
 
 if __name__ == "__main__":

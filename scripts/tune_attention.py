@@ -17,10 +17,9 @@ from configs.command_line import command_parser, errors_as_sentences
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256]
-    )
-    parser.add_argument("--seq-len", type=int, default=4096)
+    add = parser.add_argument
+    add("--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256])
+    add("--seq-len", type=int, default=4096)
     return parser.parse_args(argv)
 
 
@@ -38,6 +37,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+from triton.testing import do_bench
 
 from data.files import write_atomically
 from kernels import flash_attention
@@ -52,15 +54,15 @@ TOLERANCE = 0.02  # relative error between two ways to round to 16 bits
 
 def candidates() -> Iterator[Tiles]:
     """Tiles worth a try on any GPU; those that do not fit it fail to launch."""
-    sizes = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))
-    return (Tiles(*choice) for choice in sizes)
+    return itertools.starmap(Tiles, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
 
 
 def kernel_run(kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     """What is timed for a kernel: the forward pass, or the backward pass that the kernel is in."""
+    attend = functools.partial(flash_attention, q, k, v, causal=True, impl="triton")
     if kernel == "forward":
-        return lambda: (flash_attention(q, k, v, causal=True, impl="triton"),)
-    out = flash_attention(q, k, v, causal=True, impl="triton")
+        return lambda: (attend(),)
+    out = attend()
     dout = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
 
@@ -70,16 +72,11 @@ def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles
 
     None, 1.0 where nothing beat the tables. The choice holds for the rest of this process.
     """
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources
-    from triton.testing import do_bench
 
-    def median_ms() -> float:
-        ms: Any = do_bench(run, return_mode="median")
-        return ms
+    def median_ms() -> Any:
+        return do_bench(run, return_mode="median")
 
-    batch = max(1, TOKENS // seq_len)
-    shape = (batch, seq_len, CHANNELS // head_dim, head_dim)
+    shape = (max(1, TOKENS // seq_len), seq_len, CHANNELS // head_dim, head_dim)
     q, k, v = (
         torch.randn(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         for _ in range(3)
@@ -111,9 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("tune_attention measures a GPU, and PyTorch sees none")
     gpu_name = torch.cuda.get_device_name()
-    table = Table(title=f"Attention tiles on {gpu_name}, {args.seq_len:,} tokens, causal, bf16")
-    for column in ("kernel", "head_dim", "fastest", "x the tables"):
-        table.add_column(column)
+    title = f"Attention tiles on {gpu_name}, {args.seq_len:,} tokens, causal, bf16"
+    table = Table("kernel", "head_dim", "fastest", "x the tables", title=title)
     for head_dim in args.head_dims:
         for kernel in TABLES:
             best, speedup = tune(kernel, head_dim, args.seq_len, gpu_name)
@@ -123,11 +119,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Console(width=100).print(table)
     file = measured_tiles_file(gpu_name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    chosen = {
-        kernel: {str(head_dim): asdict(tiles) for head_dim, tiles in by_head_dim.items()}
-        for kernel, by_head_dim in measured_tiles(gpu_name).items()
-    }
-    write_atomically(file, (json.dumps(chosen, indent=1) + "\n").encode())
+    chosen = json.dumps(measured_tiles(gpu_name), indent=1, default=asdict)
+    write_atomically(file, f"{chosen}\n".encode())
     print(f"wrote {file}")
 
 

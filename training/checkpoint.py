@@ -24,14 +24,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 
 from data.files import sync_folder, write_atomically
 from training.distributed import Processes
+from training.tasks import RunConfiguration
 
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished_"
@@ -53,6 +52,17 @@ class Progress:
     """Training tokens seen."""
     gpu_hours: float = 0.0
     """Hours of training alone, as `Stopwatch` counts them, times the number of processes."""
+
+
+def shared_settings(config: RunConfiguration) -> dict[str, Any]:
+    """What a run shares with the checkpoint that it goes on from, whatever its task is."""
+    # How attention is computed changes rounding only, and dropout is no part of the weights.
+    free = {"attention", "dropout", "attention_dropout"}
+    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
+    # It is not read again, but config.yaml must not come to tell of another origin. Both folders
+    # may have been moved since.
+    origin = config.run.init_from and Path(config.run.init_from).absolute().name
+    return shape | {"run.seed": config.run.seed, "run.init_from": origin}
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -79,21 +89,15 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint and delete all but the newest `keep_last`. All processes call this.
 
-    Args:
-        run: folder of the run.
-        must_match: names and values, as JSON can hold them, that a run going on from here must
-            share; `load_checkpoint` compares them.
-        config: the whole configuration, as JSON can hold it, for readers.
-        keep_last: number of checkpoints to keep, at least 1.
+    Two dictionaries are kept as JSON: `must_match`, what a run going on from here must share, and
+    `config`, the whole configuration, for readers.
 
     Raises:
         OSError: It cannot be written, as on a full disk; older checkpoints are left as they were.
     """
     state = _model_and_optimizer(model, optimizer)
     state["rng"] = {f"rank_{processes.rank}": _random_state(processes.device)}
-    state_json = {"progress": asdict(progress), "must_match": must_match, "config": config}
-    final = checkpoint_folder(run, progress.step)
-    _write(final, state, state_json, processes)
+    final = _write(run, progress, must_match, config, state, processes)
     if processes.is_main:
         for old in sorted(final.parent.glob("step_*"))[:-keep_last]:
             # Out of the finished ones first: a deletion that is cut short must not leave half.
@@ -106,11 +110,7 @@ def save_checkpoint(
 def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
     """Save weights alone, as step 0 of a run in which nothing was trained. One process calls this.
 
-    `load_model` reads it, and no run can go on from it.
-
-    Args:
-        run: folder of the run.
-        config: as in `save_checkpoint`.
+    `read_weights` reads them, and no run can go on from there.
 
     Raises:
         ValueError: The run has a checkpoint already.
@@ -119,11 +119,8 @@ def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
     existing = latest_checkpoint(run)
     if existing is not None:
         raise ValueError(f"{run} already has {existing.name}: choose another folder for the run")
-    final = checkpoint_folder(run, 0)
-    state_json = {"progress": asdict(Progress()), "must_match": {}, "config": config}
-    alone = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
-    _write(final, {"model": get_model_state_dict(model)}, state_json, alone)
-    return final
+    alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+    return _write(run, Progress(), {}, config, {"model": model.state_dict()}, alone)
 
 
 def load_checkpoint(
@@ -162,7 +159,7 @@ def load_checkpoint(
     state = _model_and_optimizer(model, optimizer)
     with _reading(folder):
         dcp.load(state, checkpoint_id=folder, no_dist=processes.world_size == 1)
-    set_model_state_dict(model, state["model"])
+    model.load_state_dict(state["model"])
     # The saved state holds betas, decay and the like too, and the configuration is to win.
     settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -176,16 +173,6 @@ def load_checkpoint(
         with _reading(folder):
             dcp.load(random, checkpoint_id=folder, no_dist=True)
         _set_random_state(random["rng"][rank], processes.device)
-    return progress
-
-
-def load_model(folder: Path, model: nn.Module) -> Progress:
-    """Put the weights of a checkpoint into `model`, for evaluation or sampling."""
-    progress, _ = read_progress(folder)
-    state = {"model": get_model_state_dict(model)}
-    with _reading(folder):
-        dcp.load(state, checkpoint_id=folder, no_dist=True)
-    set_model_state_dict(model, state["model"])
     return progress
 
 
@@ -284,9 +271,16 @@ def _alone_is_fine() -> Iterator[None]:
 
 
 def _write(
-    final: Path, state: dict[str, Any], state_json: dict[str, Any], processes: Processes
-) -> None:
-    """Write a checkpoint under another name, sync it and rename it to `final`."""
+    run: Path,
+    progress: Progress,
+    must_match: dict[str, Any],
+    config: dict[str, Any],
+    state: dict[str, Any],
+    processes: Processes,
+) -> Path:
+    """Write a checkpoint under another name, sync it and rename it."""
+    state_json = {"progress": asdict(progress), "must_match": must_match, "config": config}
+    final = checkpoint_folder(run, progress.step)
     unfinished = final.with_name(UNFINISHED + final.name)
     if processes.is_main:
         for stale in final.parent.glob(f"{UNFINISHED}*"):
@@ -299,6 +293,7 @@ def _write(
         write_atomically(unfinished / _STATE, json.dumps(state_json, indent=2).encode())
         unfinished.rename(final)
         sync_folder(final.parent)
+    return final
 
 
 def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -306,7 +301,7 @@ def _model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     for group in state["param_groups"]:
         # a tensor where steps are captured in a CUDA graph: others must be able to go on from it
         group["lr"] = float(group["lr"])
-    return {"model": get_model_state_dict(model), "optimizer": state}
+    return {"model": model.state_dict(), "optimizer": state}
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

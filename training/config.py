@@ -2,10 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Dtype = Literal["bfloat16", "float32"]
-WandbMode = Literal["disabled", "offline", "online"]
 
 RUN_CONFIG = "config.yaml"
 """File in the folder of a run that holds its configuration."""
@@ -44,7 +43,7 @@ class RunConfig:
     optimizer, steps and data order are new. Read at the first start only: later starts go on from
     out_dir, and must name a folder that is called the same, so that config.yaml always tells where
     the weights came from."""
-    wandb: WandbMode = "disabled"
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
     """Weights & Biases: offline keeps its files in out_dir."""
     wandb_project: str = "papilio"
     """Project that wandb files the run under."""
@@ -52,9 +51,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
-        for name in ("log_every", "eval_every", "save_every", "keep_last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+        check_positive(self, "run", "log_every", "eval_every", "save_every", "keep_last")
         if self.save_every % self.log_every != 0:
             raise ValueError(
                 f"run.save_every={self.save_every} must be a multiple of run.log_every="
@@ -87,7 +84,7 @@ class AdamWConfig:
     """Largest norm of the gradient; 0 turns clipping off."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_steps")
+        check_positive(self, "optim", "max_steps")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"optim.lr must be a finite number above 0, got {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -113,8 +110,8 @@ class AdamWConfig:
                 )
 
 
-def check_positive(config: AdamWConfig, *names: str) -> None:
+def check_positive(config: Any, section: str, *names: str) -> None:
     """Raise ValueError where one of these fields is below 1."""
     for name in names:
         if getattr(config, name) < 1:
-            raise ValueError(f"optim.{name} must be at least 1, got {getattr(config, name)}")
+            raise ValueError(f"{section}.{name} must be at least 1, got {getattr(config, name)}")

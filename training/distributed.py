@@ -18,7 +18,6 @@ class Processes:
     """Where this process stands among those of the run, and the device that it computes on."""
 
     rank: int
-    local_rank: int
     world_size: int
     device: torch.device
 
@@ -65,9 +64,6 @@ class Processes:
 def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processes]:
     """Join the process group that torchrun describes in the environment, and leave it at the end.
 
-    Args:
-        device: "auto" takes a GPU where there is one.
-
     Raises:
         ValueError: no GPU where one is asked for, or fewer GPUs than processes on this machine.
     """
@@ -96,7 +92,7 @@ def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processe
             dist.init_process_group("nccl", device_id=here)
         else:
             dist.init_process_group("gloo")
-    yield Processes(rank=rank, local_rank=local_rank, world_size=world_size, device=here)
+    yield Processes(rank=rank, world_size=world_size, device=here)
     # Not after an error: NCCL would wait here for the others, and the error would not be shown.
     if world_size > 1:
         dist.destroy_process_group()

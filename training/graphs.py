@@ -26,15 +26,11 @@ class GraphedStep:
         *,
         capture: bool = True,
     ) -> None:
-        """Nothing is run yet.
+        """Nothing is run yet. Without `capture`, `step` stays a plain call.
 
-        Args:
-            step: takes tensors, returns nothing, and leaves its results in tensors that exist
-                before. All shapes are the same each time, and nothing in it waits for the GPU. It
-                must set gradients to None before it computes them.
-            optimizer: whose parameters' gradients the step makes.
-            device: where it computes.
-            capture: whether to; False stays a plain call.
+        A step takes tensors, returns nothing, and leaves its results in tensors that exist before.
+        All shapes are the same each time, and nothing in it waits for the GPU. It must set
+        gradients of the optimizer's parameters to None before it computes them.
         """
         self._step = step
         self._optimizer = optimizer

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from data.files import write_atomically
-from training.config import WandbMode
+from training.tasks import RunConfiguration
 
 METRICS = "metrics.jsonl"
 WANDB_ID = "wandb_id"
@@ -29,31 +29,18 @@ class Record(NamedTuple):
 class RunLog:
     """Writes the records of a run; on all processes but the main one it does nothing."""
 
-    def __init__(
-        self,
-        run: Path,
-        *,
-        is_main: bool,
-        start_step: int,
-        max_steps: int,
-        wandb: WandbMode,
-        wandb_project: str,
-        config: dict[str, Any],
-    ) -> None:
+    def __init__(self, config: RunConfiguration, *, start_step: int, is_main: bool) -> None:
         """Open metrics.jsonl, dropping records that this run will write again."""
         self.is_main = is_main
         if not is_main:
             return
-        self._max_steps = max_steps
-        self._wandb = (
-            None if wandb == "disabled" else _join_wandb(run, wandb, wandb_project, config)
-        )
+        run, self._max_steps = Path(config.run.out_dir), config.optim.max_steps
+        self._wandb = None if config.run.wandb == "disabled" else _join_wandb(run, config)
+        finished = start_step >= self._max_steps  # all that is left to do is the last evaluation
 
         def comes_again(record: dict[str, Any]) -> bool:
-            finished = start_step >= max_steps  # all that is left to do is the last evaluation
-            return record["step"] > start_step or (
-                finished and record["step"] == start_step and "val_loss" in record
-            )
+            evaluated_here = record["step"] == start_step and "val_loss" in record
+            return record["step"] > start_step or (finished and evaluated_here)
 
         kept = [json.dumps(r) + "\n" for r in read_metrics(run) if not comes_again(r)]
         write_atomically(run / METRICS, "".join(kept).encode())
@@ -72,7 +59,7 @@ class RunLog:
             # A redirected run gets lines, not redrawn bars.
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=max_steps, completed=start_step, latest="")
+        self._task = self._bar.add_task("", total=self._max_steps, completed=start_step, latest="")
         self._bar.start()
 
     def say(self, text: str) -> None:
@@ -117,28 +104,27 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         ValueError: another line is no record.
     """
     path = run / METRICS
-    return list(_records(path)) if path.exists() else []
+    if not path.exists():
+        return []
+    records = []
+    # What follows the last newline is empty, or a record that a killed run did not finish.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}, is no record: {error}") from error
+    return records
 
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
-    """Those of its records that have a validation loss; `tokens` where it counts tokens."""
+    """The records of a run that have a validation loss; `tokens` where the run counts tokens."""
     names = ("step", "tokens", "gpu_hours", "val_loss")
     return [
         {name: r[name] for name in names if name in r} for r in read_metrics(run) if "val_loss" in r
     ]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").split("\n")
-    # What follows the last newline is empty, or a record that a killed run did not finish.
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}, is no record: {error}") from error
-
-
-def _join_wandb(run: Path, mode: WandbMode, project: str, config: dict[str, Any]) -> Any:
+def _join_wandb(run: Path, config: RunConfiguration) -> Any:
     """Start a wandb run, or go on with the one that this folder began."""
     # Imported only here: the package is slow to load, and most runs do without.
     import wandb
@@ -146,13 +132,13 @@ def _join_wandb(run: Path, mode: WandbMode, project: str, config: dict[str, Any]
     id_file = run / WANDB_ID
     known_id = id_file.read_text(encoding="utf-8") if id_file.exists() else None
     joined = wandb.init(
-        project=project,
+        project=config.run.wandb_project,
         name=run.name,
         id=known_id,
         resume="allow" if known_id else None,
         dir=run,
-        mode=mode,
-        config=config,
+        mode=config.run.wandb,
+        config=asdict(config),
         allow_val_change=True,
     )
     write_atomically(id_file, joined.id.encode())

@@ -29,9 +29,8 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW over the parameters of `model`: matrices and embeddings decay, vectors do not.
 
-    Args:
-        capturable: keep the learning rate and the number of steps on the GPU, so that a step can be
-            captured in a CUDA graph.
+    If `capturable`, the learning rate and the number of steps stay on the GPU, so that a step can
+    be captured in a CUDA graph.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [

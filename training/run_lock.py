@@ -15,10 +15,6 @@ def only_run(run: Path, processes: Processes) -> Iterator[None]:
     The main process holds the lock; the others learn from it whether to go on. A new folder in
     which nothing was written is removed in the end, unless the process is killed.
 
-    Args:
-        run: folder of the run.
-        processes: those that train it.
-
     Raises:
         ValueError: it is being trained already.
         OSError: the folder can not be made or opened.

@@ -20,25 +20,15 @@ class Stopwatch:
     def __init__(
         self, device: torch.device, *, n_processes: int = 1, gpu_hours: float = 0.0
     ) -> None:
-        """Start it.
-
-        Args:
-            device: waited for whenever the time is read.
-            n_processes: of the run, each with a GPU (or a CPU's share) of its own.
-            gpu_hours: of the run so far, from its checkpoint.
-        """
+        """Start it, with the GPU-hours of a checkpoint; `device` is waited for at each reading."""
         self._device = device
         self._n_processes = n_processes
-        self._gpu_hours = gpu_hours
+        self.gpu_hours = gpu_hours
+        """Hours of training up to the last pause, times the number of processes."""
         self._at_first_step = True
         self._untimed_tokens = 0  # of the first step, until its time can be told
         self._tokens, self._seconds = 0, 0.0  # since the last reading of the speed
         self._start()
-
-    @property
-    def gpu_hours(self) -> float:
-        """Hours of training up to the last pause, times the number of processes."""
-        return self._gpu_hours
 
     def count(self, tokens: int) -> None:
         """A step of so many tokens, over all processes, is done."""
@@ -84,7 +74,7 @@ class Stopwatch:
         self._seconds += seconds
         as_long = 1 + self._untimed_tokens / self._tokens_here
         self._untimed_tokens = 0
-        self._gpu_hours += seconds * as_long * self._n_processes / 3600
+        self.gpu_hours += seconds * as_long * self._n_processes / 3600
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data.files import (
+    check_settings,
     load_json,
     lock_folder,
     remove_unfinished_files,
@@ -19,7 +20,6 @@ from data.files import (
     write_atomically,
 )
 from data.lra.store import MANIFEST, Manifest, SplitInfo, array_info, array_names, array_path
-from data.text.prepare_state import check_settings
 from data.text.shards import PROGRESS
 
 CHUNKS = "chunks"

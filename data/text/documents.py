@@ -1,7 +1,9 @@
 """Where the documents of a corpus come from: the hub, local files, or Python's standard library.
 
 A source yields its documents in one fixed order and says for each whether it is for training or for
-validation, so that preparing a corpus is one pass that can start anywhere.
+validation, so that preparing a corpus is one pass that can start anywhere: `documents(start)`
+yields those from number `start` on. `describe()` tells what decides the documents and their split,
+as plain JSON values.
 """
 
 import glob
@@ -10,20 +12,20 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from data.text.readers import (
     MAX_DOCUMENT_BYTES,
     SUPPORTED,
-    Record,
+    checked_text,
     holds_one_document,
     is_supported,
     read_file,
 )
 
-SPLITS = ("train", "val")
 OPENWEBTEXT = "Skylion007/openwebtext"
 SPLIT_SEED = 2357
 """nanoGPT's seed for splitting OpenWebText; other sources split by it too."""
@@ -43,18 +45,6 @@ class Document(NamedTuple):
     done: float
 
 
-class DocumentSource(Protocol):
-    """A corpus as a fixed sequence of documents."""
-
-    def describe(self) -> dict[str, Any]:
-        """What decides the documents and their split, as plain JSON values."""
-        ...
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        """Yield the documents from number `start` on."""
-        ...
-
-
 def split_of(number: int, val_ratio: float) -> str:
     """Assign a document to "train" or "val" by a keyed hash of its number alone."""
     key = SPLIT_SEED.to_bytes(8, "little")
@@ -62,58 +52,34 @@ def split_of(number: int, val_ratio: float) -> str:
     return "val" if int.from_bytes(digest, "little") < val_ratio * 2**64 else "train"
 
 
+@dataclass(frozen=True)
 class HubSource:
     """A dataset of the Hugging Face hub, split as nanoGPT splits OpenWebText.
 
     All training documents come first, then all of validation.
     """
 
-    def __init__(self, name: str, config: str | None, text_field: str, val_ratio: float) -> None:
-        self.name = name
-        self._config = config
-        self._text_field = text_field
-        self._val_ratio = val_ratio
+    name: str
+    config: str | None = None
+    text_field: str = "text"
+    val_ratio: float = HUB_VAL_RATIO
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "hub",
-            "name": self.name,
-            "config": self._config,
-            "text_field": self._text_field,
-            "val_ratio": self._val_ratio,
-            "listing_sha256": self._listing_sha256(),
-        }
-
-    def _listing_sha256(self) -> str:
-        """Of the names and sizes of the dataset's files: a commit that edits its page is no change.
-
-        Empty where the library keeps no such list.
-        """
-        rows = next(iter(self._splits.values()))
-        files = rows.info.download_checksums or {}
-        return _sha256_of_lines(
-            sorted(f"{url.rpartition('/')[2]} {file['num_bytes']}" for url, file in files.items())
-        )
-
-    @property
-    def is_nanogpt_openwebtext(self) -> bool:
-        """Whether this is exactly the corpus whose token counts nanoGPT publishes."""
-        asked_for = (self.name, self._config, self._text_field, self._val_ratio)
-        return asked_for == (OPENWEBTEXT, None, "text", HUB_VAL_RATIO)
+        # names and sizes, not the commit: one that edits the dataset's page changes no document
+        files = self._splits["train"].info.download_checksums or {}
+        listing = [f"{url.rpartition('/')[2]} {file['num_bytes']}" for url, file in files.items()]
+        return {"kind": "hub", **asdict(self), "listing_sha256": _sha256_of_lines(sorted(listing))}
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         total = sum(len(rows) for rows in self._splits.values())
         base = 0
         for split, rows in self._splits.items():
             for first in range(max(0, start - base), len(rows), _HUB_ROWS_PER_READ):
-                texts = rows[first : first + _HUB_ROWS_PER_READ][self._text_field]
-                for number, text in enumerate(texts, start=base + first):
-                    if not isinstance(text, str):
-                        raise ValueError(
-                            f"{self.name}: field {self._text_field!r} of row {number - base} of "
-                            f"{split} must be a string, but is {type(text).__name__}."
-                        )
-                    yield Document(number, split, text, (number + 1) / total)
+                texts = rows[first : first + _HUB_ROWS_PER_READ][self.text_field]
+                for row, text in enumerate(texts, start=first):
+                    where = f"{self.name}: field {self.text_field!r} of row {row} of {split}"
+                    number = base + row
+                    yield Document(number, split, checked_text(text, where), (number + 1) / total)
             base += len(rows)
 
     @cached_property
@@ -121,119 +87,100 @@ class HubSource:
         import datasets
 
         try:
-            rows = datasets.load_dataset(self.name, self._config, split="train")
+            rows = datasets.load_dataset(self.name, self.config, split="train")
         except OSError as error:
             raise ValueError(
                 f"{self.name!r} is neither a local file nor a dataset that could be loaded from "
                 f"the Hugging Face hub ({error}); check the name and the network, or pass local "
                 f"files: {SUPPORTED}."
             ) from error
-        if self._text_field not in rows.column_names:
+        if self.text_field not in rows.column_names:
             raise ValueError(
-                f"{self.name} has no column {self._text_field!r}, only {rows.column_names}; "
+                f"{self.name} has no column {self.text_field!r}, only {rows.column_names}; "
                 "name the text's column with --text-field."
             )
-        halves = rows.select_columns([self._text_field]).train_test_split(
-            test_size=self._val_ratio, seed=SPLIT_SEED, shuffle=True
+        halves = rows.select_columns([self.text_field]).train_test_split(
+            test_size=self.val_ratio, seed=SPLIT_SEED, shuffle=True
         )
         return {"train": halves["train"], "val": halves["test"]}
 
 
+@dataclass
 class FileSource:
     """Local files in the given order, folders and globs in sorted order.
 
     Validation is either the files of `val`, read after the rest, or a share drawn by document.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        val: Sequence[str] = (),
-        val_ratio: float = LOCAL_VAL_RATIO,
-        text_field: str = "text",
-        txt_separator: str | None = None,
-    ) -> None:
-        if txt_separator == "":
+    names: Sequence[str]
+    val: Sequence[str] = ()
+    val_ratio: float = LOCAL_VAL_RATIO
+    text_field: str = "text"
+    txt_separator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.txt_separator == "":
             raise ValueError(
                 "txt_separator must not be empty; leave it out for one document a file."
             )
-        self._names = list(names)
-        self._val_names = list(val)
-        self._val_ratio = val_ratio
-        self._text_field = text_field
-        self._txt_separator = txt_separator
-        train_files, val_files = _expand(names), _expand(val)
-        self._files = train_files + val_files
-        self._first_val_file = len(train_files) if val else None
-        self._sizes = [path.stat().st_size for path in self._files]
-        self._check()
-
-    def describe(self) -> dict[str, Any]:
-        listing = [
-            f"{path.name} {size} {_fingerprint(path, size)}"
-            for path, size in zip(self._files, self._sizes, strict=True)
-        ]
-        return {
-            "kind": "files",
-            "names": self._names,
-            "val": self._val_names or None,
-            "val_ratio": None if self._val_names else self._val_ratio,
-            "files": len(self._files),
-            "bytes": sum(self._sizes),
-            "listing_sha256": _sha256_of_lines(listing),
-            "text_field": self._text_field,
-            "txt_separator": self._txt_separator,
-        }
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        for number, (split, (load, done)) in enumerate(self._records()):
-            if number >= start:
-                split = split or split_of(number, self._val_ratio)
-                yield Document(number, split, load(), done)
-
-    def _records(self) -> Iterator[tuple[str | None, Record]]:
-        total = max(1, sum(self._sizes))
-        read = 0
-        for index, (path, size) in enumerate(zip(self._files, self._sizes, strict=True)):
-            split = None
-            if self._first_val_file is not None:
-                split = "val" if index >= self._first_val_file else "train"
-            records = read_file(
-                path, text_field=self._text_field, txt_separator=self._txt_separator
-            )
-            for load, done in records:
-                yield split, (load, (read + done * size) / total)
-            read += size
-
-    def _check(self) -> None:
-        """Refuse before any work what cannot end well."""
-        if self._txt_separator and not any(".txt" in path.name for path in self._files):
+        train_files, val_files = _expand(self.names), _expand(self.val)
+        files = train_files + val_files
+        self._val_files = set(val_files)
+        self._sizes = {path: path.stat().st_size for path in files}
+        if self.txt_separator and not any(".txt" in path.name for path in files):
             raise ValueError(
-                f"txt_separator={self._txt_separator!r} has no meaning without a .txt file; "
+                f"txt_separator={self.txt_separator!r} has no meaning without a .txt file; "
                 "leave it out."
             )
         seen: set[Path] = set()
-        for path in self._files:
+        for path in files:
             if (resolved := path.resolve()) in seen:
                 raise ValueError(
                     f"{path} is given twice (a file must be in the corpus once, and not in both "
                     "train and val); remove one."
                 )
             seen.add(resolved)
-        for path, size in zip(self._files, self._sizes, strict=True):
-            if size > MAX_DOCUMENT_BYTES and holds_one_document(path, self._txt_separator):
+        whole_files = [path for path in files if holds_one_document(path, self.txt_separator)]
+        for path in whole_files:
+            if self._sizes[path] > MAX_DOCUMENT_BYTES:
                 # read_file would say it as well, but perhaps after hours
                 raise ValueError(
-                    f"{path} has {size:,} bytes, too many for one document in memory; name what "
-                    "stands between its documents with --txt-separator."
+                    f"{path} has {self._sizes[path]:,} bytes, too many for one document in memory; "
+                    "name what stands between its documents with --txt-separator."
                 )
-        whole_files = all(holds_one_document(path, self._txt_separator) for path in self._files)
-        n_files = len(self._files)
-        if whole_files and not self._val_names:
-            splits = {split_of(number, self._val_ratio) for number in range(n_files)}
+        if whole_files == files and not self.val:
+            splits = {split_of(number, self.val_ratio) for number in range(len(files))}
             if len(splits) < 2:
-                raise ValueError(empty_split_message(n_files, splits.pop()))
+                raise ValueError(empty_split_message(len(files), splits.pop()))
+
+    def describe(self) -> dict[str, Any]:
+        listing = [
+            f"{path.name} {size} {_fingerprint(path, size)}" for path, size in self._sizes.items()
+        ]
+        return {
+            "kind": "files",
+            "names": list(self.names),
+            "val": list(self.val) or None,
+            "val_ratio": None if self.val else self.val_ratio,
+            "files": len(self._sizes),
+            "bytes": sum(self._sizes.values()),
+            "listing_sha256": _sha256_of_lines(listing),
+            "text_field": self.text_field,
+            "txt_separator": self.txt_separator,
+        }
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        total = max(1, sum(self._sizes.values()))
+        number = read = 0
+        for path, size in self._sizes.items():
+            split = "val" if path in self._val_files else "train"
+            for load, done in read_file(path, self.text_field, self.txt_separator):
+                if number >= start:
+                    if not self.val:
+                        split = split_of(number, self.val_ratio)
+                    yield Document(number, split, load(), (read + done * size) / total)
+                number += 1
+            read += size
 
 
 class StdlibSource:
@@ -262,11 +209,70 @@ class StdlibSource:
         }
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        n_files = len(self._files)
-        for number in range(start, n_files):
-            text = self._files[number].read_bytes().decode("utf-8")
+        for number, path in enumerate(self._files[start:], start):
+            text = path.read_bytes().decode("utf-8")
             split = split_of(number, self._val_ratio)
-            yield Document(number, split, text, (number + 1) / n_files)
+            yield Document(number, split, text, (number + 1) / len(self._files))
+
+
+DocumentSource = HubSource | FileSource | StdlibSource
+
+
+def open_source(
+    names: Sequence[str],
+    *,
+    val: Sequence[str] = (),
+    val_ratio: float | None = None,
+    text_field: str = "text",
+    txt_separator: str | None = None,
+    hub_config: str | None = None,
+) -> DocumentSource:
+    """Choose the source that the names on a command line mean.
+
+    Args:
+        names: "stdlib", one dataset name on the Hugging Face hub, or local files, folders, globs.
+        val: Local files, folders and globs for validation; without them the source is split.
+        val_ratio: Share of the documents for validation; the default is 0.0005 for the hub and
+            0.01 for the rest.
+        text_field: JSON field or column that holds the text.
+        txt_separator: String between the documents of .txt files; without it a file is a document.
+        hub_config: Configuration of the hub dataset, where it has several.
+
+    Raises:
+        ValueError: An option does not fit the source, or the validation split would be empty.
+        FileNotFoundError: A local name matches nothing.
+    """
+    if val_ratio is not None and not 0 < val_ratio < 1:
+        raise ValueError(f"val_ratio={val_ratio} must lie between 0 and 1.")
+    if val and val_ratio is not None:
+        raise ValueError("val and val_ratio exclude each other: give one of them.")
+    local_only = {"val": val, "txt_separator": txt_separator}
+    if list(names) == ["stdlib"]:
+        other_field = text_field if text_field != "text" else None
+        useless = {"hub_config": hub_config, "text_field": other_field}
+        _refuse("the standard library", local_only | useless)
+        return StdlibSource(val_ratio or LOCAL_VAL_RATIO)
+    if len(names) == 1 and not _looks_local(names[0]):
+        _refuse(f"the hub dataset {names[0]!r}", local_only)
+        return HubSource(names[0], hub_config, text_field, val_ratio or HUB_VAL_RATIO)
+    _refuse("local files", {"hub_config": hub_config})
+    return FileSource(names, val, val_ratio or LOCAL_VAL_RATIO, text_field, txt_separator)
+
+
+def _looks_local(name: str) -> bool:
+    return (
+        any(mark in name for mark in "*?[")
+        or name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or is_supported(Path(name))
+        or Path(name).exists()
+    )
+
+
+def _refuse(source: str, options: dict[str, Any]) -> None:
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ValueError(f"{', '.join(given)} has no meaning for {source}; leave it out.")
 
 
 def empty_split_message(n_documents: int, full_split: str) -> str:
@@ -283,12 +289,12 @@ def _expand(names: Sequence[str]) -> list[Path]:
     for name in names:
         path = Path(name).expanduser()
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.is_file() and is_supported(p))
+            found = sorted(p for p in path.rglob("*") if p.is_file())
         elif path.exists():
-            found = [path] if is_supported(path) else []
+            found = [path]
         else:
             found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-            found = [match for match in found if is_supported(match)]
+        found = [match for match in found if is_supported(match)]
         if not found:
             reason = "holds no file of a known format" if path.exists() else "matches no file"
             raise FileNotFoundError(f"{name!r} {reason}; the formats are {SUPPORTED}.")
@@ -297,7 +303,7 @@ def _expand(names: Sequence[str]) -> list[Path]:
 
 
 def _fingerprint(path: Path, size: int) -> str:
-    """A hash of both ends of a file: cheap, and the same for a copy, as the time it has is not."""
+    """A hash of both ends of a file: cheap, and equal for a copy, whose time would differ."""
     with path.open("rb") as file:
         ends = file.read(_END_BYTES)
         file.seek(max(0, size - _END_BYTES))

@@ -3,7 +3,7 @@
     documents -> pieces -> batches -> token ids -> shard writers, one per split
                  read-ahead thread    encoder: all cores
 
-Every few million tokens the writers commit and progress.json records how many documents are safe.
+Every few million tokens the writers sync and progress.json records how many documents are safe.
 The shards depend on the documents alone, so a run that was killed ends in the same bytes.
 """
 
@@ -12,29 +12,28 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from tokenizers import Encoding
 
-from data.files import remove_unfinished_files, write_atomically
-from data.text.documents import SPLITS, Document, DocumentSource, empty_split_message
-from data.text.prepare_state import PrepareState, check_settings, only_run
+from data.files import check_settings, lock_folder, remove_unfinished_files, write_atomically
+from data.text.documents import Document, DocumentSource, empty_split_message
 from data.text.shard_writer import ShardWriter
 from data.text.shards import (
     MANIFEST,
     PROGRESS,
     TOKENIZER,
     Manifest,
+    PrepareState,
     SplitInfo,
     TokenizerInfo,
     load_offsets,
     token_dtype,
-    verify_split,
+    total,
+    verify,
 )
 from data.text.tokenizer import (
     TextTokenizer,
-    bpe_name,
     check_bpe_vocab_size,
     load_tokenizer,
     train_tokenizer,
@@ -46,10 +45,12 @@ SHARD_TOKENS = 100_000_000
 BPE_SAMPLE_CHARS = 16_000_000
 LONG_DOCUMENT_TOKENS = (1024, 4096, 16384)
 
+OnProgress = Callable[[SplitInfo, float], None]
+"""Takes the counts of both splits, earlier runs included, and the share of the source read."""
+
 _COMMIT_TOKENS = 1 << 23
 _PIECE_CHARS = 1 << 15
 _BATCH_CHARS = 1 << 21
-_END: Any = object()
 
 
 class Piece(NamedTuple):
@@ -58,17 +59,6 @@ class Piece(NamedTuple):
     document: Document
     text: str
     is_last: bool
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is; the counts include what earlier runs had done."""
-
-    documents: int
-    tokens: int
-    text_bytes: int
-    done: float
-    """Share of the source read, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +81,12 @@ def prepare(
     tokenizer: str | None = None,
     train_bpe: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> PrepareReport:
     """Tokenize a source into `out`, going on where an earlier run of the same settings stopped.
 
     Args:
-        source: The documents, see `data.text.sources.open_source`.
+        source: The documents, see `data.text.documents.open_source`.
         out: Folder for the shards; made if missing.
         tokenizer: "gpt2", the default, or the path of a tokenizer.json.
         train_bpe: Instead, entries of a byte-level BPE to train on the first 16M characters of
@@ -119,7 +109,7 @@ def prepare(
         raise ValueError(f"shard_tokens={shard_tokens} must be at least 1.")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    with only_run(out):
+    with lock_folder(out):
         remove_unfinished_files(out)
         given = load_tokenizer(tokenizer or "gpt2") if train_bpe is None else None
         settings = {
@@ -133,11 +123,11 @@ def prepare(
             check_settings(out, manifest.settings, settings)
         else:
             state = PrepareState.load(out, settings)
-            before = sum(info.text_bytes for info in state.splits.values())
-            chosen = _choose_tokenizer(out, state, source, given, train_bpe)
+            before = total(state.splits).text_bytes
+            chosen = _choose_tokenizer(out, state, source, given)
             _encode_rest(out, state, source, chosen, on_progress)
             manifest = _finish(out, state, chosen)
-            new_text_bytes = sum(info.text_bytes for info in state.splits.values()) - before
+            new_text_bytes = total(state.splits).text_bytes - before
         (out / PROGRESS).unlink(missing_ok=True)
     return PrepareReport(
         manifest=manifest,
@@ -150,22 +140,17 @@ def prepare(
 
 
 def _choose_tokenizer(
-    out: Path,
-    state: PrepareState,
-    source: DocumentSource,
-    given: TextTokenizer | None,
-    train_bpe: int | None,
+    out: Path, state: PrepareState, source: DocumentSource, given: TextTokenizer | None
 ) -> TextTokenizer:
     """The given tokenizer, or the one trained for this folder; saved beside the shards."""
-    if given is None:
-        assert train_bpe is not None
-        if state.tokenizer_sha256 is None:
-            chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe)
-        else:
-            chosen = load_tokenizer(str(out / TOKENIZER))
-            chosen.name = bpe_name(train_bpe)
-    else:
+    train_bpe = state.settings["tokenizer"].get("train_bpe")
+    if given is not None:
         chosen = given
+    elif state.tokenizer_sha256 is None:
+        chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe)
+    else:
+        chosen = load_tokenizer(str(out / TOKENIZER))
+        chosen.name = f"bpe-{train_bpe}"
     if state.tokenizer_sha256 is None:
         write_atomically(out / TOKENIZER, chosen.to_json().encode())
         state.tokenizer_sha256 = chosen.sha256
@@ -193,44 +178,38 @@ def _encode_rest(
     state: PrepareState,
     source: DocumentSource,
     tokenizer: TextTokenizer,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: OnProgress | None,
 ) -> None:
     """Encode what `state` does not hold yet, and leave it complete."""
+    shard_tokens = state.settings["shard_tokens"]
     writers = {
-        split: ShardWriter(
-            out,
-            split,
-            info,
-            dtype=token_dtype(tokenizer.vocab_size),
-            eot_id=tokenizer.eot_id,
-            vocab_size=tokenizer.vocab_size,
-            shard_tokens=state.settings["shard_tokens"],
-        )
+        split: ShardWriter(out, split, info, tokenizer, shard_tokens)
         for split, info in state.splits.items()
     }
-    commit_tokens = min(_COMMIT_TOKENS, state.settings["shard_tokens"])
-    safe_tokens = sum(info.tokens for info in state.splits.values())
-    pieces = _pieces(source.documents(state.documents_read), tokenizer)
+    safe_tokens = total(state.splits).tokens
+    batches = _ahead(_batches(source.documents(state.documents_read), tokenizer))
+    encoded = _ahead(
+        (batch, tokenizer.encode_batch([piece.text for piece in batch])) for batch in batches
+    )
     try:
-        for batch in _ahead(_encode(tokenizer, _ahead(_batches(pieces)))):
-            for piece, encoding in batch:
+        for batch, encodings in encoded:
+            for piece, encoding in zip(batch, encodings, strict=True):
                 document = piece.document
-                writer = writers[document.split]
-                writer.append(encoding.ids)
+                writers[document.split].append(encoding.ids)
                 if not piece.is_last:
                     continue
-                writer.end_document(len(document.text.encode("utf-8")))
+                writers[document.split].end_document(len(document.text.encode("utf-8")))
                 state.documents_read = document.number + 1
-                tokens = sum(writer.info.tokens for writer in writers.values())
-                if tokens - safe_tokens >= commit_tokens:
-                    state.splits = {split: writer.commit() for split, writer in writers.items()}
+                tokens = sum(info.tokens for info in state.splits.values())
+                if tokens - safe_tokens >= min(_COMMIT_TOKENS, shard_tokens):
+                    for writer in writers.values():
+                        writer.sync()
                     state.save(out)
                     safe_tokens = tokens
             if on_progress is not None:
-                on_progress(_progress(writers, batch[-1][0].document.done))
+                on_progress(total(state.splits), batch[-1].document.done)
         for writer in writers.values():
             writer.close_shard()
-        state.splits = {split: writer.commit() for split, writer in writers.items()}
         state.save(out)
     finally:
         for writer in writers.values():
@@ -239,14 +218,12 @@ def _encode_rest(
 
 def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifest:
     """Check the shards as they lie on the disk, then write the manifest that makes them count."""
-    for info in state.splits.values():
-        if not info.documents:
-            full = next((name for name in SPLITS if state.splits[name].documents), None)
-            if full is None:
-                raise ValueError("The source holds no documents; give another one.")
-            message = empty_split_message(state.splits[full].documents, full)
-            raise ValueError(f"{message} Delete {out} first.")
-        verify_split(out, info, token_dtype(tokenizer.vocab_size), tokenizer.vocab_size)
+    full = [split for split, info in state.splits.items() if info.documents]
+    if not full:
+        raise ValueError("The source holds no documents; give another one.")
+    if len(full) < len(state.splits):
+        message = empty_split_message(state.splits[full[0]].documents, full[0])
+        raise ValueError(f"{message} Delete {out} first.")
     manifest = Manifest(
         settings=state.settings,
         tokenizer=TokenizerInfo(
@@ -258,59 +235,38 @@ def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifes
         dtype=token_dtype(tokenizer.vocab_size),
         splits=state.splits,
     )
+    verify(out, manifest)
     manifest.save(out)
     return manifest
 
 
-def _pieces(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterator[Piece]:
+def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterator[list[Piece]]:
+    """Cut documents into pieces, and group those until a batch holds `_BATCH_CHARS` or more."""
+    batch, chars = [], 0
     for document in documents:
-        pieces = list(tokenizer.pieces(document.text, _PIECE_CHARS))
-        for piece in pieces[:-1]:
-            yield Piece(document, piece, is_last=False)
-        yield Piece(document, pieces[-1], is_last=True)
-
-
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces until a batch holds `_BATCH_CHARS` or more."""
-    while first := next(pieces, None):
-        batch, chars = [first], len(first.text)
-        while chars < _BATCH_CHARS and (piece := next(pieces, None)):
-            batch.append(piece)
-            chars += len(piece.text)
+        texts = list(tokenizer.pieces(document.text, _PIECE_CHARS))
+        for number, text in enumerate(texts, start=1):
+            batch.append(Piece(document, text, is_last=number == len(texts)))
+            chars += len(text)
+            if chars >= _BATCH_CHARS:
+                yield batch
+                batch, chars = [], 0
+    if batch:
         yield batch
-
-
-def _encode(
-    tokenizer: TextTokenizer, batches: Iterator[list[Piece]]
-) -> Iterator[list[tuple[Piece, Encoding]]]:
-    for batch in batches:
-        yield list(zip(batch, tokenizer.encode_batch([p.text for p in batch]), strict=True))
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
     """Yield the items while a thread makes the next one."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        future = thread.submit(next, items, _END)
-        while (item := future.result()) is not _END:
-            future = thread.submit(next, items, _END)
+        future = thread.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = thread.submit(next, items, None)
             yield item
-
-
-def _progress(writers: dict[str, ShardWriter], done: float) -> Progress:
-    infos = [writer.info for writer in writers.values()]
-    return Progress(
-        documents=sum(info.documents for info in infos),
-        tokens=sum(info.tokens for info in infos),
-        text_bytes=sum(info.text_bytes for info in infos),
-        done=done,
-    )
 
 
 def _long_document_shares(out: Path, info: SplitInfo) -> tuple[float, ...]:
     """Share of the split's text tokens that lie in documents longer than each bound."""
-    long_tokens = np.zeros(len(LONG_DOCUMENT_TOKENS), dtype=np.int64)
-    for shard in info.shards:
-        # without the end of text, as document lengths are usually given
-        lengths = np.diff(load_offsets(out, shard), append=shard.tokens) - 1
-        long_tokens += [lengths[lengths > bound].sum() for bound in LONG_DOCUMENT_TOKENS]
-    return tuple(float(n) / max(1, info.tokens - info.documents) for n in long_tokens)
+    shards = [np.diff(load_offsets(out, shard), append=shard.tokens) for shard in info.shards]
+    lengths = np.concatenate(shards) - 1  # without the end of text, as is usual
+    long_tokens = [int(lengths[lengths > bound].sum()) for bound in LONG_DOCUMENT_TOKENS]
+    return tuple(tokens / max(1, info.tokens - info.documents) for tokens in long_tokens)

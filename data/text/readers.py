@@ -4,9 +4,7 @@ Every reader yields `(load, done)` pairs. `load()` parses and returns the docume
 the documents a resumed run skips cost no parsing; `done` is the share of the file read so far.
 """
 
-import codecs
 import gzip
-import io
 import json
 import lzma
 import os
@@ -14,18 +12,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, partial
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 Record = tuple[Callable[[], str], float]
 
-COMPRESSIONS = (".gz", ".xz", ".zst")
 SUPPORTED = ".txt, .jsonl (each also as .gz, .xz or .zst) and .parquet"
 
 MAX_DOCUMENT_BYTES = 1 << 30
 """A document is held in memory, several times over while it is tokenized."""
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK = 1 << 20
 
 
 def is_supported(path: Path) -> bool:
@@ -38,14 +36,12 @@ def holds_one_document(path: Path, txt_separator: str | None) -> bool:
     return _format(path) == ".txt" and txt_separator is None
 
 
-def read_file(path: Path, *, text_field: str, txt_separator: str | None) -> Iterator[Record]:
+def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterator[Record]:
     """Yield the documents of one file in file order.
 
-    Args:
-        path: A .txt, .jsonl or .parquet file; the first two may be compressed.
-        text_field: Name of the JSON field or Parquet column that holds the text.
-        txt_separator: String between the documents of a .txt file, None where the file is one
-            document. Separators in a row count as one.
+    `text_field` is the JSON field or Parquet column that holds the text. `txt_separator` stands
+    between the documents of a .txt file, several in a row count as one, and without it the file is
+    one document.
 
     Raises:
         ValueError: The file is damaged, not UTF-8, or lacks `text_field`; names file and line.
@@ -60,47 +56,51 @@ def read_file(path: Path, *, text_field: str, txt_separator: str | None) -> Iter
     return _read_separated(path, txt_separator)
 
 
-def decode_utf8(data: bytes, where: str) -> str:
-    """Decode strictly; the error says which file, where in it, and what to do."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where} is not UTF-8 ({error.reason} at byte {error.start}); convert it, for example "
-            "with iconv, and start again."
-        ) from error
+def _format(path: Path) -> str:
+    compressed = path.suffix.lower() in _DECOMPRESS
+    return (Path(path.stem) if compressed else path).suffix.lower()
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
+def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
     """Open a file, decompressing by its name, and give a function that tells the share read."""
     with path.open("rb") as raw:
         size = max(1, os.fstat(raw.fileno()).st_size)
+        decompress = _DECOMPRESS.get(path.suffix.lower())
         try:
-            yield _decompressed(raw, path.suffix.lower()), lambda: raw.tell() / size
+            yield decompress(raw) if decompress else raw, lambda: raw.tell() / size
         except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(
                 f"{path} cannot be read to its end ({error}); fetch or write it again."
             ) from error
 
 
-def _decompressed(raw: BinaryIO, suffix: str) -> IO[bytes]:
-    if suffix == ".gz":
-        return cast(IO[bytes], gzip.open(raw))
-    if suffix == ".xz":
-        return cast(IO[bytes], lzma.open(raw))
-    if suffix == ".zst":
-        import pyarrow
+def _zstd(raw: BinaryIO) -> BufferedReader:
+    import pyarrow
 
-        # of the zstd readers at hand, Arrow's is the one that notices a truncated file
-        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
-        return io.BufferedReader(cast(io.RawIOBase, stream), _CHUNK_BYTES)
-    return raw
+    # of the zstd readers at hand, Arrow's is the one that notices a truncated file
+    stream: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
+    return BufferedReader(stream, _CHUNK)
 
 
-def _format(path: Path) -> str:
-    compressed = path.suffix.lower() in COMPRESSIONS
-    return (Path(path.stem) if compressed else path).suffix.lower()
+_DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": _zstd,
+}
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(where, f"{error.reason} at byte {error.start}") from error
+
+
+def _not_utf8(where: str, reason: str) -> ValueError:
+    return ValueError(
+        f"{where} is not UTF-8 ({reason}); convert it, for example with iconv, and start again."
+    )
 
 
 def _read_text(path: Path) -> str:
@@ -111,7 +111,34 @@ def _read_text(path: Path) -> str:
             f"{path} holds more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one document in "
             "memory; name what stands between its documents with --txt-separator."
         )
-    return decode_utf8(data, str(path))
+    return _decode(data, str(path))
+
+
+def _read_separated(path: Path, separator: str) -> Iterator[Record]:
+    begun: list[str] = []  # what is known of the document that has not ended yet
+    tail = ""  # the last characters read, which may begin a separator
+    with _opened(path) as (stream, share_read):
+        text = TextIOWrapper(stream, encoding="utf-8", newline="\n")
+        try:
+            while chunk := text.read(_CHUNK):
+                *ended, rest = (tail + chunk).split(separator)
+                done = share_read()
+                for end in ended:
+                    if document := "".join([*begun, end]):
+                        yield partial(str, document), done
+                    begun = []
+                border = max(0, len(rest) - len(separator) + 1)
+                begun.append(rest[:border])
+                tail = rest[border:]
+                if (chars := sum(map(len, begun))) > MAX_DOCUMENT_BYTES:
+                    raise ValueError(
+                        f"{path} has {chars:,} characters in a row without the separator "
+                        f"{separator!r}; choose a --txt-separator that it holds more often."
+                    )
+        except UnicodeDecodeError as error:
+            raise _not_utf8(str(path), error.reason) from error
+    if document := "".join([*begun, tail]):
+        yield partial(str, document), 1.0
 
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
@@ -125,7 +152,7 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
 
 def _json_text(line: bytes, where: str, text_field: str) -> str:
     try:
-        record = json.loads(decode_utf8(line, where))
+        record = json.loads(_decode(line, where))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where} is not a JSON object ({error.msg} at column {error.colno}); "
@@ -133,7 +160,12 @@ def _json_text(line: bytes, where: str, text_field: str) -> str:
         ) from error
     if not isinstance(record, dict):
         raise ValueError(f"{where} is {type(record).__name__}, but every line must be an object.")
-    text = _checked_text(record, where, text_field)
+    if text_field not in record:
+        raise ValueError(
+            f"{where} has no field {text_field!r}, only {sorted(record)}; "
+            "name the text's field with --text-field."
+        )
+    text = checked_text(record[text_field], f"{where}: field {text_field!r}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -144,59 +176,11 @@ def _json_text(line: bytes, where: str, text_field: str) -> str:
     return text
 
 
-def _checked_text(record: dict[str, Any], where: str, text_field: str) -> str:
-    if text_field not in record:
-        raise ValueError(
-            f"{where} has no field {text_field!r}, only {sorted(record)}; "
-            "name the text's field with --text-field."
-        )
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise ValueError(
-            f"{where}: field {text_field!r} must be a string, but is {type(text).__name__}."
-        )
-    return text
-
-
-def _read_separated(path: Path, separator: str) -> Iterator[Record]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    begun: list[str] = []  # what is known of the document that has not ended yet
-    begun_chars = 0
-    tail = ""  # the last characters read, which may begin a separator
-    done = 0.0
-    with _opened(path) as (stream, share_read):
-        while chunk := stream.read(_CHUNK_BYTES):
-            *ended, rest = (tail + _decode(decoder, chunk, path)).split(separator)
-            done = share_read()
-            for document in ended:
-                begun.append(document)
-                if text := "".join(begun):
-                    yield partial(str, text), done
-                begun, begun_chars = [], 0
-            border = max(0, len(rest) - len(separator) + 1)
-            begun.append(rest[:border])
-            tail = rest[border:]
-            begun_chars += border
-            if begun_chars > MAX_DOCUMENT_BYTES:
-                raise ValueError(
-                    f"{path} has {begun_chars:,} characters in a row without the separator "
-                    f"{separator!r}; choose a --txt-separator that it holds more often."
-                )
-        _decode(decoder, b"", path, final=True)
-    if text := "".join([*begun, tail]):
-        yield partial(str, text), 1.0
-
-
-def _decode(
-    decoder: codecs.IncrementalDecoder, chunk: bytes, path: Path, *, final: bool = False
-) -> str:
-    try:
-        return decoder.decode(chunk, final)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 ({error.reason}); convert it, for example with iconv, and start "
-            "again."
-        ) from error
+def checked_text(value: Any, where: str) -> str:
+    """The value of a field, which must be a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be a string, but is {type(value).__name__}.")
+    return value
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
@@ -217,15 +201,11 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
         n_groups = parquet.metadata.num_row_groups
         for group in range(n_groups):
             # read when its first document is wanted, so that a resumed run skips whole groups
-            rows = cache(partial(_row_group, parquet, group, text_field))
+            read = cache(partial(parquet.read_row_group, group, columns=[text_field]))
             for row in range(parquet.metadata.row_group(group).num_rows):
-                where = f"{path}, row {row} of row group {group}"
-                yield partial(_parquet_text, rows, row, where, text_field), group / n_groups
+                where = f"{path}, row {row} of row group {group}: field {text_field!r}"
+                yield partial(_parquet_text, read, row, where), group / n_groups
 
 
-def _row_group(parquet: Any, group: int, text_field: str) -> Any:
-    return parquet.read_row_group(group, columns=[text_field]).column(0)
-
-
-def _parquet_text(rows: Callable[[], Any], row: int, where: str, text_field: str) -> str:
-    return _checked_text({text_field: rows()[row].as_py()}, where, text_field)
+def _parquet_text(read: Callable[[], Any], row: int, where: str) -> str:
+    return checked_text(read().column(0)[row].as_py(), where)

@@ -1,12 +1,13 @@
-"""Appends the documents of one split to token shards so that a killed run can go on.
+"""Appends documents to token shards so that a killed run can go on.
 
-Files only ever grow. A commit syncs them and returns the counts that are safe; whoever stores those
-counts can later reopen the writer with them, and it cuts off whatever was written after.
+Files only ever grow. progress.json holds counts that are safe: `ShardWriter.sync` brings the
+documents to the disk, then `PrepareState.save` the counts. Whatever was written after is cut off
+when writers open with the loaded counts.
 """
 
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -14,41 +15,30 @@ from typing import BinaryIO
 import numpy as np
 
 from data.files import write_atomically
-from data.text.shards import ShardInfo, SplitInfo, offsets_name
+from data.text.shards import ShardInfo, SplitInfo, TokenizerInfo, offsets_name, token_dtype
+from data.text.tokenizer import TextTokenizer
 
 
+@dataclass(eq=False)
 class ShardWriter:
     """Writes one split. A shard ends with the document that brings it to `shard_tokens` or more,
-    so the borders depend on the documents alone, and a shard holds at least one whole document."""
+    so the borders depend on the documents alone, and a shard holds at least one whole document.
 
-    def __init__(
-        self,
-        folder: Path,
-        split: str,
-        done: SplitInfo,
-        *,
-        dtype: str,
-        eot_id: int,
-        vocab_size: int,
-        shard_tokens: int,
-    ) -> None:
-        """Open at the committed state `done`, which is `SplitInfo()` at the beginning.
+    Raises:
+        ValueError: The file on disk is shorter than the counts say.
+    """
 
-        Raises:
-            ValueError: The file on disk is shorter than the committed state says.
-        """
-        self._folder = folder
-        self._split = split
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._eot_id = eot_id
-        self._vocab_size = vocab_size
-        self._shard_tokens = shard_tokens
-        self.info = done
-        """Counts so far, the current document included."""
-        self._open_tokens = done.tokens - sum(shard.tokens for shard in done.shards)
-        self._file: BinaryIO | None = None
-        if self._open_tokens:
-            self._file = self._reopen()
+    folder: Path
+    split: str
+    info: SplitInfo
+    """The counts to go on from, to which the writer adds what it appends."""
+    tokenizer: TextTokenizer | TokenizerInfo
+    shard_tokens: int
+
+    def __post_init__(self) -> None:
+        self._dtype = np.dtype(token_dtype(self.tokenizer.vocab_size)).newbyteorder("<")
+        self._open_tokens = self.info.tokens - sum(shard.tokens for shard in self.info.shards)
+        self._file = self._reopen() if self._open_tokens else None
 
     def append(self, ids: list[int]) -> None:
         """Add token ids to the current document.
@@ -56,65 +46,57 @@ class ShardWriter:
         Raises:
             ValueError: An id is outside the vocabulary.
         """
-        if not ids:
-            return
         array = np.array(ids, dtype=np.int64)
-        if (largest := int(array.max())) >= self._vocab_size:
+        if (largest := int(array.max(initial=0))) >= self.tokenizer.vocab_size:
             raise ValueError(
                 f"The tokenizer made token id {largest}, which must be below its "
-                f"vocab_size={self._vocab_size}; its tokenizer.json contradicts itself."
+                f"vocab_size={self.tokenizer.vocab_size}; its tokenizer.json contradicts itself."
             )
         if self._file is None:
             self._file = self._path().open("wb")
         self._file.write(array.astype(self._dtype).tobytes())
         self._open_tokens += len(ids)
-        self.info = replace(self.info, tokens=self.info.tokens + len(ids))
+        self.info.tokens += len(ids)
 
     def end_document(self, text_bytes: int) -> None:
         """End the current document, and its shard where that is full."""
-        self.append([self._eot_id])
-        self.info = replace(
-            self.info,
-            documents=self.info.documents + 1,
-            text_bytes=self.info.text_bytes + text_bytes,
-        )
-        if self._open_tokens >= self._shard_tokens:
+        self.append([self.tokenizer.eot_id])
+        self.info.documents += 1
+        self.info.text_bytes += text_bytes
+        if self._open_tokens >= self.shard_tokens:
             self.close_shard()
 
-    def commit(self) -> SplitInfo:
-        """Bring everything to the disk; call between documents. Returns the counts so far."""
+    def sync(self) -> None:
+        """Bring everything to the disk; call between documents."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-        return self.info
 
     def close_shard(self) -> None:
         """Finish the current shard, if there is one."""
-        self.commit()
         if self._file is None:
             return
+        self.sync()
         self._file.close()
         self._file = None
         path = self._path()
         ids = np.fromfile(path, dtype=self._dtype)
         # text never encodes to the end-of-text id, so the ids themselves tell the documents apart
-        ends = np.flatnonzero(ids == self._eot_id)
+        eot_id = self.tokenizer.eot_id
+        ends = np.flatnonzero(ids == eot_id)
         documents = self.info.documents - sum(shard.documents for shard in self.info.shards)
         if len(ends) != documents:
             raise ValueError(
-                f"{path} holds {len(ends)} ends of text (id {self._eot_id}) for {documents} "
-                "documents: the tokenizer turns ordinary text into that id; choose another one."
+                f"{path} holds {len(ends)} ends of text (id {eot_id}) for {documents} documents: "
+                "the tokenizer turns ordinary text into that id; choose another one."
             )
         offsets = BytesIO()
         np.save(offsets, np.concatenate([[0], ends[:-1] + 1]).astype(np.int64))
-        write_atomically(self._folder / offsets_name(path.name), offsets.getvalue())
-        shard = ShardInfo(
-            name=path.name,
-            tokens=len(ids),
-            documents=documents,
-            sha256=hashlib.sha256(ids.data).hexdigest(),
+        write_atomically(self.folder / offsets_name(path.name), offsets.getvalue())
+        sha256 = hashlib.sha256(ids.data).hexdigest()
+        self.info.shards.append(
+            ShardInfo(name=path.name, tokens=len(ids), documents=documents, sha256=sha256)
         )
-        self.info = replace(self.info, shards=(*self.info.shards, shard))
         self._open_tokens = 0
 
     def release(self) -> None:
@@ -123,7 +105,7 @@ class ShardWriter:
             self._file.close()
 
     def _path(self) -> Path:
-        return self._folder / f"{self._split}_{len(self.info.shards):05d}.bin"
+        return self.folder / f"{self.split}_{len(self.info.shards):05d}.bin"
 
     def _reopen(self) -> BinaryIO:
         path = self._path()
@@ -132,7 +114,7 @@ class ShardWriter:
         if size < committed:
             raise ValueError(
                 f"{path} has {size} bytes, but {committed} were written before the last run "
-                f"stopped; delete {self._folder} and prepare it again."
+                f"stopped; delete {self.folder} and prepare it again."
             )
         file = path.open("r+b")
         file.truncate(committed)

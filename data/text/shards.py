@@ -1,6 +1,7 @@
 """Token shards: the prepared corpus on disk, and the reader that sees it as one stream of tokens.
 
     manifest.json             written last: a folder without it is not finished
+    progress.json             in its place until then
     tokenizer.json            the tokenizer that made the ids
     train_00000.bin ...       token ids, little endian uint16 (uint32 from 65,536 entries)
     train_00000.offsets.npy   int64, where in that shard each document starts
@@ -10,22 +11,19 @@ Every document ends with the end-of-text id, and shards hold whole documents.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.files import load_json, to_json, write_atomically
+from data.files import check_settings, load_json, to_json, write_atomically
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 TOKENIZER = "tokenizer.json"
-
-_PREPARE = "python -m scripts.prepare_text SOURCE --out"
-_CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class ShardInfo:
     """Of the whole file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SplitInfo:
     """One split, "train" or "val"."""
 
@@ -52,14 +50,27 @@ class SplitInfo:
     """Documents, empty ones included."""
     text_bytes: int = 0
     """UTF-8 bytes of the documents' text: the divisor of bits per byte."""
-    shards: tuple[ShardInfo, ...] = ()
+    shards: list[ShardInfo] = field(default_factory=list)
     """The finished shards, in stream order."""
 
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> "SplitInfo":
-        """Build from what `dataclasses.asdict` gave."""
-        shards = tuple(ShardInfo(**shard) for shard in values["shards"])
-        return SplitInfo(**{**values, "shards": shards})
+
+def splits_from_json(values: dict[str, Any]) -> dict[str, SplitInfo]:
+    """The splits by name, from what `dataclasses.asdict` gave."""
+    return {
+        split: SplitInfo(**info | {"shards": [ShardInfo(**shard) for shard in info["shards"]]})
+        for split, info in values.items()
+    }
+
+
+def total(splits: dict[str, SplitInfo]) -> SplitInfo:
+    """All splits counted as one."""
+    infos = splits.values()
+    return SplitInfo(
+        tokens=sum(info.tokens for info in infos),
+        documents=sum(info.documents for info in infos),
+        text_bytes=sum(info.text_bytes for info in infos),
+        shards=[shard for info in infos for shard in info.shards],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +114,15 @@ class Manifest:
             FileNotFoundError: The folder is missing or preparation has not finished.
             ValueError: The format is of another version.
         """
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"{folder} does not exist; prepare it with: {_PREPARE} {folder}"
-            )
         if not (folder / MANIFEST).exists():
-            if (folder / PROGRESS).exists():
-                raise FileNotFoundError(
-                    f"{folder} is not finished; run the prepare command again, it goes on where it "
-                    f"stopped: {_PREPARE} {folder}"
-                )
+            if not folder.is_dir():
+                why = "does not exist; prepare it with"
+            elif (folder / PROGRESS).exists():
+                why = "is not finished; run the prepare command again, it goes on where it stopped"
+            else:
+                why = f"holds no {MANIFEST}, so it is no folder of token shards; prepare one with"
             raise FileNotFoundError(
-                f"{folder} holds no {MANIFEST}, so it is no folder of token shards; "
-                f"prepare one with: {_PREPARE} {folder}"
+                f"{folder} {why}: python -m scripts.prepare_text SOURCE --out {folder}"
             )
         values = load_json(folder / MANIFEST)
         if values.get("format_version") != FORMAT_VERSION:
@@ -125,13 +132,55 @@ class Manifest:
             )
         try:
             values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
-            values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+            values["splits"] = splits_from_json(values["splits"])
             return Manifest(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder / MANIFEST} lacks what a manifest must have ({error}); prepare the "
                 "folder again."
             ) from error
+
+
+@dataclass
+class PrepareState:
+    """What progress.json records between runs."""
+
+    settings: dict[str, Any]
+    """As they go into the manifest."""
+    splits: dict[str, SplitInfo]
+    """Counts; tokens beyond the finished shards are in an open one."""
+    documents_read: int = 0
+    """Documents of the source that the counts cover: the number to go on from."""
+    tokenizer_sha256: str | None = None
+    """Of the tokenizer.json beside the shards, once it is written."""
+    format_version: int = FORMAT_VERSION
+
+    def save(self, out: Path) -> None:
+        """Write progress.json atomically; what it counts must be on the disk already."""
+        write_atomically(out / PROGRESS, to_json(asdict(self)))
+
+    @staticmethod
+    def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
+        """Read progress.json, or begin it.
+
+        Raises:
+            ValueError: It was begun with other settings, or is damaged.
+        """
+        if not (out / PROGRESS).exists():
+            state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
+            state.save(out)
+            return state
+        values = load_json(out / PROGRESS)
+        try:
+            values["splits"] = splits_from_json(values["splits"])
+            state = PrepareState(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
+                "again."
+            ) from error
+        check_settings(out, state.settings, settings)
+        return state
 
 
 class TokenStream:
@@ -152,7 +201,7 @@ class TokenStream:
                 f"split={split!r} must be one of {sorted(self.manifest.splits)} of {self.path}."
             )
         self.info = self.manifest.splits[split]
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        dtype = self.manifest.dtype
         self._shards = [_map_shard(self.path, shard, dtype) for shard in self.info.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
 
@@ -197,20 +246,10 @@ class TokenStream:
     @cached_property
     def document_starts(self) -> np.ndarray:
         """Where in the stream each document starts: int64 (documents,), ascending from 0."""
-        firsts = self._ends - [shard.tokens for shard in self.info.shards]
-        starts = [
-            first + load_offsets(self.path, shard)
-            for first, shard in zip(firsts, self.info.shards, strict=True)
-        ]
-        return np.concatenate(starts)
-
-    def verify(self) -> None:
-        """Read everything: checksums, and every id below the vocabulary size.
-
-        Raises:
-            ValueError: Names the shard, what it holds and what it must hold.
-        """
-        verify_split(self.path, self.info, self.manifest.dtype, self.manifest.tokenizer.vocab_size)
+        shards = zip(self.info.shards, self._ends, strict=True)
+        return np.concatenate(
+            [end - shard.tokens + load_offsets(self.path, shard) for shard, end in shards]
+        )
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -237,22 +276,22 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
     return offsets
 
 
-def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> None:
-    """Check every shard of a split against its checksum and the vocabulary size."""
-    for shard in info.shards:
-        ids = _map_shard(folder, shard, np.dtype(dtype).newbyteorder("<"))
-        found, largest = hashlib.sha256(), 0
-        step = _CHUNK_BYTES // ids.itemsize
-        for first in range(0, len(ids), step):
-            chunk = ids[first : first + step]
-            found.update(chunk.data)
-            largest = max(largest, int(chunk.max()))
-        if found.hexdigest() != shard.sha256:
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Read every shard of a folder.
+
+    Raises:
+        ValueError: A checksum differs, or an id is outside the vocabulary; names the shard.
+    """
+    vocab_size = manifest.tokenizer.vocab_size
+    for shard in total(manifest.splits).shards:
+        ids = _map_shard(folder, shard, manifest.dtype)
+        sha256 = hashlib.sha256(ids.data).hexdigest()
+        if sha256 != shard.sha256:
             raise ValueError(
-                f"{folder / shard.name} has sha256={found.hexdigest()}, but the manifest says "
+                f"{folder / shard.name} has sha256={sha256}, but the manifest says "
                 f"{shard.sha256}; the shard is damaged, prepare the folder again."
             )
-        if largest >= vocab_size:
+        if (largest := int(ids.max())) >= vocab_size:
             raise ValueError(
                 f"{folder / shard.name} holds token id {largest}, which must be below the "
                 f"tokenizer's vocab_size={vocab_size}; prepare the folder again."
@@ -260,15 +299,16 @@ def verify_split(folder: Path, info: SplitInfo, dtype: str, vocab_size: int) -> 
         load_offsets(folder, shard)
 
 
-def _map_shard(folder: Path, shard: ShardInfo, dtype: np.dtype) -> np.ndarray:
+def _map_shard(folder: Path, shard: ShardInfo, dtype: str) -> np.ndarray:
     path = folder / shard.name
+    stored = np.dtype(dtype).newbyteorder("<")
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
-    size, expected = path.stat().st_size, shard.tokens * dtype.itemsize
+    size, expected = path.stat().st_size, shard.tokens * stored.itemsize
     if size != expected:
         raise ValueError(
             f"{path} is a torn shard: it has {size} bytes, but the manifest says {shard.tokens} "
-            f"tokens of {dtype.itemsize} bytes, {expected} in all; copy or prepare it again."
+            f"tokens of {stored.itemsize} bytes, {expected} in all; copy or prepare it again."
         )
     # a plain array over the map: slices of np.memmap itself are several times slower
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+    return np.asarray(np.memmap(path, dtype=stored, mode="r"))

@@ -17,8 +17,6 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
 
-_MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
-
 # GPT-2's pre-tokenizer always starts a new word at white space that follows a visible character.
 _WORD_BORDER = re.compile(r"(?<=[!-~])[ \n]")
 
@@ -27,11 +25,7 @@ class TextTokenizer:
     """A `tokenizers.Tokenizer` set up for language modelling, with what the shards record of it."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        """Take over a tokenizer.
-
-        Args:
-            tokenizer: Its padding, truncation and special-token matching are switched off.
-            name: What messages and the manifest call it.
+        """Take over a tokenizer, and switch off its padding, truncation and special-token matching.
 
         Raises:
             ValueError: It has no special token "<|endoftext|>".
@@ -48,6 +42,7 @@ class TextTokenizer:
                 "add it to the tokenizer.json or choose another tokenizer."
             )
         self.name = name
+        """What messages and the manifest call it."""
         self.eot_id: int = ends[0]
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._tokenizer = tokenizer
@@ -107,6 +102,35 @@ class TextTokenizer:
         return self._tokenizer.to_str(pretty=False)
 
 
+class StreamDecoder:
+    """Decodes ids that come one at a time, in pieces that end between characters.
+
+    A byte-level token can end inside a character, which decodes as U+FFFD until the rest of its
+    bytes have come: so long, the whole piece is held back. All pieces together are
+    `tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        # the ids of the last piece are decoded along: some tokenizers drop a space at the beginning
+        self._last: list[int] = []
+        self._held: list[int] = []
+
+    def feed(self, *ids: int) -> str:
+        """Take over more ids; returns the text that they complete, perhaps none."""
+        self._held += ids
+        piece = self.finish()
+        if not self._held or piece.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._last, self._held = self._held, []
+        return piece
+
+    def finish(self) -> str:
+        """The text that is held back, which is the rest when no more ids come."""
+        before = self._tokenizer.decode(self._last)
+        return self._tokenizer.decode(self._last + self._held)[len(before) :]
+
+
 def load_tokenizer(name: str) -> TextTokenizer:
     """Load a tokenizer.json file, or "gpt2" (or another name) from the Hugging Face hub.
 
@@ -117,16 +141,24 @@ def load_tokenizer(name: str) -> TextTokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
     if path.is_file():
-        return TextTokenizer(_from_file(path), name)
-    if path.suffix == ".json":
+        try:
+            # Not from_file, which raises a bare Exception whatever is wrong.
+            tokenizer = Tokenizer.from_buffer(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(
+                f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
+                "vocab.json or merges.txt alone is not enough."
+            ) from error
+    elif path.suffix == ".json":
         raise FileNotFoundError(f"Tokenizer {name!r} must be a tokenizer.json file; there is none.")
-    try:
-        tokenizer = Tokenizer.from_pretrained(name)
-    except OSError as error:
-        raise ValueError(
-            f"Tokenizer {name!r} could not be loaded from the Hugging Face hub ({error}); check "
-            "the name and the network, or pass the path of a local tokenizer.json."
-        ) from error
+    else:
+        try:
+            tokenizer = Tokenizer.from_pretrained(name)
+        except OSError as error:
+            raise ValueError(
+                f"Tokenizer {name!r} could not be loaded from the Hugging Face hub ({error}); "
+                "check the name and the network, or pass the path of a local tokenizer.json."
+            ) from error
     return TextTokenizer(tokenizer, name)
 
 
@@ -160,9 +192,8 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     """Train a byte-level BPE with GPT-2's word rule; the same texts give the same tokenizer.
 
-    Args:
-        texts: The sample to count; bound it, training takes about 1 s for 5 MB on two cores.
-        vocab_size: Entries wanted, at least 257; a small sample may support fewer.
+    It takes about 1 s for 5 MB on two cores. A small sample may support fewer entries than the
+    `vocab_size` wanted, which is at least 257.
     """
     check_bpe_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
@@ -175,32 +206,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return TextTokenizer(tokenizer, bpe_name(vocab_size))
+    return TextTokenizer(tokenizer, f"bpe-{vocab_size}")
 
 
 def check_bpe_vocab_size(vocab_size: int) -> None:
     """Refuse a vocabulary that cannot hold every byte."""
-    if vocab_size < _MIN_BPE_VOCAB:
+    if vocab_size < 257:
         raise ValueError(
-            f"train_bpe={vocab_size} must be at least {_MIN_BPE_VOCAB}: 256 bytes and the end of "
-            "text."
+            f"train_bpe={vocab_size} must be at least 257: 256 bytes and the end of text."
         )
-
-
-def bpe_name(vocab_size: int) -> str:
-    """What a tokenizer trained here is called."""
-    return f"bpe-{vocab_size}"
-
-
-def _from_file(path: Path) -> Tokenizer:
-    try:
-        # Not from_file, which raises a bare Exception whatever is wrong.
-        return Tokenizer.from_buffer(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
-            "vocab.json or merges.txt alone is not enough."
-        ) from error
 
 
 def _meaning_sha256(spec: dict) -> str:

@@ -25,12 +25,10 @@ import torch
 
 from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, Stage, collect_rows
-from experiments.attention import hbm_bytes
+from experiments.attention import hbm_bytes, report
 from experiments.attention.cases import Case, Sparsity
 from experiments.attention.measure import measure_case
 from experiments.attention.peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
-from experiments.attention.plots import draw_paper, draw_peers, draw_sparsity
-from experiments.attention.tables import show_rows
 
 PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
 PEER_LENGTHS = (1024, 4096, 16_384)
@@ -47,12 +45,6 @@ VARIANT_LENGTHS = (1024, 4096, 16_384)  # of all variants but "plain", unless --
 # Table 20 of arXiv 2205.14135: ms forward and backward on an A100, by PAPER_LENGTHS
 PAPER_DENSE_MS = [0.31, 0.31, 0.73, 2.29, 7.64, 30.09, 118.50, 470.51, 1876.08, 7492.85]
 PAPER_SPARSE_MS = [0.74, 0.77, 0.82, 0.88, 1.71, 3.21, 6.56, 12.60, 24.93, 50.39]
-
-TIMES = ["forward_ms", "backward_ms"]
-SPEEDS = ["forward_tflops", "backward_tflops"]
-BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
-PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
-PROPORTION_CAPTION = "/ density: the time over (density x our dense time); 1 is proportional"
 
 
 # ---- peers
@@ -75,66 +67,6 @@ def measure_peers(case: Case) -> Iterator[list[Row]]:
     if case.seq_len in BUTTERFLY_LENGTHS:
         sparse = replace(case, sparsity=Sparsity("butterfly"))
         yield measure_case(sparse, ["ours", "FlexAttention"])
-
-
-def relate_peers(rows: list[Row]) -> None:
-    """Add what compares rows with others."""
-    add_best_peer(rows)
-    add_proportion(rows)
-
-
-def problem(row: Row) -> tuple[Any, ...]:
-    """What rows have in common whose contenders computed the same."""
-    return (*dense_problem(row), row["sparsity"])
-
-
-def dense_problem(row: Row) -> tuple[Any, ...]:
-    """The same with the block-sparse mask left out."""
-    names = ("batch", "seq_len", "n_head", "head_dim", "dtype", "causal", "dropout_p", "padded")
-    return tuple(row[name] for name in names)
-
-
-def our_dense(rows: list[Row]) -> dict[tuple[Any, ...], Row]:
-    """Our rows without a block-sparse mask, by `dense_problem`."""
-    wanted = ("ours", "dense", "ok")
-    found = [row for row in rows if (row["name"], row["mask"], row["status"]) == wanted]
-    return {dense_problem(row): row for row in found}
-
-
-def add_best_peer(rows: list[Row]) -> None:
-    """To our rows: our speed over that of the fastest peer, forward and backward by themselves."""
-    for row in rows:
-        if row["name"] != "ours" or row["status"] != "ok":
-            continue
-        same = [r for r in rows if r["status"] == "ok" and problem(r) == problem(row)]
-        others = [r for r in same if r["name"] != "ours"]
-        for part in ("forward", "backward"):
-            if others:
-                best = min(r[f"{part}_ms"] for r in others)
-                row[f"{part}_over_best_peer"] = best / row[f"{part}_ms"]
-
-
-def add_proportion(rows: list[Row]) -> None:
-    """To block-sparse rows: the time over what it would be in proportion to our dense time."""
-    dense = our_dense(rows)
-    for row in rows:
-        base = dense.get(dense_problem(row))
-        if row["mask"] == "dense" or row["status"] != "ok" or base is None:
-            continue
-        for part in ("forward", "backward", "both"):
-            share = row["density"] * base[f"{part}_ms"]
-            row[f"{part}_over_proportional"] = row[f"{part}_ms"] / share
-
-
-def show_peers(rows: list[Row]) -> None:
-    """Print dense rows, then butterfly rows."""
-    dense = [row for row in rows if row["mask"] == "dense"]
-    title = "Dense attention, bf16, 16,384 tokens or one sequence, 2,048 channels"
-    caption = "x best: our speed over that of the fastest peer"
-    show_rows(title, dense, [*SPEEDS, "peak_mib", *BEST_PEER], caption)
-    sparse = [row for row in rows if row["mask"] != "dense"]
-    title = "Full butterfly of blocks of 128"
-    show_rows(title, sparse, [*TIMES, *BEST_PEER, *PROPORTION], PROPORTION_CAPTION)
 
 
 # ---- paper
@@ -169,23 +101,10 @@ def add_speedup(rows: list[Row]) -> None:
     """To our block-sparse rows: how much faster than dense, forward and backward; the paper's."""
     ms = zip(PAPER_LENGTHS, PAPER_DENSE_MS, PAPER_SPARSE_MS, strict=True)
     paper_speedup = {seq_len: dense / sparse for seq_len, dense, sparse in ms}
-    dense = our_dense(rows)
-    for row in rows:
-        base = dense.get(dense_problem(row))
-        if row["mask"] == "dense" or row["status"] != "ok" or base is None:
-            continue
-        row["speedup"] = base["both_ms"] / row["both_ms"]
+    for row, dense in report.beside_dense(rows):
+        row["speedup"] = dense["both_ms"] / row["both_ms"]
         if row["variant"] == "plain":
             row["paper_speedup"] = paper_speedup[row["seq_len"]]
-
-
-def show_paper(rows: list[Row]) -> None:
-    """Print the rows of each variant."""
-    columns = [*TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
-    caption = "x dense: ours block-sparse over ours dense, both passes; the paper's: Table 20, A100"
-    for variant in PAPER_VARIANTS:
-        here = [row for row in rows if row["variant"] == variant]
-        show_rows(f"{variant}: batch 16, 8 heads of 64, fp16, not causal", here, columns, caption)
 
 
 # ---- sparsity
@@ -199,13 +118,6 @@ def sparsity() -> Iterator[list[Row]]:
     masks += [Sparsity("window", width) for width in (2, 3, 5, 9, 17)]
     for mask in masks:
         yield measure_case(replace(case, sparsity=mask), ["ours"])
-
-
-def show_sparsity(rows: list[Row]) -> None:
-    """Print the rows by density."""
-    rows = sorted(rows, key=lambda row: row["density"])
-    title = "T 4,096, batch 4, 32 heads of 64, bf16, not causal, blocks of 128"
-    show_rows(title, rows, ["density", *TIMES, *PROPORTION], PROPORTION_CAPTION)
 
 
 # ---- all presets
@@ -231,9 +143,18 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "peers": Preset(peers, relate_peers, show_peers, draw_peers),
-    "paper": Preset(paper, add_speedup, show_paper, draw_paper),
-    "sparsity": Preset(lambda full: [sparsity], add_proportion, show_sparsity, draw_sparsity),
+    "peers": Preset(
+        peers, report.relate_peers, partial(report.show, columns=report.PEERS), report.draw_peers
+    ),
+    "paper": Preset(
+        paper, add_speedup, partial(report.show, columns=report.PAPER), report.draw_paper
+    ),
+    "sparsity": Preset(
+        lambda full: [sparsity],
+        report.add_proportion,
+        partial(report.show, columns=report.SPARSITY),
+        report.draw_sparsity,
+    ),
     "io": Preset(lambda full: [io], lambda rows: None, hbm_bytes.show, hbm_bytes.draw),
 }
 
@@ -269,8 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     stages = preset.stages(args.full)
     rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
     preset.show(rows)
-    print(f"wrote {out}")
     preset.draw(rows, out.with_suffix(".png"))
+    print(f"wrote {out} and its picture")
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong, and have no speed")
 

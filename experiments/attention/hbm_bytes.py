@@ -28,15 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from evaluation.style import save
 from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS
-from experiments.attention.plots import save
+from experiments.reports import table
 from kernels.options import AttentionOptions, with_mask
 from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
 
@@ -213,51 +212,44 @@ def with_bytes(rows: dict[str, dict[str, Any]], device: str = "cuda") -> list[di
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print GB counted and measured, with the times."""
-    table = Table(title="HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal")
-    for column in ("", "part"):
-        table.add_column(column)
-    for column in ("minimum", "tile loads", "read", "written", "measured", "ms"):
-        table.add_column(column, justify="right")
-    table.add_column("note")
-    for row in rows:
-        for part in PARTS:
-            moved = row["bytes"][part]
-            measured = [moved.get(key) for key in METRICS.values()]
-            total = None if None in measured else sum(measured)
-            shown = [moved["minimum"], moved["loaded"], *measured, total]
-            table.add_row(
-                row["name"],
-                part,
-                *("-" if x is None else f"{x / 1e9:.2f}" for x in shown),
-                f"{row[f'{part}_ms']:.2f}" if row["status"] == "ok" else "-",
-                "; ".join(
-                    x for x in (moved.get("profiler"), row["status"]) if x not in (None, "ok")
-                ),
-            )
-        table.add_section()
+
+    def line(row: dict[str, Any], part: str) -> dict[str, str]:
+        moved = row["bytes"][part]
+        counted = {"minimum": moved["minimum"], "tile loads": moved["loaded"]}
+        measured = {"read": moved.get("read_bytes"), "written": moved.get("written_bytes")}
+        known = None not in measured.values()
+        gigabytes = {**counted, **measured, "measured": sum(measured.values()) if known else None}
+        notes = {moved.get("profiler"), row["status"]} - {None, "ok"}
+        return {
+            "": row["name"],
+            "part": part,
+            **{key: "-" if x is None else f"{x / 1e9:.2f}" for key, x in gigabytes.items()},
+            "ms": f"{row[f'{part}_ms']:.2f}" if row["status"] == "ok" else "-",
+            "note": "; ".join(notes),
+        }
+
+    print("HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal\n")
+    print(table(line(row, part) for row in rows for part in PARTS))
     paper = ", ".join(f"{name} {gb} GB" for name, gb in PAPER_GB.items())
-    table.caption = f"the paper, forward and backward on an A100: {paper}"
-    Console(width=110).print(table)
+    print(f"the paper, forward and backward on an A100: {paper}")
 
 
 def draw(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """Draw counted and measured GB as bars, of each part."""
+    import pandas as pd
     from matplotlib.figure import Figure
 
-    bars = [(row["name"], part, row["bytes"][part]) for row in rows for part in PARTS]
-    series = {
-        "counted, minimum": lambda moved: moved["minimum"],
-        "counted, tile loads": lambda moved: moved["loaded"],
-        "measured": lambda moved: sum(moved.get(key, 0) for key in METRICS.values()),
-    }
+    def heights(moved: dict[str, Any]) -> dict[str, float]:
+        measured = sum(moved.get(key, 0) for key in METRICS.values()) or float("nan")
+        moved = {"counted, minimum": moved["minimum"], "counted, tile loads": moved["loaded"]}
+        return {name: x / 1e9 for name, x in (moved | {"measured": measured}).items()}
+
+    bars = {f"{row['name']}\n{part}": heights(row["bytes"][part]) for row in rows for part in PARTS}
     figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (label, value) in enumerate(series.items()):
-        places = [group + (number - 1) * 0.27 for group in range(len(bars))]
-        heights = [value(moved) / 1e9 or float("nan") for _, _, moved in bars]
-        drawn = axes.bar(places, heights, 0.25, label=label)
-        axes.bar_label(drawn, ["" if x != x else f"{x:.1f}" for x in heights], fontsize=7)
-    axes.set_ylabel("HBM traffic, GB")
-    axes.set_xticks(range(len(bars)), [f"{name}\n{part}" for name, part, _ in bars])
+    axes = pd.DataFrame.from_dict(bars, orient="index").plot.bar(
+        ax=figure.subplots(), rot=0, width=0.8, ylabel="HBM traffic, GB"
+    )
+    for drawn in axes.containers:
+        axes.bar_label(drawn, fmt="%.1f", fontsize=7)
     axes.legend(fontsize=8)
     save(figure, out)

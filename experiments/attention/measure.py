@@ -12,7 +12,7 @@ from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Tensors, make_tensors
 from experiments.attention.check import Answer, answer, checked_case, errors, verdict
 from experiments.attention.peers import CONTENDERS, TENSORS, UnsupportedError
-from experiments.attention.tables import heading, label
+from experiments.attention.report import heading, label
 
 LONG_MS = 20.0  # a run this long is timed three times
 TIMED_MS = 100.0  # how long a shorter one is timed in all, at most MAX_RUNS times

@@ -5,7 +5,6 @@ contenders of a case get the same tensors, but for those in TENSORS.
 """
 
 import importlib.util
-import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -38,35 +37,16 @@ def padding_mask(case: Case, device: torch.device) -> Tensor | None:
     return (keys < case.kv_lengths(device).unsqueeze(1))[:, None, None]
 
 
-def ours(case: Case, device: torch.device) -> Attention:
-    """This project's Triton kernels."""
-    options: dict[str, Any] = {"causal": case.causal}
+def ours(impl: str, case: Case, device: torch.device) -> Attention:
+    """This project's Triton kernels, or "unfused", its plain PyTorch: Algorithm 0 of the paper."""
+    options: dict[str, Any] = {"causal": case.causal, "dropout_p": case.dropout_p}
     if case.sparsity is not None:
         options["mask"] = case.sparsity.mask(case.seq_len, device)
     if case.padded:
         options["kv_lengths"] = case.kv_lengths(device)
-    if case.dropout_p > 0:
-        options["dropout_p"] = case.dropout_p
+    if case.dropout_p > 0 and impl == "triton":
         options["dropout_seed"] = torch.tensor([DROPOUT_SEED], device=device)
-    return partial(flash_attention, impl="triton", **options)
-
-
-def standard(case: Case, device: torch.device) -> Attention:
-    """Plain PyTorch with the T x T matrix in memory, in case.dtype: Algorithm 0 of the paper."""
-    assert not case.causal, "nothing here compares standard attention with a causal mask"
-    padding = padding_mask(case, device)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (q * case.head_dim**-0.5).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        x = q @ k.mT  # one name for scores and probabilities, so that unneeded ones are freed
-        if padding is not None:
-            x = x.masked_fill(~padding, -math.inf)
-        x = x.softmax(-1)
-        if case.dropout_p > 0:
-            x = F.dropout(x, case.dropout_p)
-        return (x @ v).transpose(1, 2)
-
-    return attend
+    return partial(flash_attention, impl=impl, **options)
 
 
 def sdpa(backend: SDPBackend, case: Case, device: torch.device) -> Attention:
@@ -186,13 +166,13 @@ def triton_tutorial(tutorial: ModuleType, case: Case, device: torch.device) -> A
 
 # Also "Triton tutorial", where the command names its file
 CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
-    "ours": ours,
+    "ours": partial(ours, "triton"),
     "SDPA flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
     "SDPA cuDNN": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
     "SDPA math": partial(sdpa, SDPBackend.MATH),
     "FlexAttention": flex,
     "flash-attn-4": flash_attn_4,
-    "standard": standard,
+    "standard": partial(ours, "unfused"),
 }
 
 # What a contender is run on, where it cannot take the tensors of the case; copying is not timed

@@ -8,12 +8,13 @@ kernels walk; those of the other masks by the definition of the mask.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from configs.command_line import command_parser, errors_as_sentences
+from evaluation.style import save
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly, random, sliding_window, strided
 from kernels.reference.standard import visible_keys
@@ -32,18 +33,8 @@ LABELS = (
 )
 
 
-class Arguments(TypedDict, total=False):
-    """What `kernels.reference.standard.visible_keys` takes, beside the lengths."""
-
-    causal: bool
-    window_size: int
-    mask: BlockSparseMask
-    doc_start: Tensor
-    kv_lengths: Tensor
-
-
-def masks() -> dict[str, Arguments]:
-    """The masks of the picture by title; edges lie within blocks where they can."""
+def masks() -> dict[str, dict[str, Any]]:
+    """By title, arguments of `visible_keys` beside lengths; edges lie within blocks if they can."""
 
     def blocks(layout: Tensor) -> BlockSparseMask:
         return BlockSparseMask(layout, BLOCK_SIZE)
@@ -64,7 +55,7 @@ def masks() -> dict[str, Arguments]:
     }
 
 
-def block_kinds(arguments: Arguments) -> Tensor:
+def block_kinds(arguments: dict[str, Any]) -> Tensor:
     """(N_BLOCKS, N_BLOCKS) int: SKIPPED, SEEN (partial) or FULL."""
     kinds = torch.full((N_BLOCKS, N_BLOCKS), SKIPPED)
     mask = arguments.get("mask")
@@ -82,7 +73,7 @@ def block_kinds(arguments: Arguments) -> Tensor:
     return kinds
 
 
-def picture(arguments: Arguments) -> Tensor:
+def picture(arguments: dict[str, Any]) -> Tensor:
     """(SEQ_LEN, SEQ_LEN) int: the kind of each element, of COLOURS."""
     kinds = block_kinds(arguments)
     kinds = kinds.repeat_interleave(BLOCK_SIZE, 0).repeat_interleave(BLOCK_SIZE, 1)
@@ -101,17 +92,18 @@ def draw(out: Path) -> None:
     figure = Figure(figsize=(9, 10.7), facecolor="white", layout="constrained")
     grid = figure.subplots(3, 3)
     for axes, (title, arguments) in zip(grid.flat, masks().items(), strict=True):
+        shown = ListedColormap(COLOURS)
+        extent = (0, N_BLOCKS, N_BLOCKS, 0)
         axes.imshow(
-            picture(arguments).numpy(),
-            cmap=ListedColormap(COLOURS),
+            picture(arguments),
+            shown,
             vmin=SKIPPED,
             vmax=FULL,
             interpolation="nearest",
-            extent=(0, N_BLOCKS, N_BLOCKS, 0),
+            extent=extent,
         )
-        for edge in range(1, N_BLOCKS):
-            axes.axhline(edge, color="white", lw=0.8)
-            axes.axvline(edge, color="white", lw=0.8)
+        axes.hlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
+        axes.vlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         visited = int((block_kinds(arguments) != SKIPPED).sum())
         axes.set_title(f"{title}\n{visited} of {N_BLOCKS**2} blocks", fontsize=11)
         axes.set(xticks=[], yticks=[])
@@ -125,7 +117,7 @@ def draw(out: Path) -> None:
         for colour, label in zip(COLOURS, LABELS, strict=True)
     ]
     figure.legend(handles=patches[::-1], loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(out, dpi=120)
+    save(figure, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,40 +1,34 @@
-"""What a viewer sees at the two markers of Pathfinder images, and predictions made of it.
+"""What a viewer sees at the two markers of Pathfinder images.
 
 The order of the markers says nothing to a viewer. Swapping rows and columns changes nothing either,
 but turning and mirroring would: the generator rounds coordinates up, so contours drift down and to
 the right, and a classifier can use that.
 """
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from data.files import write_atomically
-from data.lra.store import DisplayLists, Manifest, open_split
+from data.lra.store import DisplayLists, open_split
 from data.pathfinder.geometry import endpoint_geometry
 from data.pathfinder.parameters import Pathfinder
 
-TASKS = {32: "pathfinder32", 64: "pathfinder64", 128: "pathx", 256: "pathfinder256"}
-"""Folder of the prepared images by their size."""
+_POSITIONS = ("row_a", "column_a", "row_b", "column_b")
+_TANGENTS = ("row_direction_a", "column_direction_a", "row_direction_b", "column_direction_b")
 
-_TANGENTS = tuple(f"{axis}_direction_{marker}" for marker in "ab" for axis in ("row", "column"))
-_POSITIONS = ("distance", "row_a", "column_a", "row_b", "column_b")
 
 ALL = "all endpoint geometry"
 KNOWLEDGE: dict[str, tuple[str, ...]] = {
     "distance": ("distance",),
-    "distance and positions": _POSITIONS,
+    "distance and positions": ("distance", *_POSITIONS),
     "distance and one direction": ("distance", "size_of_turn_a"),
     "distance and both directions": ("distance", "folded_turn_a", "folded_turn_b"),
     ALL: (
-        *_POSITIONS,
-        *("row_difference", "column_difference", "turn_a", "turn_b"),
-        *("folded_turn_a", "folded_turn_b"),
-        *_TANGENTS,
+        *("distance", *_POSITIONS, "row_difference", "column_difference"),
+        *("turn_a", "turn_b", "folded_turn_a", "folded_turn_b", *_TANGENTS),
     ),
 }
 """What a classifier may know: names of features that `features` gives. One direction is that at a
@@ -61,19 +55,18 @@ class Endpoints:
         """These endpoints with the markers in the other order."""
         return replace(self, positions=self.positions[:, ::-1], directions=self.directions[:, ::-1])
 
-    def transposed(self, which: np.ndarray | slice = slice(None)) -> "Endpoints":
+    def transposed(self, which: ArrayLike = True) -> "Endpoints":
         """Endpoints with rows and columns swapped, in all images or in `which`, (N,) bool."""
-        turned = {"positions": self.positions.copy(), "directions": self.directions.copy()}
-        for points in turned.values():
-            points[which] = points[which][..., ::-1].copy()
-        return replace(self, **turned)
+        swap, ways = np.reshape(which, (-1, 1, 1)), (self.positions, self.directions)
+        positions, directions = (np.where(swap, points[..., ::-1], points) for points in ways)
+        return replace(self, positions=positions, directions=directions)
 
 
-def read_endpoints(folder: Path, split: str) -> Endpoints:
-    """Markers of a split of a prepared task.
+def open_contours(folder: Path, split: str) -> tuple[DisplayLists, Pathfinder]:
+    """A split of a prepared task of generated Pathfinder images, and their parameters.
 
     Raises:
-        ValueError, FileNotFoundError: the folder holds no generated Pathfinder images.
+        ValueError, FileNotFoundError: the folder holds none.
     """
     opened = open_split(folder, split)
     if not isinstance(opened, DisplayLists):
@@ -81,7 +74,12 @@ def read_endpoints(folder: Path, split: str) -> Endpoints:
             f"{folder} holds {opened.manifest.kind}, which do not tell where contours end; prepare "
             "the task without --source, so that its images are generated."
         )
-    parameters = Pathfinder(**opened.manifest.source["parameters"])
+    return opened, Pathfinder(**opened.manifest.source["parameters"])
+
+
+def read_endpoints(folder: Path, split: str) -> Endpoints:
+    """Markers of a split of a prepared task; raises as `open_contours` does."""
+    opened, parameters = open_contours(folder, split)
     positions, directions = endpoint_geometry(opened.display_lists, parameters)
     return Endpoints(
         labels=np.array(opened.labels),
@@ -122,54 +120,11 @@ def features(endpoints: Endpoints) -> dict[str, np.ndarray]:
         "folded_turn_a": np.where(more < 0, -less, less),
         "folded_turn_b": np.abs(more),
     }
-    for m, marker in enumerate("ab"):
-        for a, axis in enumerate(("row", "column")):
-            found[f"{axis}_{marker}"] = positions[:, m, a]
-            found[f"{axis}_direction_{marker}"] = directions[:, m, a]
+    for names, values in ((_POSITIONS, positions), (_TANGENTS, directions)):
+        found |= zip(names, values.reshape(-1, 4).T, strict=True)
     return found
 
 
 def _wrap(angles: np.ndarray) -> np.ndarray:
     """To (-pi, pi]."""
     return np.pi - (np.pi - angles) % (2 * np.pi)
-
-
-def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
-    """Keep what classifiers of endpoint geometry say of a task's test images.
-
-    Args:
-        folder: where TASK.npz goes.
-        task: folder of the prepared task.
-        logits: (n,) by the classifier's name, log-odds of label 1.
-    """
-    file = io.BytesIO()
-    arrays: dict[str, Any] = {"images": _test_sha256(task), **logits}
-    np.savez_compressed(file, **arrays)
-    path = folder / f"{task.name}.npz"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, file.getvalue())
-    return path
-
-
-def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
-    """What `write_predictions` kept of a task: (n,) log-odds of label 1 by classifier.
-
-    Raises:
-        FileNotFoundError: nothing was kept of it.
-        ValueError: it was of other images.
-    """
-    path = folder / f"{task.name}.npz"
-    command = f"python -m experiments.contours.yardsticks --predictions {folder}"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: make it with {command}")
-    with np.load(path, allow_pickle=False) as file:
-        found = {name: file[name] for name in file.files}
-    if str(found.pop("images")) != _test_sha256(task):
-        raise ValueError(
-            f"{path} is of other test images than {task} holds: make it anew with {command}"
-        )
-    return found
-
-
-def _test_sha256(task: Path) -> str:
-    return Manifest.load(task).splits["test"].arrays["display_lists"].sha256

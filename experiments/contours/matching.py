@@ -1,11 +1,4 @@
-"""Pairs of Pathfinder images that look alike at their markers, one of each label.
-
-Who sees the ends alone cannot tell which of the two has its markers on one contour. Alike means two
-things, as in Rosenbaum and Rubin 1985, "Constructing a control group using multivariate matched
-sampling methods that incorporate the propensity score" (The American Statistician 39): the ends lie
-and point nearly the same, and classifiers of that geometry give nearly the same odds. The first
-alone is not enough where odds change fast, the second where a classifier missed something.
-"""
+"""Pairs of Pathfinder images that look alike at their markers, one of each label."""
 
 from dataclasses import dataclass
 
@@ -15,7 +8,7 @@ from experiments.contours.geometry import Endpoints
 
 _MIDPOINT_WEIGHT = 0.25  # where in the image: matters less than how the ends lie to each other
 _DIRECTION_WEIGHT = 2.0  # in strokes: what a radian is worth
-_ROWS = 1000
+_ROWS = 1000  # of images of label 1 that are compared at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +44,15 @@ def describe(endpoints: Endpoints) -> np.ndarray:
 def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> np.ndarray:
     """Pair images of label 1 with images of label 0, nearest first, each used once at most.
 
-    An image is as near as the nearest of what looks the same: its markers in either order, rows
-    and columns swapped or not.
+    Who sees the ends alone cannot tell which of the two has its markers on one contour. Alike means
+    two things, as in Rosenbaum and Rubin 1985, "Constructing a control group using multivariate
+    matched sampling methods that incorporate the propensity score" (The American Statistician 39):
+    the ends lie and point nearly the same, and classifiers of that geometry give nearly the same
+    odds. The first alone is not enough where odds change fast, the second where a classifier missed
+    something. An image is as near as the nearest of what looks the same: its markers in either
+    order, rows and columns swapped or not.
 
-    Args:
-        endpoints: of N images.
-        log_odds: (n_classifiers, N), what classifiers of endpoint geometry say; each must find the
-            two images of a pair alike.
-        tolerance: pairs further apart are left out.
+    `log_odds` are (n_classifiers, N), what classifiers of endpoint geometry say of N images.
 
     Returns:
         (n_pairs, 2) int64, numbers of the images: label 1, then label 0.

@@ -27,41 +27,28 @@ if TYPE_CHECKING:
 SHADES = ("#e4e4e4", "#9ccbe8", "#2f86c1", "#0b3c6f", "#06101f")
 RINGS = ("#d55e00", "#009e73")
 LEAST, MOST = 0.1, 100.0  # times uniform attention, the ends of the colours
-NO_TOKEN = "white"
 
 
 def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
-    """Put amounts back where their pixels are.
-
-    Args:
-        amounts: (T,) attention, which sums to 1.
-        places: (T,) int64, row * size + column.
-        size: pixels in a row.
-
-    Returns:
-        (size, size) float64, times what each of T tokens had if all had the same; NaN where no
-        token is.
-    """
+    """(S, S) float64: (T,) attention, times what each token had if all had as much; else NaN."""
     picture = np.full(size * size, np.nan)
     picture[places.numpy()] = amounts.double().numpy() * len(amounts)
     return picture.reshape(size, size)
 
 
-def draw(found: Trace, title: str) -> "Figure":
-    """The image, then a column a layer and one for the rollout; a row a marker."""
+def draw(found: Trace, number: int) -> "Figure":
+    """The image of this number, then a column a layer and one for the rollout; a row a marker."""
     # not at the top: matplotlib takes a second to load, which --help should not wait for
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.figure import Figure
     from matplotlib.patches import Circle
 
-    shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad=NO_TOKEN)
+    shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad="white")
     norm = LogNorm(LEAST, MOST, clip=True)
     n_layer, size = len(found.layers), len(found.image)
     paid, rollout = found.paid(), found.rollout()
-    figure = Figure(
-        figsize=(1.2 + 2.3 * (n_layer + 2), 5.2), facecolor="white", layout="constrained"
-    )
+    figure = Figure(figsize=(1.2 + 2.3 * (n_layer + 2), 5.2), layout="constrained")
     panels = figure.subplots(2, n_layer + 2, squeeze=False)
     for marker, row in enumerate(panels):
         row[0].imshow(255 - found.image.numpy(), cmap="gray", vmin=0, vmax=255)
@@ -78,36 +65,29 @@ def draw(found: Trace, title: str) -> "Figure":
     names = ["image", *(f"layer {number}" for number in range(1, n_layer + 1)), "rollout"]
     for axes, name in zip(panels[0], names, strict=True):
         axes.set_title(name, fontsize=11)
+    words = ("on different contours", "on the same contour")
+    shares = found.logits.softmax(-1).tolist()
+    said = int(shares[1] > shares[0])
+    says = f"the model says {words[said]}, {shares[said]:.1%}"
+    title = f"test image {number}: markers {words[found.label]}; {says}"
     figure.suptitle(title, fontsize=12)
     bar = figure.colorbar(ScalarMappable(norm, shades), ax=panels, shrink=0.8, extend="both")
     bar.set_label("attention, times that of all pixels alike")
     return figure
 
 
-def title_of(found: Trace, number: int) -> str:
-    """What the image is and what the model says."""
-    words = ("on different contours", "on the same contour")
-    shares = found.logits.softmax(-1).tolist()
-    said = int(shares[1] > shares[0])
-    return (
-        f"test image {number}: markers {words[found.label]}; "
-        f"the model says {words[said]}, {shares[said]:.1%}"
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of train.py")
-    parser.add_argument("--image", type=int, default=0, metavar="N", help="of the test split")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
-    parser.add_argument(
-        "--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)"
-    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of train.py")
+    add("--image", type=int, default=0, metavar="N", help="of the test split")
+    add("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
+    add("--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)")
     args = parser.parse_args(argv)
     found = trace(args.run, args.image, args.task)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    save(draw(found, title_of(found, args.image)), args.out)
+    save(draw(found, args.image), args.out)
     print(f"drew {args.out}")
 
 

@@ -1,7 +1,8 @@
 """Where the attention of a trained classifier goes, computed exactly from q and k of its blocks.
 
 In float32 on the CPU, some rows of the attention matrix at a time, so that the matrix of a long
-sequence is never held. Shapes: T tokens, H heads, D head_dim, R some of the T rows.
+sequence is never held. Shapes: T tokens, H heads, D head_dim, R some of the T rows, S pixels in a
+row.
 """
 
 import math
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor
 
 from data.lra.batches import PixelExamples
-from data.lra.store import DisplayLists, open_split
-from data.pathfinder.parameters import Pathfinder
 from experiments.classifier_runs import read_run_config
+from experiments.contours.geometry import open_contours
 from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
@@ -32,11 +32,9 @@ class Layer:
     """What one block attends with, for one image."""
 
     q: Tensor
-    """(T, H, D), turned by its position where positions are rotary."""
+    """(T, H, D), as k turned by its position where positions are rotary."""
     k: Tensor
-    """(T, H, D)."""
     v: Tensor
-    """(T, H, D)."""
     out: Tensor
     """(T, C), what the block's attention gave, to check against."""
     softmax_scale: float
@@ -60,7 +58,7 @@ class Trace:
     label: int
     places: Tensor
     """(T,) int64, the pixel (row * S + column) of each token."""
-    under_markers: tuple[Tensor, Tensor]
+    under_markers: list[Tensor]
     """Numbers of the tokens under each marker, int64: origin end, terminal end."""
     markers: Tensor
     """(2, 2) int64, the pixels (y, x) under the markers."""
@@ -68,14 +66,12 @@ class Trace:
     """Pixels."""
     layers: list[Layer]
     logits: Tensor
-    """(2,)."""
 
     def paid(self) -> Tensor:
         """(n_layer, 2, T): attention that each marker pays, mean over its pixels and heads."""
-        rows = [
-            [layer.weights(t).mean((0, 1)) for t in self.under_markers] for layer in self.layers
-        ]
-        return torch.stack([torch.stack(row) for row in rows])
+        pairs = ((layer, tokens) for layer in self.layers for tokens in self.under_markers)
+        paid = [layer.weights(tokens).mean((0, 1)) for layer, tokens in pairs]
+        return torch.stack(paid).unflatten(0, (-1, 2))
 
     def rollout(self) -> Tensor:
         """(2, T): attention from each marker through all layers; sums to 1.
@@ -97,24 +93,15 @@ class Trace:
 
 @torch.no_grad()
 def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
-    """Send one test image through the best weights of a run.
+    """Send a test image, of its number, through the best weights of a run.
 
-    Args:
-        run: folder of train.py.
-        number: of the image in the test split.
-        folder: of the prepared task; None is the run's data.path.
+    `folder` is that of the prepared task; None: the run's data.path.
 
     Raises:
         ValueError, FileNotFoundError: there is no such image or run, or one of another kind.
     """
     config = read_run_config(run)
-    folder = folder or Path(config.data.path)
-    split = open_split(folder, "test")
-    if not isinstance(split, DisplayLists):
-        raise ValueError(
-            f"{folder} holds {split.manifest.kind}, which do not tell where markers are; name "
-            "a run on generated Pathfinder images"
-        )
+    split, parameters = open_contours(folder or Path(config.data.path), "test")
     if not 0 <= number < len(split):
         raise ValueError(f"--image {number} must be between 0 and {len(split) - 1}")
     model = _open(run, config)
@@ -131,14 +118,15 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     if lengths is not None:  # padding is hidden from all: without it, nothing else changes
         tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
     layers, logits = _run(model, tokens, places[None])
+    radius = parameters.scale.marker_radius
     markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
-    radius = Pathfinder(**split.manifest.source["parameters"]).scale.marker_radius
-    first, second = (_near(places, marker, examples.size, radius) for marker in markers)
+    pixels = torch.stack((places // examples.size, places % examples.size), dim=-1)
+    distances = (pixels - markers[:, None]).double().norm(dim=-1)
     return Trace(
         image=examples.images(zero)[0],
         label=int(labels),
         places=places,
-        under_markers=(first, second),
+        under_markers=[(away <= radius).nonzero()[:, 0] for away in distances],
         markers=markers,
         marker_radius=radius,
         layers=layers,
@@ -179,10 +167,8 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
         mask = keywords["mask"]
         visible = None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0]
-        scale = block.softmax_scale
-        layers.append(
-            Layer(q=q[0], k=k[0], v=v[0], out=out[0], softmax_scale=scale, visible=visible)
-        )
+        seen = {"softmax_scale": block.softmax_scale, "visible": visible}
+        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=out[0], **seen))
 
     blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
     hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
@@ -190,9 +176,3 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
     for hook in hooks:
         hook.remove()
     return layers, logits
-
-
-def _near(places: Tensor, marker: Tensor, size: int, radius: float) -> Tensor:
-    """Numbers of the tokens whose pixels are no further than `radius` from a marker, (y, x)."""
-    pixels = torch.stack((places // size, places % size), dim=-1)
-    return ((pixels - marker).double().norm(dim=-1) <= radius).nonzero()[:, 0]

@@ -4,10 +4,10 @@
         --out docs/results/pathfinder_tracing.json
 
 Where the markers lie and how contours leave them gives most labels away. So test images of label 1
-are paired with those of label 0 that look alike there (matching.py). Of each pair,
-a model that sees endpoint geometry alone orders the logits rightly half of the time, and one that
-traces nearly always. Controls are classifiers of endpoint geometry (yardsticks.py,
-which must have run before); of these, "held_out" had no part in the matching.
+are paired with those of label 0 that look alike there (matching.py). Of each pair, a model that
+sees endpoint geometry alone orders the logits rightly half of the time, and one that traces nearly
+always. Controls are classifiers of endpoint geometry (yardsticks.py, which must have run before);
+of these, "held_out" had no part in the matching.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import read_result, write_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
-from experiments.contours.geometry import read_endpoints, read_predictions
+from experiments.contours.geometry import read_endpoints
 from experiments.contours.matching import Tolerance, match
-from experiments.contours.yardsticks import PREDICTIONS
+from experiments.contours.yardsticks import PREDICTIONS, read_predictions
 from experiments.reports import mean_text, table
 from training.classification.scoring import TEST_LOGITS
 from training.metrics import read_metrics
@@ -35,13 +35,9 @@ CONFIDENCE = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> dict[str, Any]:
-    """What a run does on its test split, on matched pairs and by how much geometry tells.
+    """What a finished run does on its test split, on matched pairs and by how much geometry tells.
 
-    Args:
-        run: folder of train.py, finished.
-        data: folder of the prepared tasks.
-        predictions: that experiments.contours.yardsticks kept.
-        tolerance: of the pairs.
+    `data` is the folder of the prepared tasks, `predictions` that of yardsticks.py.
 
     Raises:
         FileNotFoundError: the run is not finished, or geometry was not classified before.
@@ -52,10 +48,11 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
     endpoints = read_endpoints(task, "test")
     geometry = read_predictions(predictions, task)
     labels = endpoints.labels
-    log_odds = {"run": read_log_odds(run, labels), **geometry}
+    log_odds = {"run": read_log_odds(run, labels)} | geometry
     matched_by = np.stack([geometry[name] for name in MATCHED_BY])
     by = matched_by.mean(axis=0)
     right = (by > 0) == labels
+    sure = np.digitize(1 / (1 + np.exp(-np.abs(by))), CONFIDENCE[1:-1])
     pairs = match(endpoints, matched_by, tolerance)
     if not len(pairs):
         raise ValueError(
@@ -68,7 +65,10 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
         "test_images": len(endpoints),
         "pairs": len(pairs),
         "on_pairs": {name: on_pairs(x, pairs) for name, x in log_odds.items()},
-        "by_confidence": by_confidence(log_odds, by, labels),
+        "by_confidence": [
+            {"confidence": [low, high], **accuracies(log_odds, labels, sure == number)}
+            for number, (low, high) in enumerate(pairwise(CONFIDENCE))
+        ],
         "where_geometry_is": {
             "right": accuracies(log_odds, labels, right),
             "wrong": accuracies(log_odds, labels, ~right),
@@ -129,39 +129,10 @@ def accuracies(
     found = {}
     for name, x in log_odds.items():
         right = (x[where] > 0) == labels[where]
-        n, share = len(right), float(np.mean(right)) if len(right) else None
-        interval = None if share is None else wilson(share, n)
-        found[name] = {"images": n, "accuracy": share, "interval": interval}
+        share = float(np.mean(right)) if len(right) else None
+        interval = None if share is None else wilson(share, len(right))
+        found[name] = {"images": len(right), "accuracy": share, "interval": interval}
     return found
-
-
-def by_confidence(
-    log_odds: dict[str, np.ndarray], by: np.ndarray, labels: np.ndarray
-) -> list[dict[str, Any]]:
-    """Accuracies in bins of how sure classifiers of geometry are, whose log-odds `by` is."""
-    bins = np.digitize(1 / (1 + np.exp(-np.abs(by))), CONFIDENCE[1:-1])
-    return [
-        {"confidence": [low, high], **accuracies(log_odds, labels, bins == k)}
-        for k, (low, high) in enumerate(pairwise(CONFIDENCE))
-    ]
-
-
-def earlier_rows(
-    path: Path, rows: Sequence[dict[str, Any]], matching: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Rows of another result, but for the runs that `rows` tell of.
-
-    Raises:
-        ValueError: its pairs were matched otherwise, or it is none of ours.
-    """
-    result = read_result(path, "matching", "rows")
-    if result["matching"] != matching:
-        raise ValueError(
-            f"{path} has pairs of another matching, {result['matching']}, than {matching}: give it "
-            "the same --tolerance and --caliper, or leave --add out"
-        )
-    here = {row["run"] for row in rows}
-    return [row for row in result["rows"] if row["run"] not in here]
 
 
 def classifiers_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -172,32 +143,32 @@ def classifiers_table(rows: Sequence[dict[str, Any]]) -> str:
             "task": row["task"],
             "accuracy, %": f"{100 * row['accuracy'][name]['accuracy']:.1f}",
             "pairs": f"{row['pairs']:,}",
-            "accuracy on pairs, %": mean_text(found["accuracy"], found["accuracy_interval"], 100),
-            "pairs in order, %": mean_text(found["ordered"], found["ordered_interval"], 100),
+            "accuracy on pairs, %": _percent(row, name, "accuracy"),
+            "pairs in order, %": _percent(row, name, "ordered"),
         }
         for row in rows
         for name in ("run", CONTROL, *MATCHED_BY)
-        for found in [row["on_pairs"][name]]
     )
 
 
 def runs_table(result: Mapping[str, Any]) -> str:
     """The pairs that each run puts in order, and those that the control does."""
-    control = result["matching"]["control"]
-
-    def ordered(found: Mapping[str, Any]) -> str:
-        return mean_text(found["ordered"], found["ordered_interval"], 100)
-
     return table(
         {
             "run": Path(row["run"]).name,
             "accuracy, %": f"{100 * row['accuracy']['run']['accuracy']:.1f}",
             "pairs": f"{row['pairs']:,}",
-            "pairs in order, %": ordered(row["on_pairs"]["run"]),
-            "by geometry alone, %": ordered(row["on_pairs"][control]),
+            "pairs in order, %": _percent(row, "run", "ordered"),
+            "by geometry alone, %": _percent(row, result["matching"]["control"], "ordered"),
         }
         for row in result["rows"]
     )
+
+
+def _percent(row: dict[str, Any], classifier: str, share: str) -> str:
+    """A share of the pairs or of their images, with its interval."""
+    found = row["on_pairs"][classifier]
+    return mean_text(found[share], found[f"{share}_interval"], 100)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -229,7 +200,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "control": CONTROL,
     }
     if args.add is not None:
-        rows += earlier_rows(args.add, rows, matching)
+        earlier, here = read_result(args.add, "matching", "rows"), {row["run"] for row in rows}
+        if earlier["matching"] != matching:
+            raise ValueError(
+                f"{args.add} has pairs of another matching, {earlier['matching']}, than {matching}:"
+                " give it the same --tolerance and --caliper, or leave --add out"
+            )
+        rows += [row for row in earlier["rows"] if row["run"] not in here]
     write_result(args.out, {"unit": "share", "matching": matching, "rows": rows})
     print(f"{classifiers_table(rows)}\nwrote {args.out}")
 

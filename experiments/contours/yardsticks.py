@@ -8,6 +8,7 @@ the training split and are scored on the whole test split. --predictions keeps w
 test image, which experiments.contours.tracing needs.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,17 @@ from typing import Any
 import numpy as np
 
 from configs.command_line import command_parser, errors_as_sentences
+from data.files import write_atomically
+from data.lra.request import PATHFINDER_SIZES
+from data.lra.store import Manifest
 from evaluation.results import write_result
 from evaluation.statistics import wilson
-from experiments.contours.geometry import (
-    ALL,
-    KNOWLEDGE,
-    TASKS,
-    Endpoints,
-    features,
-    read_endpoints,
-    views,
-    write_predictions,
-)
+from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints, views
 from experiments.reports import mean_text, table
 
+TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 NETWORK = "all endpoint geometry, by a network"
 PREDICTIONS = Path("out/pathfinder_yardsticks")
-_ONE_MARKER = "distance and one direction"
-_MAX_ITERATIONS = 2000
 
 Predict = Callable[[np.ndarray], np.ndarray]  # (n, n_features) to (n,) log-odds of label 1
 
@@ -52,7 +46,7 @@ def measure(task: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         seen = [_columns(view, columns) for view in views(test)]
         predict = fit_trees(_both(train, columns), _both(val, columns))
         found = np.stack([predict(x) for x in seen])
-        if name != _ONE_MARKER:  # there, taking both together would be to see both directions
+        if name != "distance and one direction":  # both together would be both directions
             found = found.mean(0, keepdims=True)
         accuracies[name] = float(np.mean((found > 0) == test.labels))
         if name == ALL:
@@ -75,11 +69,8 @@ def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.nd
     # slow to load: --help should not wait for it
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    trees = HistGradientBoostingClassifier(
-        max_iter=_MAX_ITERATIONS,
-        early_stopping=True,  # pyright: ignore[reportArgumentType]
-        random_state=0,
-    )
+    how: dict[str, Any] = {"max_iter": 2000, "early_stopping": True, "random_state": 0}
+    trees = HistGradientBoostingClassifier(**how)
     trees.fit(*train, X_val=val[0], y_val=val[1])
     return trees.decision_function
 
@@ -123,18 +114,48 @@ def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.nd
 
 def accuracies_table(result: dict[str, Any]) -> str:
     """Accuracies in percent, a column a size."""
-    sizes = list(result["accuracies"])
+    of_sizes = result["accuracies"].items()
     return table(
-        {
-            "accuracy, %": name,
-            **{
-                f"{size} x {size}": mean_text(share, result["intervals"][size][name], 100)
-                for size in sizes
-                for share in [result["accuracies"][size][name]]
-            },
+        {"accuracy, %": name}
+        | {
+            f"{size} x {size}": mean_text(shares[name], result["intervals"][size][name], 100)
+            for size, shares in of_sizes
         }
-        for name in result["accuracies"][sizes[0]]
+        for name in (*KNOWLEDGE, NETWORK)
     )
+
+
+def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
+    """Keep (n,) log-odds of label 1, by classifier, of a task's test images as FOLDER/TASK.npz."""
+    file, path = io.BytesIO(), folder / f"{task.name}.npz"
+    np.savez_compressed(file, allow_pickle=False, images=np.array(_test_sha256(task)), **logits)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, file.getvalue())
+    return path
+
+
+def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
+    """The log-odds that `write_predictions` kept of a task's test images.
+
+    Raises:
+        FileNotFoundError: nothing was kept of it.
+        ValueError: it was of other images.
+    """
+    path = folder / f"{task.name}.npz"
+    command = f"python -m experiments.contours.yardsticks --predictions {folder}"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: make it with {command}")
+    with np.load(path, allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files}
+    if str(found.pop("images")) != _test_sha256(task):
+        raise ValueError(
+            f"{path} is of other test images than {task} holds: make it anew with {command}"
+        )
+    return found
+
+
+def _test_sha256(task: Path) -> str:
+    return Manifest.load(task).splits["test"].arrays["display_lists"].sha256
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,68 +20,49 @@ from functools import partial
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
+from experiments.classifier_runs import is_finished
 from experiments.example_sets import prepare_sets
-from experiments.gpu_pool import Task
-from experiments.lra.jobs import (
-    ATTENTIONS,
-    BENCHMARK,
-    RECIPES,
-    TASKS,
-    Job,
-    make_jobs,
-    trainable_tasks,
-)
+from experiments.lra.jobs import ATTENTIONS, BENCHMARK, RECIPES, TASKS, make_jobs, trainable_tasks
 from experiments.lra.report import note_sharing, write_report
 from experiments.sweep import add_options, train_and_report
 
 SEEDS = (1111, 1112, 1113)
 
 
-def training_tasks(jobs: Sequence[Job], jobs_per_gpu: int) -> list[Task]:
-    """What trains the unfinished runs, whose sets of examples are made here.
-
-    Raises:
-        ValueError: `jobs_per_gpu` is below 1.
-    """
-    if jobs_per_gpu < 1:
-        raise ValueError(f"--jobs-per-gpu={jobs_per_gpu} must be at least 1")
-    finished = [job.folder.name for job in jobs if job.is_finished]
-    if finished:
-        print(f"finished before: {', '.join(finished)}")
-    waiting = [job for job in jobs if job.folder.name not in finished]
-    prepare_sets(
-        path for job in waiting for phase in job.config.data.phases for path in phase.paths
-    )
-    return [job.gpu_task(waiting, partial(note_sharing, most=jobs_per_gpu)) for job in waiting]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
+    add(
         "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
         help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
         default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
     )  # fmt: skip
-    parser.add_argument("--recipe", choices=RECIPES, default="paper")
-    parser.add_argument("--jobs-per-gpu", type=int, default=1, metavar="N")
+    add("--recipe", choices=RECIPES, default="paper")
+    add("--jobs-per-gpu", type=int, default=1, metavar="N")
     add_options(parser, Path("out/lra"), SEEDS)
     args = parser.parse_args(argv)
-    tasks = []
+    waiting = []
     if not args.report_only:
-        names, left_out = trainable_tasks(args.tasks, args.data, args.recipe)
-        print(*left_out, sep="\n", end="\n" if left_out else "")
+        if args.jobs_per_gpu < 1:
+            raise ValueError(f"--jobs-per-gpu={args.jobs_per_gpu} must be at least 1")
+        names = trainable_tasks(args.tasks, args.data, args.recipe)
         options = {"data": args.data, "out": args.out, "recipe": args.recipe}
         jobs = make_jobs(names, args.attentions, args.seeds, **options, overrides=args.set)
-        tasks = training_tasks(jobs, args.jobs_per_gpu)
+        waiting = [job for job in jobs if not is_finished(job.folder)]
+        finished = [job.folder.name for job in jobs if job not in waiting]
+        if finished:
+            print(f"finished before: {', '.join(finished)}")
+        prepare_sets(
+            path for job in waiting for phase in job.config.data.phases for path in phase.paths
+        )
+    started = partial(note_sharing, most=args.jobs_per_gpu)
     train_and_report(
-        tasks,
+        [job.gpu_task(waiting, started) for job in waiting],
         lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),
         runs_per_gpu=args.jobs_per_gpu,
     )

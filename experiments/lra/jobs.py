@@ -4,15 +4,15 @@ Table 3 of the FlashAttention paper (arXiv 2205.14135): standard attention, Flas
 block-sparse FlashAttention in one small Transformer.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from configs.reader import read_config
 from data.lra.store import MANIFEST
-from experiments.classifier_runs import ClassifierRun, refuse_overrides
+from experiments.classifier_runs import ClassifierRun
+from experiments.sweep import refuse_overrides
 from training.classification.config import ClassifyConfig
 
 CONFIGS = Path("configs/lra")
@@ -58,19 +58,12 @@ OVERRIDES = {
 }
 """Settings of each attention."""
 
-SHORT = 1024
-"""Tokens up to which a butterfly has blocks of 64, as it would keep most of so few larger ones."""
-SHORT_BLOCK, LONG_BLOCK = 64, 128
-
 RECIPES = ("paper", "rotary", "pretrained")
 """paper: learned positions, as those of the paper's table. rotary: rotary ones. pretrained: these,
 after as many steps in which the model learns the hidden tokens of these examples, as in "Never
 Train From Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
 
-PRETRAINING = "masked"
-"""The objective of the runs that those of the recipe pretrained start with, and in their names."""
-
-PRETRAINING_LR = {"text": 5e-4}
+PRETRAINING_LR = {"text": ("optim.lr=0.0005",)}
 """Learning rates on hidden tokens, where they are not those on labels."""
 
 SET_HERE = {
@@ -84,35 +77,10 @@ SET_HERE = {
 }
 """Settings that a run's name tells, and the options that decide them."""
 
-_RUN_NAME = re.compile(
-    rf"({'|'.join(TASKS)})(?:_({'|'.join(RECIPES[1:])}))?_({'|'.join(ATTENTIONS)})_seed(\d+)"
-)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Job(ClassifierRun):
-    """A task with an attention and a seed."""
-
-    task: str
-    attention: str
-
-
-class RunName(NamedTuple):
-    """What the name of a run's folder says."""
-
-    task: str
-    attention: str
-    recipe: str
-    seed: int
-
-
-def parse_name(name: str) -> RunName | None:
-    """Read the name of a folder that `make_jobs` gave; None if it is none."""
-    found = _RUN_NAME.fullmatch(name)
-    if found is None:
-        return None
-    task, recipe, attention, seed = found.groups()
-    return RunName(task, attention, recipe or "paper", int(seed))
+def suffix_of(recipe: str) -> str:
+    """What stands after the task in the names of a recipe's runs and report."""
+    return "" if recipe == "paper" else f"_{recipe}"
 
 
 def config_path(task: str, recipe: str) -> Path:
@@ -125,26 +93,20 @@ def arguments_of(
 ) -> tuple[str, ...]:
     """The arguments of train.py for a task with an attention.
 
-    Args:
-        task: of TASKS.
-        attention: of ATTENTIONS.
-        data: folder of the prepared tasks.
-        recipe: of RECIPES.
-        overrides: key=value; the block size of a butterfly follows from the context length here,
-            and may be set, too.
+    `data` is the folder of the prepared tasks. `overrides`, key=value, may set the block size of a
+    butterfly, too, which otherwise follows from the context length.
     """
     given = (str(config_path(task, recipe)), f"data.path={data / TASKS[task].folder}")
     ours = OVERRIDES[attention]
     if attention == "butterfly":
         length = read_config(ClassifyConfig, [*given, *overrides]).model.context_length
-        ours = (*ours, f"model.mask.block_size={SHORT_BLOCK if length <= SHORT else LONG_BLOCK}")
+        # of blocks of 128, it would keep most of so few
+        ours = (*ours, f"model.mask.block_size={64 if length <= 1024 else 128}")
     return *given, *ours, *overrides
 
 
-def trainable_tasks(
-    tasks: Sequence[str], data: Path, recipe: str = "paper"
-) -> tuple[list[str], list[str]]:
-    """The tasks that can be trained, and a sentence for each that is left out.
+def trainable_tasks(tasks: Sequence[str], data: Path, recipe: str = "paper") -> list[str]:
+    """The tasks that can be trained; prints why others are left out.
 
     Only Retrieval, whose texts cannot be downloaded without asking for them, and tasks without a
     configuration of the recipe may be missing.
@@ -152,15 +114,15 @@ def trainable_tasks(
     Raises:
         FileNotFoundError: another task is not prepared.
     """
-    there, left_out = [], []
+    there = []
     for task in tasks:
         folder = data / TASKS[task].folder
         if not config_path(task, recipe).exists():
-            left_out.append(f"{task} is left out: there is no {config_path(task, recipe)}")
+            print(f"{task} is left out: there is no {config_path(task, recipe)}")
         elif (folder / MANIFEST).exists():
             there.append(task)
         elif task == "retrieval":
-            left_out.append(
+            print(
                 f"{task} is left out: {folder} is not prepared (python -m scripts.prepare_lra "
                 "retrieval --source FOLDER, with the published lra_release)"
             )
@@ -169,7 +131,7 @@ def trainable_tasks(
                 f"{folder} is not prepared: python -m scripts.prepare_lra {TASKS[task].folder} "
                 f"--out {data}, or leave {task} out of --tasks"
             )
-    return there, left_out
+    return there
 
 
 def make_jobs(
@@ -181,55 +143,34 @@ def make_jobs(
     out: Path,
     recipe: str = "paper",
     overrides: Sequence[str] = (),
-) -> list[Job]:
+) -> list[ClassifierRun]:
     """All runs: those of the first seed first, of a seed the most expensive first.
 
-    Args:
-        tasks, attentions, seeds: every combination is a run.
-        data: folder of the prepared tasks.
-        out: folder of all runs: TASK_ATTENTION_seedN, or TASK_RECIPE_ATTENTION_seedN.
-        recipe: of RECIPES; with pretrained, TASK_masked_ATTENTION_seedN comes before each.
-        overrides: key=value for all runs, last.
+    Every task with every attention and seed is a run in `out`, TASK_ATTENTION_seedN or
+    TASK_RECIPE_ATTENTION_seedN; with the recipe pretrained, TASK_masked_ATTENTION_seedN comes
+    before each. `overrides`, key=value, come last in all of them.
 
     Raises:
         ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
             holds a run with other settings.
     """
     refuse_overrides(overrides, SET_HERE)
-    jobs: list[Job] = []
-    for task in dict.fromkeys(tasks):
-        for attention in dict.fromkeys(attentions):
-            path, *shared = arguments_of(task, attention, data, recipe=recipe, overrides=overrides)
-            for seed in dict.fromkeys(seeds):
-                before: Path | None = None
-                for suffix, changes in _stages(task, recipe).items():
-                    folder = out / f"{task}{suffix}_{attention}_seed{seed}"
-                    start = () if before is None else (f"run.init_from={before}",)
-                    own = (*start, f"run.seed={seed}", f"run.out_dir={folder}")
-                    jobs.append(
-                        Job(
-                            task=task,
-                            attention=attention,
-                            seed=seed,
-                            folder=folder,
-                            arguments=(path, *changes, *shared, *own),
-                            needs=frozenset() if before is None else frozenset({before.name}),
-                        )
-                    )
-                    before = folder
+    jobs = []
+    cases = product(dict.fromkeys(tasks), dict.fromkeys(attentions), dict.fromkeys(seeds))
+    for task, attention, seed in cases:
+        path, *shared = arguments_of(task, attention, data, recipe=recipe, overrides=overrides)
+        stages = {suffix_of(recipe): ()}
+        if recipe == "pretrained":
+            stages = {"_masked": ("objective=masked", *PRETRAINING_LR.get(task, ()))} | stages
+        before = None
+        for suffix, changes in stages.items():
+            folder = out / f"{task}{suffix}_{attention}_seed{seed}"
+            settings = (path, *changes, *shared)
+            jobs.append(ClassifierRun(seed=seed, folder=folder, settings=settings, before=before))
+            before = folder
     for job in jobs:
         job.check_folder()
     return sorted(jobs, key=lambda job: (seeds.index(job.seed), -cost(job.config)))
-
-
-def _stages(task: str, recipe: str) -> dict[str, tuple[str, ...]]:
-    """The runs of a recipe, one after the other: what their names have in them, and settings."""
-    if recipe != "pretrained":
-        return {"" if recipe == "paper" else f"_{recipe}": ()}
-    hidden = [f"objective={PRETRAINING}"]
-    if task in PRETRAINING_LR:
-        hidden.append(f"optim.lr={PRETRAINING_LR[task]}")
-    return {f"_{PRETRAINING}": tuple(hidden), "_pretrained": ()}
 
 
 def cost(config: ClassifyConfig) -> float:

@@ -4,11 +4,14 @@ python -m experiments.lra.report docs/results/lra.json    # Markdown and picture
 """
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
@@ -24,7 +27,7 @@ from experiments.classifier_runs import (
     is_finished,
     read_run_config,
 )
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, RunName, config_path, parse_name
+from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, config_path, suffix_of
 from experiments.lra.tables import draw, markdown
 from experiments.reports import publish, redraw_command
 from training.classification.config import ClassifyConfig
@@ -55,24 +58,21 @@ SETTINGS = (
     *("context_length", "documents", "parameters", "positions", "padding", "changes"),
     *("block_size", "density", "batch_size", "lr"),
 )
-"""What the seeds of a task with an attention have in common, of what is told of a run."""
+"""What all seeds of a task with an attention share, of the entries that `describe_run` gives."""
 
 
 def write_report(
     out: Path, recipe: str, data: Path, results: Path, others: Sequence[Path] = ()
-) -> Path:
+) -> None:
     """Report on all finished runs of a recipe; prints the tables.
 
     Args:
         out: folder of the runs, as `experiments.lra.jobs.make_jobs` names them.
         recipe: of experiments.lra.jobs.RECIPES.
         data: folder of the prepared tasks, of which yardsticks are taken.
-        results: folder of the results: lra.json, or lra_RECIPE.json, goes there, and from there
-            come the speeds and the yardsticks of Pathfinder, where they were measured.
+        results: for lra.json or lra_RECIPE.json; the speeds and the yardsticks of Pathfinder come
+            from there, where they were measured.
         others: reports whose runs belong into this one where `out` has none of their name.
-
-    Returns:
-        The JSON file; its Markdown and picture are beside it.
 
     Raises:
         ValueError: nothing is finished, runs of one name differ in more than their seed, the run
@@ -102,10 +102,9 @@ def write_report(
         "speed": read_speed(results / "lra_speed.json") if recipe == "paper" else None,
         "runs": runs,
     }
-    path = results / ("lra.json" if recipe == "paper" else f"lra_{recipe}.json")
+    path = results / f"lra{suffix_of(recipe)}.json"
     write_result(path, result)
     redraw(path)
-    return path
 
 
 def redraw(path: Path) -> None:
@@ -120,16 +119,18 @@ def finished_runs(out: Path, recipe: str) -> list[Row]:
     Raises:
         ValueError: two runs that differ in their seed by name differ in more.
     """
+    name = re.compile(rf"({'|'.join(TASKS)}){suffix_of(recipe)}_({'|'.join(ATTENTIONS)})_seed\d+")
     first: dict[tuple[str, str], ClassifyConfig] = {}
     runs = []
     for folder in sorted(finished_folders(out)):
-        name = parse_name(folder.name)
-        if name is None or name.recipe != recipe:
-            continue
-        config = read_run_config(folder)
-        of_first = first.setdefault((name.task, name.attention), config)
-        check_settings(folder, config, of_first, may_differ=(*HOW, "run.seed"))
-        runs.append(describe_run(name, folder, config))
+        if found := name.fullmatch(folder.name):
+            task, attention = found.groups()
+            config = read_run_config(folder)
+            of_first = first.setdefault((task, attention), config)
+            check_settings(folder, config, of_first, may_differ=(*HOW, "run.seed"))
+            about = describe_run(folder, config)
+            path = str(config_path(task, recipe))
+            runs.append({"task": task, "attention": attention, **about, "config": path})
     return sorted(runs, key=_order)
 
 
@@ -161,39 +162,30 @@ def _order(run: Row) -> tuple[int, int, int]:
     return list(TASKS).index(run["task"]), list(ATTENTIONS).index(run["attention"]), run["seed"]
 
 
-def describe_run(name: RunName, folder: Path, config: ClassifyConfig) -> Row:
+def describe_run(folder: Path, config: ClassifyConfig) -> Row:
     """Settings, cost and accuracy of a run; the run that it started with counts for the cost."""
-    last, model, mask = read_metrics(folder)[-1], config.model, config.model.mask
-    before = _pretraining(folder, config)
-    ends = [last] if before is None else [last, read_metrics(before)[-1]]
+    last, model = read_metrics(folder)[-1], config.model
+    ends, before = [last], None
+    if config.run.init_from is not None:
+        origin = folder.parent / Path(config.run.init_from).name
+        if not is_finished(origin):
+            raise ValueError(
+                f"{folder} started with the weights of {origin}, which holds no finished run: what "
+                "it took belongs in the report, so put it back"
+            )
+        ends, before = [last, read_metrics(origin)[-1]], read_run_config(origin)
     return {
-        "task": name.task,
-        "attention": name.attention,
         **describe(folder),
         "test_loss": last["test_loss"],
         "examples_in_all": sum(end["examples"] for end in ends),
         "minutes": 60 * sum(end["gpu_hours"] for end in ends),
         "jobs_per_gpu": jobs_per_gpu(folder),
-        "config": str(config_path(name.task, name.recipe)),
         "context_length": model.context_length,
         "documents": model.documents,
-        "changes": changes_of(config, before and read_run_config(before)),
-        "block_size": None if mask.pattern == "dense" else mask.block_size,
+        "changes": changes_of(config, before),
+        "block_size": None if model.mask.pattern == "dense" else model.mask.block_size,
         "dtype": config.run.dtype,
     }
-
-
-def _pretraining(folder: Path, config: ClassifyConfig) -> Path | None:
-    """The folder of the run that this one started with, which lies beside it; if any."""
-    if config.run.init_from is None:
-        return None
-    before = folder.parent / Path(config.run.init_from).name
-    if not is_finished(before):
-        raise ValueError(
-            f"{folder} started with the weights of {before}, which holds no finished run: what it "
-            "took belongs in the report, so put it back"
-        )
-    return before
 
 
 def jobs_per_gpu(folder: Path) -> int | None:
@@ -214,23 +206,11 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
 
     `test_interval` is Wilson's, of the mean at the size of the test split: how far other examples
     might move it. `seed_interval` is Student's t over the seeds, None for one seed. `interval` adds
-    both half-widths as independent errors, on each side.
-
-    Args:
-        runs: in the order of `finished_runs`.
-
-    Raises:
-        ValueError: seeds were scored on test splits of several sizes.
+    both half-widths as independent errors, on each side. `runs` are those of `with_others`.
     """
     rows = []
     for (task, attention), group in groupby(runs, lambda run: (run["task"], run["attention"])):
         seeds = list(group)
-        sizes = {run["test_examples"] for run in seeds}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"seeds of {task} with {attention} attention were scored on test splits of "
-                f"{' and '.join(map(str, sorted(sizes)))} examples: train them on the same data"
-            )
         each = {name: [run[name] for run in seeds] for name in seeds[0]}
         mean = fmean(each["test_accuracy"])
         low, high = (100 * share for share in wilson(mean / 100, seeds[0]["test_examples"]))
@@ -243,24 +223,17 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
                 "seeds": each["seed"],
                 "test_accuracy": mean,
                 "each": each["test_accuracy"],
-                "interval": _within_percent(both.low, both.high),
+                "interval": np.clip((both.low, both.high), 0, 100).tolist(),
                 "test_interval": [low, high],
                 "seed_interval": None
                 if over_seeds is None
-                else _within_percent(mean - over_seeds, mean + over_seeds),
-                "best_val_accuracy": each["best_val_accuracy"],
-                "best_step": each["best_step"],
+                else np.clip((mean - over_seeds, mean + over_seeds), 0, 100).tolist(),
                 "minutes": fmean(each["minutes"]),
-                "jobs_per_gpu": each["jobs_per_gpu"],
+                **{name: each[name] for name in ("best_val_accuracy", "best_step", "jobs_per_gpu")},
                 **{name: seeds[0][name] for name in SETTINGS},
             }
         )
     return rows
-
-
-def _within_percent(low: float, high: float) -> list[float]:
-    """An interval of accuracies; of two seeds far apart, Student's would go beyond."""
-    return [max(low, 0.0), min(high, 100.0)]
 
 
 def listops_yardsticks(folder: Path) -> dict[str, float] | None:
@@ -283,18 +256,10 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     speed = read_result(path, "rows", "geometric_means")
-    return {
-        "device": speed["environment"]["device"],
-        "geometric_means": speed["geometric_means"],
-        "rows": speed["rows"],
-    }
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    redraw_command(__doc__, __spec__, redraw, argv)
+    device = speed["environment"]["device"]
+    return {"device": device, **{name: speed[name] for name in ("geometric_means", "rows")}}
 
 
 if __name__ == "__main__":
     with errors_as_sentences():
-        main()
+        redraw_command(__doc__, __spec__, redraw, None)

@@ -4,9 +4,9 @@
 
 For each task, with its data and its configuration, times whole training steps with standard
 attention, ours, and ours under a butterfly: batch, forward and backward pass, clipping, optimizer,
-as train.py does them. All three run in this process and take turns; once as CUDA
-graphs, as they are trained, and once launched kernel by kernel. Nothing is reported of attention
-that gives other logits than standard attention does.
+as train.py does them. All three run in this process and take turns; once as CUDA graphs, as they
+are trained, and once launched kernel by kernel. Nothing is reported of attention that gives other
+logits than standard attention does.
 
 Where Retrieval's texts are missing, its steps are timed on the in-house pairs, which are as many
 and as long in memory, but have more padding. A run that is stopped leaves what it measured in
@@ -17,8 +17,6 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,22 +39,9 @@ from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 
 BASE, EXACT = "standard", "dense"
-STAND_IN = {"retrieval": "pairs"}
-"""Tasks whose steps another task's data can time, as their configuration is the same."""
 TOLERANCE = 0.05
 """Most that a logit of exact attention may differ in the first batch: bfloat16 has 8 bits."""
 WARM_UP = 5  # steps: the first compiles, and the fifth of a captured one replays
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """What is timed: a task's configuration, and on which data."""
-
-    task: str
-    data_of: str
-    """This task, or the one that stands in."""
-    configs: dict[str, ClassifyConfig]
-    """By attention."""
 
 
 class Contender:
@@ -70,6 +55,7 @@ class Contender:
         fast: nn.Module = self.model
         if config.run.compile:
             fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
+        self._autocast = partial(autocast, config.run.dtype, device)
         self._learn = ClassifierStep(
             fast, self._optimizer, self._autocast, device, grad_clip=config.optim.grad_clip
         )
@@ -102,41 +88,34 @@ class Contender:
     def _step(self, numbers: Tensor, changes: Tensor) -> None:
         self._learn(self._lesson.batch(numbers, changes))
 
-    def _autocast(self) -> AbstractContextManager:
-        return autocast(self._config.run.dtype, self._device)
 
-
-def timed_tasks(tasks: Sequence[str], data: Path, overrides: Sequence[str]) -> list[Timed]:
-    """The tasks whose data, or a stand-in's, are prepared; says what is left out.
+def timed_tasks(
+    tasks: Sequence[str], data: Path, overrides: Sequence[str]
+) -> dict[str, dict[str, ClassifyConfig]]:
+    """Configurations by task and attention, of what is prepared; prints what is left out.
 
     Raises:
         FileNotFoundError: a task is not prepared, and no other can stand in.
     """
+    retrieval, pairs = (
+        (data / TASKS[name].folder / MANIFEST).exists() for name in ("retrieval", "pairs")
+    )
     source = {task: task for task in tasks}
-    for task, other in STAND_IN.items():
-        prepared = [(data / TASKS[name].folder / MANIFEST).exists() for name in (task, other)]
-        if task in source and prepared == [False, True]:
-            source[task] = other
-    there, left_out = trainable_tasks([t for t in tasks if source[t] == t], data)
-    print(*left_out, sep="\n", end="\n" if left_out else "")
-    return [
-        Timed(
-            task=task,
-            data_of=source[task],
-            configs={
-                attention: read_config(
-                    ClassifyConfig, arguments_of(source[task], attention, data, overrides=overrides)
-                )
-                for attention in ATTENTIONS
-            },
-        )
-        for task in tasks
-        if task in there or source[task] != task
-    ]
+    if "retrieval" in source and pairs and not retrieval:
+        source["retrieval"] = "pairs"  # whose configuration is the same
+
+    def configs(task: str) -> dict[str, ClassifyConfig]:
+        given = {a: arguments_of(task, a, data, overrides=overrides) for a in ATTENTIONS}
+        return {attention: read_config(ClassifyConfig, args) for attention, args in given.items()}
+
+    there = trainable_tasks([*source.values()], data)
+    return {task: configs(of) for task, of in source.items() if of in there}
 
 
-def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> Iterator[list[Row]]:
-    """The rows of a task: each attention, as CUDA graphs and without.
+def measure(
+    task: str, configs: dict[str, ClassifyConfig], device: torch.device, *, steps: int, repeats: int
+) -> Iterator[list[Row]]:
+    """The rows of a task: each attention of `configs`, as CUDA graphs and without.
 
     Raises:
         ValueError: our exact attention gives other logits than standard attention, or standard
@@ -147,7 +126,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    config, on_gpu = timed.configs[BASE], device.type == "cuda"
+    config, on_gpu = configs[BASE], device.type == "cuda"
     if config.run.compile and config.run.dtype == "float32":
         raise ValueError(
             "run.dtype=float32: torch.compile then recognizes standard attention and runs "
@@ -159,7 +138,7 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
     )  # fmt: skip
     with deterministic_algorithms(config.run.deterministic):
         contenders, logits, peaks = {}, {}, {}
-        for attention, its_config in timed.configs.items():
+        for attention, its_config in configs.items():
             before = torch.cuda.memory_allocated() if on_gpu else 0
             contender = contenders[attention] = Contender(its_config, curriculum, device)
             logits[attention] = contender.logits()
@@ -168,8 +147,12 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
                 torch.cuda.reset_peak_memory_stats()
                 contender.steps(1)
             peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
-        difference = logit_difference(logits, timed.task)
-        share = token_share(curriculum)
+        difference = logit_difference(logits, task)
+        # the share of the places in a batch that hold no padding, over many examples
+        numbers = torch.arange(min(len(curriculum.task), 1024), device=device)
+        batch = curriculum.task.batch(numbers, torch.zeros_like(numbers))
+        n_tokens = batch.tokens.shape[1]
+        share = 1.0 if batch.lengths is None else batch.lengths.double().mean().item() / n_tokens
         rows = []
         for captured in (False, True) if on_gpu else (False,):
             if captured:
@@ -177,11 +160,11 @@ def measure(timed: Timed, device: torch.device, *, steps: int, repeats: int) -> 
                     contender.prepare(captured=True)
             seconds = step_seconds(contenders, device, steps=steps, repeats=repeats)
             for attention, times in seconds.items():
-                mask = timed.configs[attention].model.mask
+                mask = configs[attention].model.mask
                 rows.append(
                     {
-                        "task": timed.task,
-                        "data": TASKS[timed.data_of].folder,
+                        "task": task,
+                        "data": Path(config.data.path).name,
                         "context_length": config.model.context_length,
                         "documents": config.model.documents,
                         "tokens_share": share,
@@ -232,16 +215,6 @@ def step_seconds(
     return seconds
 
 
-def token_share(curriculum: Curriculum) -> float:
-    """The share of the places in a batch that hold no padding, over many examples of the task."""
-    task = curriculum.task
-    numbers = torch.arange(min(len(task), 1024), device=task.labels.device)
-    batch = task.batch(numbers, torch.zeros_like(numbers))
-    if batch.lengths is None:
-        return 1.0
-    return batch.lengths.double().mean().item() / batch.tokens.shape[1]
-
-
 def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     """Add `speedup` over standard attention to the rows, and the means over tasks to `means`.
 
@@ -255,12 +228,10 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     for mode, captured in (("captured", True), ("plain", False)):
         counted = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
         if counted:
-            speedups = {
-                a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS
-            }
+            of = {a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS}
             means[mode] = {
                 "tasks": list(dict.fromkeys(r["task"] for r in counted)),
-                "speedup": {a: statistics.geometric_mean(x) for a, x in speedups.items()},
+                "speedup": {a: statistics.geometric_mean(x) for a, x in of.items()},
             }
 
 
@@ -287,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     how = {"steps": args.steps, "repeats": args.repeats}
     tasks = timed_tasks(args.tasks, args.data, args.set)
-    stages = [partial(measure, timed, device, **how) for timed in tasks]
+    stages = [partial(measure, *task, device, **how) for task in tasks.items()]
     means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
     relate = partial(add_speedups, means=means)
     rows = collect_rows(args.out, stages, relate, resume=args.resume, **how, geometric_means=means)

@@ -1,17 +1,13 @@
-"""The tables and the picture of a report on Long Range Arena, of what report.py collected.
-
-matplotlib takes a second to load, which --help should not wait for: `draw` loads it.
-"""
+"""The tables and the picture of a report on Long Range Arena, of what report.py collected."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation.markdown import digits
+from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
 from evaluation.style import styles_of
 from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS
@@ -60,48 +56,37 @@ def accuracy_table(result: Result) -> str:
     the slowest, aside; there is none of a single task. Nor are there speed-ups of recipes of which
     neither side has any.
     """
-    rows = {(row["attention"], row["task"]): row for row in result["rows"]}
-    ours = [a for a in ATTENTIONS if any((a, task) in rows for task in TASKS)]
-    columns = [t for t in TASKS if t in BENCHMARK or any((a, t) in rows for a in ours)]
-    compared = [attention for attention in ours if attention != "standard"] or ours
-    common = [t for t in BENCHMARK if all((a, t) in rows for a in compared)]
-    whole = len(common) == len(BENCHMARK)
-    titles = ", ".join(TASKS[task].title for task in common)
-    timed = result["speed"] or any(other["speedup"] for other in result["references"])
-    means = result["speed"]["geometric_means"] if result["speed"] else {}
+    import pandas as pd
 
-    def line(
-        model: str, cells: Mapping[str, str], average: float | None, speedup: float | None
-    ) -> dict[str, str]:
-        found = {"model": model} | {TASKS[task].title: cells.get(task, "-") for task in columns}
-        if len(common) > 1:
-            found["average" if whole else f"average of {titles}"] = digits(average, ".1f")
-        if timed:
-            found["speed-up"] = "-" if speedup is None else f"{speedup:.1f}x"
-        return found
-
-    lines = []
-    for other in result["references"]:
-        cells = {task: f"{accuracy:.1f}" for task, accuracy in other["accuracy"].items()}
-        average = other["average"] if whole else _mean(other["accuracy"], common)
-        lines.append(line(other["model"], cells, average, other["speedup"]))
-    for attention in ours:
-        found = {task: rows[attention, task] for task in columns if (attention, task) in rows}
-        cells = {
-            task: mean_text(row["test_accuracy"], row["interval"]) for task, row in found.items()
-        }
-        average = _mean({task: row["test_accuracy"] for task, row in found.items()}, common)
-        speedup = None
-        if attention != "standard" and "captured" in means:
-            speedup = means["captured"]["speedup"][attention]
-        lines.append(line(ATTENTIONS[attention], cells, average, speedup))
-    return table(lines)
-
-
-def _mean(accuracy: Mapping[str, float], tasks: Iterable[str]) -> float | None:
-    """Over tasks; None where one was not trained."""
-    found = [accuracy.get(task) for task in tasks]
-    return fmean(found) if found and None not in found else None  # pyright: ignore
+    rows = pd.DataFrame(result["rows"])
+    rows["cell"] = [mean_text(row["test_accuracy"], row["interval"]) for row in result["rows"]]
+    trained = [attention for attention in ATTENTIONS if attention in {*rows["attention"]}]
+    ours, cells = (
+        rows.pivot(index="attention", columns="task", values=name).loc[trained]
+        for name in ("test_accuracy", "cell")
+    )
+    references = {other["model"]: other for other in result["references"]}
+    theirs = pd.DataFrame({name: other["accuracy"] for name, other in references.items()}).T
+    columns = [task for task in TASKS if task in BENCHMARK or task in ours]
+    lines = pd.concat([theirs.map("{:.1f}".format), cells]).reindex(columns=columns).fillna("-")
+    compared = ours.drop("standard") if len(ours) > 1 and "standard" in trained else ours
+    common = [task for task in BENCHMARK if task in ours and compared[task].notna().all()]
+    lines.columns = [TASKS[task].title for task in columns]
+    if len(common) > 1:
+        averages = pd.concat([theirs, ours])[common].mean(axis=1, skipna=False)
+        name = f"average of {', '.join(TASKS[task].title for task in common)}"
+        if len(common) == len(BENCHMARK):
+            name = "average"
+            averages.update(pd.Series({m: other["average"] for m, other in references.items()}))
+        lines[name] = [digits(average, ".1f") for average in averages]
+    speedups = {model: other["speedup"] for model, other in references.items()}
+    if result["speed"] or any(speedups.values()):
+        means = result["speed"]["geometric_means"] if result["speed"] else {}
+        speedups |= means.get("captured", {}).get("speedup", {}) | {"standard": None}
+        found = [speedups.get(model) for model in lines.index]
+        lines["speed-up"] = ["-" if speedup is None else f"{speedup:.1f}x" for speedup in found]
+    lines = lines.rename(index=ATTENTIONS).reset_index(names="model")
+    return markdown_table(list(lines), lines.to_numpy().tolist())
 
 
 def runs_table(result: Result) -> str:
@@ -176,11 +161,7 @@ def yardsticks_table(result: Result) -> str:
 
 
 def speed_table(speed: Mapping[str, Any]) -> str:
-    """Milliseconds of a training step of each task by attention, and the speed-up.
-
-    Args:
-        speed: `rows` and `geometric_means` of `experiments.lra.speed`.
-    """
+    """Milliseconds of a training step by task and attention, of experiments.lra.speed."""
     lines = []
     for (task, captured), group in groupby(speed["rows"], lambda r: (r["task"], r["captured"])):
         rows = {row["attention"]: row for row in group}
@@ -211,12 +192,13 @@ def speed_table(speed: Mapping[str, Any]) -> str:
 
 def draw(result: Result) -> "Figure":
     """Validation accuracy over examples seen: a panel a task, a line an attention, seeds thin."""
+    # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
-    curves: dict[tuple[str, str], list[Row]] = {}
+    curves: dict[str, dict[str, list[Row]]] = {}
     for run in result["runs"]:
-        curves.setdefault((run["task"], run["attention"]), []).append(run["curve"])
-    tasks = [task for task in TASKS if any(name == task for name, _ in curves)]
+        curves.setdefault(run["task"], {}).setdefault(run["attention"], []).append(run["curve"])
+    tasks = [task for task in TASKS if task in curves]
     n_columns = math.ceil(math.sqrt(len(tasks)))
     n_rows = math.ceil(len(tasks) / n_columns)
     figure = Figure(figsize=(1 + 4 * n_columns, 0.7 + 3 * n_rows), layout="constrained")
@@ -224,26 +206,23 @@ def draw(result: Result) -> "Figure":
     styles = styles_of(ATTENTIONS)
     lines = {}
     for task, axes in zip(tasks, panels, strict=False):
-        for attention, title in ATTENTIONS.items():
-            if (task, attention) not in curves:
-                continue
-            look = {"color": styles[attention]["color"], "ls": styles[attention]["linestyle"]}
-            seeds = [curve["val_accuracy"] for curve in curves[task, attention]]
-            millions = np.array(curves[task, attention][0]["examples"]) / 1e6
+        for attention in (a for a in ATTENTIONS if a in curves[task]):
+            look: dict[str, Any] = {**styles[attention], "marker": ""}
+            seeds = [curve["val_accuracy"] for curve in curves[task][attention]]
+            millions = np.array(curves[task][attention][0]["examples"]) / 1e6
             if len(seeds) > 1:
                 axes.plot(millions, np.transpose(seeds), **look, lw=0.6, alpha=0.5)
-            (lines[title],) = axes.plot(millions, np.mean(seeds, axis=0), **look, lw=1.6)
+            (line,) = axes.plot(millions, np.mean(seeds, axis=0), **look, lw=1.6)
+            lines[ATTENTIONS[attention]] = line
         other = result["references"][0]
         if task in other["accuracy"]:
-            title = f"{other['model']}, on test"
-            lines[title] = axes.axhline(other["accuracy"][task], color="#888888", ls=":", lw=1)
+            line = axes.axhline(other["accuracy"][task], color="#888888", ls=":", lw=1)
+            lines[f"{other['model']}, on test"] = line
         axes.set_title(TASKS[task].title, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
     for axes in panels[len(tasks) :]:
         axes.set_axis_off()
     figure.supxlabel("training examples seen, millions", fontsize=10)
     figure.supylabel("validation accuracy, %", fontsize=10)
-    figure.legend(
-        list(lines.values()), list(lines), loc="outside upper center", ncols=4, fontsize=9
-    )
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, fontsize=9)
     return figure

@@ -1,14 +1,12 @@
 """The paper's Table 6 beside ours: accuracy on Path-X and Path-256, in JSON, Markdown, a picture.
 
 python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
-
-matplotlib takes a second to load, which --help should not wait for: `draw` loads it.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.command_line import errors_as_sentences
 from data.lra.store import open_split
@@ -17,7 +15,6 @@ from evaluation.results import Row, add_runs, read_result, write_result
 from evaluation.statistics import wilson
 from evaluation.style import styles_of
 from experiments.classifier_runs import describe, finished_folders, read_run_config
-from experiments.pathx.stages import BEFORE
 from experiments.reports import mean_text, publish, redraw_command, table
 from training.metrics import read_metrics
 
@@ -26,63 +23,55 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-PAPER = (
-    ("FlashAttention", 61.4, None),
-    ("block-sparse FlashAttention", 56.0, 63.1),
-)
-"""arXiv 2205.14135, Table 6: Path-X and Path-256, test accuracy in percent; None: at chance or
-out of memory, as were all other models there."""
+DENSE, SPARSE = "FlashAttention", "block-sparse FlashAttention"
+PAPER = [
+    {"model": DENSE, "pathx": 61.4, "path256": None},
+    {"model": SPARSE, "pathx": 56.0, "path256": 63.1},
+]
+"""arXiv 2205.14135, Table 6: test accuracy in percent; None: at chance or out of memory, as were
+all other models there."""
 
-BESIDE = {
-    "pathx": ("FlashAttention", "pathx"),
-    "pathx_dense": ("FlashAttention", "pathx"),
-    "pathx_butterfly": ("block-sparse FlashAttention", "pathx"),
-    "path256_butterfly": ("block-sparse FlashAttention", "path256"),
+
+class Stage(NamedTuple):
+    """Training on images of one size, with one attention."""
+
+    title: str
+    """In tables; packed: black pixels are padding, and left out."""
+    before: str | None = None
+    """The stage that it begins with the best weights of."""
+    beside: tuple[str, str] | None = None
+    """The paper's model and images that it is compared with."""
+
+
+STAGES = {
+    "path64": Stage("Path-64, packed"),
+    "pathx": Stage("Path-X, packed", "path64", (DENSE, "pathx")),
+    "pathx_dense": Stage("Path-X, dense", "pathx", (DENSE, "pathx")),
+    "path64_butterfly": Stage("Path-64, butterfly"),
+    "pathx_butterfly": Stage("Path-X, butterfly", "path64_butterfly", (SPARSE, "pathx")),
+    "path256_butterfly": Stage("Path-256, butterfly", "pathx_butterfly", (SPARSE, "path256")),
 }
-"""The paper's model and images that a stage is compared with."""
+"""In their order; the paper (arXiv 2205.14135, appendix E.3) begins with Path-64, too."""
 
-TITLES = {
-    "path64": "Path-64, packed",
-    "pathx": "Path-X, packed",
-    "pathx_dense": "Path-X, dense",
-    "path64_butterfly": "Path-64, butterfly",
-    "pathx_butterfly": "Path-X, butterfly",
-    "path256_butterfly": "Path-256, butterfly",
-}
-"""packed: black pixels are padding, and left out."""
-
-YARDSTICKS = "pathfinder_yardsticks.json"
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
-_NAME = re.compile(rf"({'|'.join(BEFORE)})_seed\d+")
+_NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
 
-def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> Path:
-    """Report on all finished stages; prints the tables.
+def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:
+    """Report on all finished stages in `out`, as pathx.json in `results`; prints the tables.
 
-    Args:
-        out: folder of the runs, as `experiments.pathx.stages.make_runs` names them.
-        results: pathx.json goes there.
-        others: reports whose runs belong into this one where `out` has none of their name.
-
-    Returns:
-        The JSON file; its Markdown and picture are beside it.
+    Runs of the reports `others` are told of, too, where `out` has none of their name.
 
     Raises:
         ValueError: nothing is finished.
     """
-    found = [
-        describe_run(name[1], folder)
-        for folder in finished_folders(out)
-        if (name := _NAME.fullmatch(folder.name))
-    ]
-    runs = add_runs(found, others, lambda run: (list(BEFORE).index(run["stage"]), run["seed"]))
+    found = [describe_run(f) for f in finished_folders(out) if _NAME.fullmatch(f.name)]
+    runs = add_runs(found, others, lambda run: (list(STAGES).index(run["stage"]), run["seed"]))
     if not runs:
         raise ValueError(f"{out} holds no finished stage to report on")
     path = results / "pathx.json"
-    paper = [{"model": m, "pathx": x, "path256": y} for m, x, y in PAPER]
-    write_result(path, {"unit": "percent", "paper": paper, "runs": runs})
+    write_result(path, {"unit": "percent", "paper": PAPER, "runs": runs})
     redraw(path)
-    return path
 
 
 def redraw(path: Path) -> None:
@@ -99,40 +88,40 @@ def redraw(path: Path) -> None:
         "## What each run took\n",
         runs_table(result),
     ]
-    yardsticks = path.parent / YARDSTICKS
+    yardsticks = path.parent / "pathfinder_yardsticks.json"
     if yardsticks.exists():
         parts.append("## What can be had without following a contour\n")
         parts.append(yardsticks_table(read_result(yardsticks, "accuracies")))
     publish(path, "\n".join(parts), draw(result))
 
 
-def describe_run(stage: str, folder: Path) -> Row:
+def describe_run(folder: Path) -> Row:
     """Settings, cost and accuracy of a finished stage."""
     run, config, last = describe(folder), read_run_config(folder), read_metrics(folder)[-1]
-    model, data, before = config.model, config.data, BEFORE[stage]
+    stage = folder.name.rpartition("_seed")[0]
+    before = STAGES[stage].before
+    low, high = wilson(last["test_accuracy"], run["test_examples"])
     return {
         "stage": stage,
         **run,
-        "size": model.grid_width,
-        "tokens": model.context_length,
-        "attention": model.mask.pattern,
-        "augment": data.augment,
-        "examples_in_sets": sum(len(open_split(path, "train")) for path in data.training_paths),
+        "size": config.model.grid_width,
+        "tokens": config.model.context_length,
+        "attention": config.model.mask.pattern,
+        "augment": config.data.augment,
+        "examples_in_sets": sum(len(open_split(p, "train")) for p in config.data.training_paths),
         "wall_minutes": last["wall_s"] / 60 if "wall_s" in last else None,
-        "test_interval": [
-            100 * share for share in wilson(last["test_accuracy"], run["test_examples"])
-        ],
+        "test_interval": [100 * low, 100 * high],
         "begins_with": before and f"{before}_seed{run['seed']}",
     }
 
 
 def accuracy_table(result: Result) -> str:
     """The paper's rows and ours."""
-    paper = {row["model"]: row for row in result["paper"]}
-    other = {stage: paper[model][images] for stage, (model, images) in BESIDE.items()}
+    paper: dict[str, Row] = {row["model"]: row for row in result["paper"]}
+    other = {name: paper[of[0]][of[1]] for name, stage in STAGES.items() if (of := stage.beside)}
     return table(
         {
-            "model": TITLES[run["stage"]],
+            "model": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
             "tokens": f"{run['tokens']:,}",
             "black pixels": "left out" if "left out" in run["padding"] else "tokens",
@@ -147,7 +136,7 @@ def runs_table(result: Result) -> str:
     """Steps, images and minutes of each stage."""
     return table(
         {
-            "stage": TITLES[run["stage"]],
+            "stage": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
             "attention": run["attention"],
             "positions": run["positions"],
@@ -164,23 +153,15 @@ def runs_table(result: Result) -> str:
 
 
 def yardsticks_table(result: Result) -> str:
-    """Accuracy in percent of guesses from the markers' surroundings.
-
-    Args:
-        result: of experiments.contours.yardsticks.
-    """
-    found: Mapping[str, Mapping[str, float]] = result["accuracies"]
-    sizes = [size for size in YARDSTICK_SIZES if size in found]
+    """Accuracy in percent of guesses from the markers, of experiments.contours.yardsticks."""
+    of_sizes = result["accuracies"]
+    found = {title: of_sizes[n] for n, title in YARDSTICK_SIZES.items() if n in of_sizes}
     return table(
         {
             "the best guess from": name,
-            **{
-                YARDSTICK_SIZES[size]: f"{100 * found[size][name]:.1f}"
-                for size in sizes
-                if name in found[size]
-            },
+            **{title: f"{100 * of[name]:.1f}" for title, of in found.items() if name in of},
         }
-        for name in dict.fromkeys(name for size in sizes for name in found[size])
+        for name in dict.fromkeys(name for of in found.values() for name in of)
     )
 
 
@@ -194,34 +175,25 @@ def _last_devices(starts: list[Row]) -> str:
 
 def draw(result: Result) -> "Figure":
     """Validation accuracy over the images seen in all stages so far, a line a stage and seed."""
+    # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    styles = styles_of(TITLES)
+    styles = styles_of(STAGES)
     runs = {f"{run['stage']}_seed{run['seed']}": run for run in result["runs"]}
     lines = {}
     for run in runs.values():
-        style, first = styles[run["stage"]], images_before(run, runs)
-        (lines[TITLES[run["stage"]]],) = axes.plot(
-            [(first + n) / 1e6 for n in run["curve"]["examples"]],
-            run["curve"]["val_accuracy"],
-            color=style["color"],
-            ls=style["linestyle"],
-            lw=1.4,
-        )
+        first, curve = images_before(run, runs), run["curve"]
+        look: dict[str, Any] = {**styles[run["stage"]], "marker": "", "lw": 1.4}
+        millions = [(first + n) / 1e6 for n in curve["examples"]]
+        (lines[STAGES[run["stage"]].title],) = axes.plot(millions, curve["val_accuracy"], **look)
     axes.axhline(50, color="#888888", lw=0.8)
     for row in result["paper"]:
         axes.axhline(row["pathx"], color="#888888", ls=":", lw=1)
-        axes.annotate(
-            f"{row['model']} on Path-X, the paper's",
-            (1, row["pathx"]),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=8,
-            color="#888888",
-        )
+        name, right = f"{row['model']} on Path-X, the paper's", axes.get_yaxis_transform()
+        above = {"transform": right, "ha": "right", "va": "bottom"}
+        axes.text(1, row["pathx"], name, **above, fontsize=8, color="#888888")
     axes.set_xlabel("training images seen, millions, with those of the stages before")
     axes.set_ylabel("validation accuracy, %")
     axes.grid(alpha=0.3)
@@ -235,11 +207,6 @@ def images_before(run: Row, runs: Mapping[str, Row]) -> int:
     return 0 if before is None else before["examples"] + images_before(before, runs)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    redraw_command(__doc__, __spec__, redraw, argv)
-
-
 if __name__ == "__main__":
     with errors_as_sentences():
-        main()
+        redraw_command(__doc__, __spec__, redraw, None)

@@ -13,7 +13,6 @@ of the runs, and none is trained again for want of its folder alone, unless --on
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,17 +26,11 @@ from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
 from experiments.gpu_pool import Task, python_command
 from experiments.sweep import train_and_report
-from experiments.table4.jobs import Job, check_folders, check_sums, final_arguments, make_jobs
+from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
 from experiments.table4.models import BUDGETS, MODELS
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
-from experiments.table4.unfinished import (
-    found_sums,
-    jobs_here,
-    print_skipped,
-    report_obstacle,
-    without_sums,
-)
+from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, without_sums
 
 
 def make_plan(
@@ -48,7 +41,7 @@ def make_plan(
     Raises:
         ValueError: a history or a stride is longer than all contexts, or none.
     """
-    contexts = contexts_of(jobs)
+    contexts = sorted({job.config.model.context_length for job in jobs})
     plan = Plan(
         strides=tuple(strides) if strides else None,
         # with the longest, by which all runs know which tokens count
@@ -58,11 +51,6 @@ def make_plan(
     )
     plan.check_lengths(contexts)
     return plan
-
-
-def contexts_of(jobs: Sequence[Job]) -> list[int]:
-    """Each once, shortest first."""
-    return sorted({job.config.model.context_length for job in jobs})
 
 
 def check_scorable(
@@ -77,7 +65,7 @@ def check_scorable(
         ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
             windows that slide share no token, or not the same ones for all contexts.
     """
-    texts, contexts = [], contexts_of(jobs)
+    texts, contexts = [], sorted({job.config.model.context_length for job in jobs})
     tokenizer = Manifest.load(data).tokenizer.sha256
     for stream in validation_splits(score_on):
         there = stream.manifest.tokenizer.sha256
@@ -114,8 +102,8 @@ def task_of(
 
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
-        words = map(str, (job.folder, *options))
-        scoring = python_command(n_gpu, "-m", "scripts.evaluate", *words)
+        words = map(str, ("scripts.evaluate", job.folder, *options))
+        scoring = python_command(n_gpu, "-m", *words)
         return [scoring] if job.is_finished else [train, scoring]
 
     return Task(
@@ -137,41 +125,38 @@ def report(
 ) -> None:
     """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
 
-    All is read from the files of `sums`; runs that `failed` have some that are of earlier ones.
+    All is read from the files of `sums`; of runs that `failed`, these are of earlier ones.
 
     Raises:
         ValueError: nothing is trained and scored, or seeds were trained for other steps.
     """
     order = list(MODELS)
-    ready: list[list[Scored]] = [[] for _ in texts]
+    ready: list[list[Scored]] = []
     steps: dict[str, int] = {}
     left_out: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order.index(job.name), job.seed)):
         name = job.folder.name
-        found = found_sums(job, texts, sums)
-        why = "failed" if name in failed else report_obstacle(job, plan, found, texts)
-        if why is not None:
-            left_out.setdefault(why, []).append(name)
+        found = "failed" if name in failed else read_sums(job, plan, texts, sums)
+        if isinstance(found, str):
+            left_out.setdefault(found, []).append(name)
             continue
-        step = found[0][0].about["step"]
+        step = found[0].about["step"]
         if steps.setdefault(job.name, step) != step:
             raise ValueError(
                 f"{sums / texts[0].name / name}.npz was trained for {step} steps, and another seed "
                 f"of {job.name} for {steps[job.name]}: train one of them anew"
             )
-        for of_text, (scored, _) in zip(ready, found, strict=True):
-            wanted = {s: scored.sums[s] for s in plan.scorings_of(job.config, ())}
-            of_text.append(replace(scored, sums=wanted))
+        ready.append(found)
     why = "; ".join(f"{why}: {', '.join(names)}" for why, names in left_out.items())
-    if not all(ready):
+    if not ready:
         raise ValueError(f"{sums} holds no run to report on ({why})")
     if left_out:
         print(f"not in the report: {why}")
-    of_texts = {text.name: (scored, text) for scored, text in zip(ready, texts, strict=True)}
-    results = {name: tabulate(*of_text) for name, of_text in of_texts.items()}
-    for name, result in results.items():
-        write_report(result, out / f"evaluation_{name}")
-    comparisons = {name: compare(scored, PAIRS) for name, (scored, _) in of_texts.items()}
+    results, comparisons = {}, {}
+    for text, scored in zip(texts, zip(*ready, strict=True), strict=True):
+        results[text.name] = tabulate(scored, text)
+        comparisons[text.name] = compare(scored, PAIRS)
+        write_report(results[text.name], out / f"evaluation_{text.name}")
     write_table4(results, comparisons, budget, out)
 
 
@@ -214,10 +199,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     plan = make_plan(jobs, args.stride, args.histories)
     texts = check_scorable(jobs, plan, args.data, score_on)
-    check_sums(jobs, sums, args.data)
+    check_texts(jobs, sums, args.data, folders=not args.report_only)
     tasks = []
     if not args.report_only:
-        check_folders(jobs, args.data)
         reasons = without_sums(jobs, plan, texts, sums)
         here = jobs_here(jobs, args.only or ["*"], sums, reasons)
         print_skipped(jobs, here, reasons, sums)

@@ -9,6 +9,7 @@ from typing import Any
 from data.text.shards import Manifest, SplitInfo
 from evaluation.runs import check_same_settings, check_settings
 from evaluation.sums import Scored, read_scored
+from experiments.sweep import refuse_overrides
 from experiments.table4.models import MODELS, Budget, Model
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
@@ -18,20 +19,15 @@ from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics
 
 LOG_STEPS = 10  # between records of the training loss
-EVALUATE_STEPS, SAVE_STEPS = 1000, 2000  # at most between evaluations and between checkpoints
-
-# What a run that goes on may have begun with otherwise: other GPUs; steps from times.
-OF_GPUS = ("optim.micro_batch_size",)
-OF_TIME = ("optim.max_steps", "optim.warmup_steps", "run.eval_every")
 
 SET_HERE = {
-    "run.seed": "take --seeds",
-    "run.out_dir": "take --out",
-    "run.init_from": "take --models",
-    "data.path": "take --data",
-    "model.context_length": "take --models",
+    "run.seed": "--seeds",
+    "run.out_dir": "--out",
+    "run.init_from": "--models",
+    "data.path": "--data",
+    "model.context_length": "--models",
 }
-"""Settings that make a run the one that its name says: what to take instead."""
+"""Settings that make a run the one that its name says, and the options that decide them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +64,11 @@ class Job:
 
     @property
     def may_differ(self) -> tuple[str, ...]:
-        """Settings that a run of this job may have begun with otherwise."""
-        of_time = OF_TIME if MODELS[self.name].same_time_as is not None else ()
-        return (*OF_GPUS, *of_time, "data.path")  # the text may lie elsewhere on another machine
+        """Settings that a run of this job may have begun with otherwise: on other machines."""
+        if MODELS[self.name].same_time_as is None:
+            return "optim.micro_batch_size", "data.path"
+        steps = ("optim.max_steps", "optim.warmup_steps", "run.eval_every")  # from its times
+        return "optim.micro_batch_size", "data.path", *steps
 
 
 def last_step(folder: Path) -> int | None:
@@ -97,39 +95,31 @@ def is_whole(scored: Scored) -> bool:
     return scored.about["step"] == last and last in steps
 
 
-def check_sums(jobs: Sequence[Job], sums: Path, data: Path) -> None:
+def check_texts(jobs: Sequence[Job], sums: Path, data: Path, *, folders: bool) -> None:
     """Refuse sums, FOLDER/CORPUS/RUN.npz, of other runs than these, or of runs on another text.
+
+    If `folders`, also folders of runs that were begun on another text.
 
     Raises:
         ValueError: names the settings that differ, or how long the texts are.
     """
+    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
     for job in jobs:
+        texts: list[tuple[Path, int | None, str]] = []  # of how many tokens; early runs do not tell
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
             scored, _ = read_scored(path)
             check_settings(path, scored.config, job.config, may_differ=job.may_differ)
-            _check_text(path, scored.about.get("text_tokens"), data, "--sums")
-
-
-def check_folders(jobs: Sequence[Job], data: Path) -> None:
-    """Refuse folders of runs that were begun on another text.
-
-    Raises:
-        ValueError: says how long the texts are.
-    """
-    for job in jobs:
-        checkpoint = latest_checkpoint(job.folder)
-        if checkpoint is not None:
+            texts.append((path, scored.about.get("text_tokens"), "--sums"))
+        if folders and (checkpoint := latest_checkpoint(job.folder)) is not None:
             _, must_match = read_progress(checkpoint)
-            _check_text(job.folder, must_match.get("training tokens"), data, "--out")
-
-
-def _check_text(path: Path, there: int | None, data: Path, option: str) -> None:
-    here = Manifest.load(data).splits.get("train", SplitInfo()).tokens
-    if there not in (None, here):  # early runs do not tell
-        raise ValueError(
-            f"{path} is of a run that was trained on a text of {there:,} tokens, and --data has "
-            f"{here:,}: take the text that all were trained on, or another {option}"
-        )
+            texts.append((job.folder, must_match.get("training tokens"), "--out"))
+        for path, there, option in texts:
+            if there not in (None, here):
+                raise ValueError(
+                    f"{path} is of a run that was trained on a text of {there:,} tokens, and "
+                    f"--data has {here:,}: take the text that all were trained on, or another "
+                    f"{option}"
+                )
 
 
 def make_jobs(
@@ -155,12 +145,7 @@ def make_jobs(
     for name, value in (("seeds", seeds), ("gpus-per-run", gpus_per_run)):
         if value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
-    for override in overrides:
-        key = override.partition("=")[0]
-        if key in SET_HERE:
-            raise ValueError(
-                f"--set {override}: the sweep itself sets {key} for each run, {SET_HERE[key]}"
-            )
+    refuse_overrides(overrides, SET_HERE)
     bound = [n for n in names if MODELS[n].same_time_as is not None or MODELS[n].share != 1]
     if bound and any(override.startswith("optim.max_steps=") for override in overrides):
         raise ValueError(
@@ -175,9 +160,16 @@ def make_jobs(
         "run.keep_last=1",
     ]
     most = budget.batch_tokens // gpus_per_run
-    wanted = set(names).union(*map(_needed_by, names))
+    wanted = {other for name in names for other, _ in _needs(name, seed=1)}.union(names)
     jobs = [
-        _job(name, seed, budget, out, for_all, most, tuple(overrides))
+        Job(
+            name=name,
+            seed=seed,
+            folder=out / f"{name}_seed{seed}",
+            recipe=_recipe(name, seed, budget, out, for_all, most),
+            overrides=tuple(overrides),
+            needs=tuple(sorted(out / f"{other}_seed{n}" for other, n in _needs(name, seed))),
+        )
         for name in MODELS
         if name in wanted
         for seed in range(1, seeds + 1)
@@ -202,9 +194,8 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
     """The arguments of train.py, once all runs that the job needs are finished.
 
     A run that was begun keeps the number of steps that it began with, and other seeds take that of
-    the first, wherever it was trained.
-
-    Costs are read from `sums`, but for runs that are trained `here`: theirs are of another time.
+    the first, wherever it was trained. Costs are read from `sums`, but for runs that are trained
+    `here`: theirs are of another time.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
@@ -262,27 +253,21 @@ def _equally_fast(name: str, same_time_as: str) -> str:
     return same_time_as if untimed == name else untimed
 
 
-def _needed_by(name: str) -> set[str]:
+def _needs(name: str, seed: int) -> set[tuple[str, int]]:
+    """Models and seeds of the runs that a run starts from or is measured by."""
     model = MODELS[name]
-    needed = set() if model.starts_from is None else {model.starts_from}
-    if model.same_time_as is not None:
-        needed |= {model.same_time_as, _equally_fast(name, model.same_time_as)}
-    return needed
+    needs = set() if model.starts_from is None else {(model.starts_from, seed)}
+    if model.same_time_as is not None:  # times are those of the first seed
+        needs |= {(other, 1) for other, _ in needs}
+        needs |= {(model.same_time_as, 1), (_equally_fast(name, model.same_time_as), 1)}
+    return needs
 
 
-def _job(
-    name: str,
-    seed: int,
-    budget: Budget,
-    out: Path,
-    for_all: Sequence[str],
-    most: int,
-    overrides: tuple[str, ...],
-) -> Job:
-    """A run with settings `for_all` runs, and at most so many tokens at once on a GPU."""
-    model = MODELS[name]
-    folder = out / f"{name}_seed{seed}"
-    base = _recipe(name, budget)
+def _recipe(
+    name: str, seed: int, budget: Budget, out: Path, for_all: Sequence[str], most: int
+) -> tuple[str, ...]:
+    """Arguments of a run: settings `for_all`, and at most so many tokens at once on a GPU."""
+    model, base = MODELS[name], _base(name, budget)
     config = load_config(base)
     context_length = config.model.context_length
     at_once = min(config.optim.micro_batch_size * context_length, most)
@@ -292,42 +277,26 @@ def _job(
         f"optim.micro_batch_size={max(1, at_once // context_length)}",
         # not the windows again that the first part began with
         f"run.seed={seed if model.starts_from is None else 1000 + seed}",
-        f"run.out_dir={folder}",
-        f"run.save_every={_every(steps // 2, SAVE_STEPS)}",
+        f"run.out_dir={out / f'{name}_seed{seed}'}",
+        f"run.save_every={_every(steps // 2, 2000)}",
     ]
-    # times are those of the first seed
-    timed = _needed_by(name) if model.same_time_as is not None else set()
-    needs = {out / f"{other}_seed1" for other in timed}
     if model.starts_from is not None:
         origin = out / f"{model.starts_from}_seed{seed}"
-        needs.add(origin)
         recipe += [f"run.init_from={origin}", f"optim.lr={config.optim.lr / 2}"]
         if config.model.positions == "rotary":
-            before = load_config(_recipe(model.starts_from, budget)).model.context_length
-            rope_base = _stretched_base(context_length / before, config.model.head_dim)
+            before = load_config(_base(model.starts_from, budget)).model.context_length
+            # as many turns of the slowest pair over the longer context as before over the old one,
+            # b0 s^(D / (D - 2)): "NTK-aware" scaling in YaRN (arXiv 2309.00071, section 3.1)
+            D = config.model.head_dim
+            rope_base = DEFAULT_ROPE_BASE * (context_length / before) ** (D / (D - 2))
             recipe.append(f"model.rope_base={rope_base:.0f}")
-    return Job(
-        name=name,
-        seed=seed,
-        folder=folder,
-        recipe=tuple(recipe),
-        overrides=overrides,
-        needs=tuple(sorted(needs)),
-    )
+    return tuple(recipe)
 
 
-def _recipe(name: str, budget: Budget) -> list[str]:
+def _base(name: str, budget: Budget) -> list[str]:
     """A model's YAML file, and changes of the budget and the model."""
     model = MODELS[name]
     return [f"configs/gpt2_small_{model.context}.yaml", *budget.overrides, *model.overrides]
-
-
-def _stretched_base(stretch: float, head_dim: int) -> float:
-    """The base at which the slowest pair turns over the longer context as before over the old one.
-
-    b0 s^(D / (D - 2)), "NTK-aware" scaling, in the words of YaRN (arXiv 2309.00071, section 3.1).
-    """
-    return DEFAULT_ROPE_BASE * stretch ** (head_dim / (head_dim - 2))
 
 
 def _schedule(steps: int) -> tuple[str, ...]:
@@ -335,7 +304,7 @@ def _schedule(steps: int) -> tuple[str, ...]:
     return (
         f"optim.max_steps={steps}",
         f"optim.warmup_steps={min(steps // 4, max(steps // 100, 200))}",
-        f"run.eval_every={_every(steps // 6, EVALUATE_STEPS)}",
+        f"run.eval_every={_every(steps // 6, 1000)}",
     )
 
 

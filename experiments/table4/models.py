@@ -1,4 +1,4 @@
-"""The models of our Table 4, and the budgets that they are trained with."""
+"""The models of our Table 4, and the budgets of their training."""
 
 from dataclasses import dataclass
 
@@ -69,21 +69,13 @@ class Budget:
     models: tuple[str, ...] = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
     """What is trained unless one says otherwise."""
 
-    @property
-    def tokens(self) -> int:
-        """Training tokens of a run."""
-        return self.steps * self.batch_tokens
-
 
 # Short runs need many small steps and a high learning rate, and no dropout where no text is seen
 # often; rotary positions, because learned ones are hardly learned yet.
 _SHORT = (
-    "model.positions=rotary",
-    "model.scale_attn_by_inverse_layer_idx=false",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "optim.lr=1e-3",
-    "optim.betas=[0.9,0.95]",
+    *("model.positions=rotary", "model.scale_attn_by_inverse_layer_idx=false"),
+    *("model.dropout=0", "model.attention_dropout=0"),
+    *("optim.lr=1e-3", "optim.betas=[0.9,0.95]"),
 )
 _TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.n_embd=32"),

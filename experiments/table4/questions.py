@@ -1,13 +1,6 @@
-"""Questions that models of Table 4 answer in pairs, and the answers as a table and a picture."""
+"""The questions of our Table 4, and the pairs of models that answer them."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from evaluation.markdown import dict_table, with_interval
-from evaluation.pictures import differences_by_bin
-from evaluation.style import save
-from experiments.table4.models import MODELS
+from typing import NamedTuple
 
 
 class Question(NamedTuple):
@@ -81,43 +74,3 @@ QUESTIONS = (
 
 QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pairs}
 PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
-
-
-def comparisons_table(comparisons: Sequence[dict[str, Any]]) -> str:
-    """Every question with the differences that answer it, as `evaluation.tables.compare` gave them.
-
-    Markdown; one at least.
-    """
-    return dict_table(
-        {
-            "question": QUESTION_OF[row["label"], row["to_label"]].asks,
-            "model": row["label"],
-            "minus": row["to_label"],
-            "seeds": str(row["strided"]["seeds"]),
-            "as the paper evaluates, nats": _nats(row["chunk"]),
-            "on identical tokens, nats": _nats(row["strided"]),
-            **{f"of these {p['range']} tokens into a document": _nats(p) for p in row["parts"]},
-        }
-        for row in comparisons
-    )
-
-
-def _nats(difference: dict[str, Any]) -> str:
-    return with_interval(difference["nats"], difference["interval"])
-
-
-def draw_positions(comparisons: Sequence[dict[str, Any]], out: Path) -> None:
-    """Draw the differences by position in the document; a picture of others must not stay."""
-    panels: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in comparisons:
-        label, other = row["label"], row["to_label"]
-        panel = QUESTION_OF[label, other].panel
-        if panel == CONTEXT:  # of models from scratch differences are far larger
-            scratch = MODELS[other].starts_from is None
-            panel = f"{panel}, {'from scratch' if scratch else 'going on'}"
-        if panel is not None:
-            panels.setdefault(panel, {})[f"{label} minus {other}"] = row["document_position"]
-    if panels:
-        save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
-    else:
-        out.unlink(missing_ok=True)

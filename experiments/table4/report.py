@@ -11,75 +11,73 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.command_line import command_parser, errors_as_sentences
-from data.files import write_atomically
-from evaluation.markdown import digits, is_known, markdown_table, with_interval
+from configs.command_line import errors_as_sentences
+from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
+from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
-from evaluation.results import COST, cost_before, read_result, write_result
-from evaluation.style import Styles, save, styles_of
-from experiments.table4.questions import comparisons_table, draw_positions
+from evaluation.results import COST, Row, cost_before, read_result, write_result
+from evaluation.style import save, styles_of
+from experiments.reports import publish, redraw_command
+from experiments.table4.models import MODELS
+from experiments.table4.questions import CONTEXT, PAIRS, QUESTION_OF
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-PAPER = (
-    ("Megatron-LM, 1K", 18.2, 4.7),
-    ("FlashAttention, 1K", 18.2, 2.7),
-    ("FlashAttention, 2K", 17.6, 3.0),
-    ("FlashAttention, 4K", 17.5, 3.6),
-)
+PAPER = [
+    {"model": "Megatron-LM, 1K", "perplexity": 18.2, "days_on_8_a100": 4.7},
+    {"model": "FlashAttention, 1K", "perplexity": 18.2, "days_on_8_a100": 2.7},
+    {"model": "FlashAttention, 2K", "perplexity": 17.6, "days_on_8_a100": 3.0},
+    {"model": "FlashAttention, 4K", "perplexity": 17.5, "days_on_8_a100": 3.6},
+]
 """arXiv 2205.14135, Table 4: GPT-2 small on OpenWebText, perplexity, days on 8 A100."""
 
-RESULT = "table4.json"
+DIFFERENCES = ("paper_difference", "difference")
+"""Entries of a row: how a model differs from the first, as the paper evaluates and on identical
+tokens."""
 
 
 def write_table4(
-    evaluations: Mapping[str, dict[str, Any]],
-    comparisons: Mapping[str, list[dict[str, Any]]],
-    budget: str,
-    out: Path,
+    evaluations: Mapping[str, Row], comparisons: Mapping[str, list[Row]], budget: str, out: Path
 ) -> None:
     """Write table4.json, table4.md and the pictures into `out`, and print the tables.
 
     By corpus, `evaluations` are of `evaluation.tables.tabulate`, `comparisons` of its `compare`.
     """
     runs = next(iter(evaluations.values()))["runs"]
-    names = ("model", "perplexity", "days_on_8_a100")
     result = {
         "budget": budget,
-        "paper": [dict(zip(names, row, strict=True)) for row in PAPER],
+        "paper": PAPER,
         "rows": {corpus: rows(tables) for corpus, tables in evaluations.items()},
         "comparisons": dict(comparisons),
         "runs": runs,
         "curves": curves(runs),
     }
-    write_result(out / RESULT, result)
-    redraw(out / RESULT)
+    write_result(out / "table4.json", result)
+    redraw(out / "table4.json")
 
 
 def redraw(path: Path) -> None:
     """Write the Markdown and the pictures anew beside the JSON, and print the tables."""
     result = read_result(path, "budget", "comparisons", "curves")
-    text = markdown(result)
-    write_atomically(path.with_suffix(".md"), text.encode())
-    going_on = {run["label"] for run in result["runs"] if run["before"]}
-    draw(result["curves"], going_on, path.with_suffix(".png"))
     for corpus, comparisons in result["comparisons"].items():
         draw_positions(comparisons, path.with_name(f"{path.stem}_positions_{corpus}.png"))
-    print(text)
-    print(f"wrote {path.with_suffix('.md')} and its pictures")
+    going_on = {run["label"] for run in result["runs"] if run["before"]}
+    publish(path, markdown(result), draw(result["curves"], going_on))
 
 
-def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
+def rows(tables: dict[str, Any]) -> list[Row]:
     """For each model its cost, its perplexity as the paper evaluates, and on identical tokens.
 
     What another model's weights took counts for those that start with them.
     """
+    chunks, strided = (
+        {row["label"]: row for row in tables[name]} for name in ("as_trained_chunk", "as_trained")
+    )
+    scores = ("perplexity", "nats", "difference")
     result = []
     for label, runs in _by_label(tables["runs"]).items():
         speeds = [run["tokens_per_s"] for run in runs]
-        (chunk,) = (row for row in tables["as_trained_chunk"] if row["label"] == label)
-        (strided,) = (row for row in tables["as_trained"] if row["label"] == label)
         result.append(
             {
                 "label": label,
@@ -88,22 +86,22 @@ def rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
                 "gpu_hours": mean(run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in runs),
                 # a run of few steps has none, as the first ones are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
-                **{f"paper_{name}": chunk[name] for name in ("perplexity", "nats", "difference")},
-                **{name: strided[name] for name in ("perplexity", "nats", "difference")},
-                "scored_tokens": strided["tokens"],
-                "stride": strided["stride"],
+                **{f"paper_{name}": chunks[label][name] for name in scores},
+                **{name: strided[label][name] for name in scores},
+                "scored_tokens": strided[label]["tokens"],
+                "stride": strided[label]["stride"],
             }
         )
     return result
 
 
-def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
+def curves(runs: Sequence[Row]) -> dict[str, list[Row]]:
     """For each model the validation loss over tokens and GPU-hours, the mean over its seeds.
 
     The curve of a model that starts with another's weights begins where that one's ends.
     """
 
-    def points(run: dict[str, Any]) -> list[dict[str, Any]]:
+    def points(run: dict[str, Any]) -> list[Row]:
         before = cost_before(run)
         rest = [r | {key: r[key] + before[key] for key in COST} for r in run["evaluations"]]
         return [run["before"], *rest] if run["before"] else rest
@@ -117,7 +115,7 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
     }
 
 
-def _by_label(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _by_label(runs: Sequence[Row]) -> dict[str, list[Row]]:
     labels = dict.fromkeys(run["label"] for run in runs)
     return {label: [run for run in runs if run["label"] == label] for label in labels}
 
@@ -132,11 +130,13 @@ def markdown(result: dict[str, Any]) -> str:
             [list(map(str, row.values())) for row in result["paper"]],
         ),
     ]
-    for corpus, table in result["rows"].items():
+    for corpus, models in result["rows"].items():
+        cells, minus = _model_cells(models), f"minus {models[0]['label']}, nats"
+        header = [minus if name in DIFFERENCES else name for name in cells[0]]
         parts += [
-            f"Ours, scored on {corpus}. Time is relative to {table[0]['label']}'s; differences "
-            f"have 95% intervals {_interval_kind(table)}.\n",
-            _models_table(table),
+            f"Ours, scored on {corpus}. Time is relative to {models[0]['label']}'s; differences "
+            f"have 95% intervals {_interval_kind(models)}.\n",
+            markdown_table(header, [list(row.values()) for row in cells]),
         ]
         if result["comparisons"][corpus]:
             parts += [
@@ -146,45 +146,47 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join([*parts, trained_on(result["runs"]) + "\n"])
 
 
-def _models_table(table: Sequence[dict[str, Any]]) -> str:
-    first = table[0]
-    hours = first["gpu_hours"] or math.nan  # a single step is not timed
-    minus = f"minus {first['label']}, nats"
-    return markdown_table(
-        [
-            *("model", "seeds", "training tokens", "tokens/s", "GPU-hours", "time"),
-            *("perplexity, as the paper evaluates", minus),
-            *("perplexity, on identical tokens", minus),
-        ],
-        [
-            [
-                row["label"],
-                str(row["seeds"]),
-                f"{row['tokens'] / 1e6:,.0f}M",
-                digits(row["tokens_per_s"], ",.0f"),
-                f"{row['gpu_hours']:.3f}",
-                digits(row["gpu_hours"] / hours, ".2f"),
-                f"{row['paper_perplexity']:.2f}",
-                _difference(row["paper_difference"]),
-                f"{row['perplexity']:.2f}",
-                _difference(row["difference"]),
-            ]
-            for row in table
-        ],
+def models_table(result: Mapping[str, Any]) -> str:
+    """Cost and perplexity of each model, of a result with a single corpus."""
+    (models,) = result["rows"].values()
+    return dict_table(
+        {
+            name.removeprefix("training "): cell
+            for name, cell in cells.items()
+            if name not in ("GPU-hours", *DIFFERENCES)
+        }
+        for cells in _model_cells(models)
     )
 
 
-def _interval_kind(table: Sequence[dict[str, Any]]) -> str:
-    """Whether the intervals of the differences count seeds: where both models share several."""
-    compared = [row for row in table if row["paper_difference"] or row["difference"]]
-    single = [
-        row["label"]
-        for row in compared
-        if any(d and d["seeds"] == 1 for d in (row["paper_difference"], row["difference"]))
+def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
+    """Cost and scores of each model; differences by name of their row's entry."""
+    hours = models[0]["gpu_hours"] or math.nan  # a single step is not timed
+    return [
+        {
+            "model": row["label"],
+            "seeds": str(row["seeds"]),
+            "training tokens": f"{row['tokens'] / 1e6:,.0f}M",
+            "tokens/s": digits(row["tokens_per_s"], ",.0f"),
+            "GPU-hours": f"{row['gpu_hours']:.3f}",
+            "time": digits(row["gpu_hours"] / hours, ".2f"),
+            "perplexity, as the paper evaluates": f"{row['paper_perplexity']:.2f}",
+            "paper_difference": nats(row["paper_difference"]),
+            "perplexity, on identical tokens": f"{row['perplexity']:.2f}",
+            "difference": nats(row["difference"]),
+        }
+        for row in models
     ]
+
+
+def _interval_kind(models: Sequence[Row]) -> str:
+    """Whether the intervals of the differences count seeds: where both models share several."""
+    seeds = {row["label"]: {row[d]["seeds"] for d in DIFFERENCES if row[d]} for row in models}
+    compared = [label for label, shared in seeds.items() if shared]
+    single = [label for label in compared if 1 in seeds[label]]
     if not single:
         return "over documents and seeds"
-    if len(single) == len(compared):
+    if single == compared:
         return "over documents alone, as all are compared over one seed"
     return (
         "over documents and seeds, but over documents alone where one seed is compared: "
@@ -192,11 +194,52 @@ def _interval_kind(table: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _difference(difference: dict[str, Any] | None) -> str:
+def comparisons_table(comparisons: Sequence[Row]) -> str:
+    """Every question with the differences, of `evaluation.tables.compare`, that answer it."""
+    return dict_table(
+        {
+            "question": QUESTION_OF[row["label"], row["to_label"]].asks,
+            "model": row["label"],
+            "minus": row["to_label"],
+            "seeds": str(row["strided"]["seeds"]),
+            "as the paper evaluates, nats": nats(row["chunk"]),
+            "on identical tokens, nats": nats(row["strided"]),
+            **{f"of these {p['range']} tokens into a document": nats(p) for p in row["parts"]},
+        }
+        for row in comparisons
+    )
+
+
+def answers_table(larger: Mapping[str, Any], smaller: Mapping[str, Any]) -> str:
+    """Differences between models, in a result of much training and one of less, a corpus each."""
+
+    def by_pair(result: Mapping[str, Any]) -> dict[tuple[str, str], Row]:
+        (rows,) = result["comparisons"].values()
+        return {(row["label"], row["to_label"]): row for row in rows}
+
+    more, less = by_pair(larger), by_pair(smaller)
+    none = {"chunk": None, "strided": None}
+    return dict_table(
+        {
+            "question": QUESTION_OF[pair].asks,
+            "model": pair[0],
+            "minus": pair[1],
+            "larger budget, as the paper evaluates": nats(more.get(pair, none)["chunk"]),
+            "larger budget, on identical tokens": nats(more.get(pair, none)["strided"]),
+            "smaller budget, on identical tokens": nats(less.get(pair, none)["strided"]),
+            "seeds of these": str(less[pair]["strided"]["seeds"]) if pair in less else "",
+        }
+        for pair in PAIRS
+        if pair in more or pair in less
+    )
+
+
+def nats(difference: Row | None) -> str:
+    """A difference with its interval; nothing for none."""
     return "" if difference is None else with_interval(difference["nats"], difference["interval"])
 
 
-def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], out: Path) -> None:
+def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> "Figure":
     """Validation perplexity over tokens and over GPU-hours, one line a model.
 
     Models that started with the weights of another have a row of their own: their curves would
@@ -204,6 +247,7 @@ def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], o
     """
     # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     order = sorted(curves, key=lambda model: model in going_on)
     scratch = [model for model in order if model not in going_on]
@@ -213,44 +257,45 @@ def draw(curves: dict[str, list[dict[str, float]]], going_on: Collection[str], o
     panels = figure.subplots(len(kinds), 2, sharey="row", squeeze=False)
     styles = styles_of(order)
     for (title, models), (left, right) in zip(kinds.items(), panels, strict=True):
-        _draw_row({model: curves[model] for model in models}, styles, left, right)
+        perplexity = {m: np.exp([p["val_loss"] for p in curves[m]]) for m in models}
+        for model, values in perplexity.items():
+            look: dict[str, Any] = {**styles[model], "label": model, "ms": 4, "lw": 1.2}
+            for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
+                axes.plot([p[unit] / divisor for p in curves[model]], values, **look)
+                axes.grid(alpha=0.3, which="both")
+        ends = [values[-1] for values in perplexity.values()]
+        highest = max(values.max() for values in perplexity.values())
+        left.set_yscale("log")
+        # a little above the ends: the steep start would leave no room to tell them apart
+        left.set_ylim(0.97 * min(ends), 1.03 * min(highest, 1.6 * max(ends)))
+        for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
         if len(kinds) > 1:
             left.set_title(title, loc="left", fontsize=10)
     panels[-1, 0].set_xlabel("training tokens, millions")
     panels[-1, 1].set_xlabel("GPU-hours of training")
     figure.supylabel("validation perplexity", fontsize=10)
-    save(figure, out)
+    return figure
 
 
-def _draw_row(
-    curves: dict[str, list[dict[str, float]]], styles: Styles, left: "Axes", right: "Axes"
-) -> None:
-    """The curves over tokens on the left and over GPU-hours on the right."""
-    from matplotlib.ticker import LogFormatter
-
-    perplexity = {m: np.exp([p["val_loss"] for p in points]) for m, points in curves.items()}
-    for model, points in curves.items():
-        look: dict[str, Any] = {**styles[model], "label": model, "ms": 4, "lw": 1.2}
-        for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
-            axes.plot([p[unit] / divisor for p in points], perplexity[model], **look)
-            axes.grid(alpha=0.3, which="both")
-    ends = [values[-1] for values in perplexity.values()]
-    highest = max(values.max() for values in perplexity.values())
-    left.set_yscale("log")
-    # a little above the ends: the steep start would leave no room to tell them apart
-    left.set_ylim(0.97 * min(ends), 1.03 * min(highest, 1.6 * max(ends)))
-    for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-        set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("result", type=Path, metavar="FILE", help="a table4.json")
-    redraw(parser.parse_args(argv).result)
+def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
+    """Draw the differences by position in the document; a picture of others must not stay."""
+    panels: dict[str, dict[str, list[Row]]] = {}
+    for row in comparisons:
+        label, other = row["label"], row["to_label"]
+        panel = QUESTION_OF[label, other].panel
+        if panel == CONTEXT:  # of models from scratch differences are far larger
+            scratch = MODELS[other].starts_from is None
+            panel = f"{panel}, {'from scratch' if scratch else 'going on'}"
+        if panel is not None:
+            panels.setdefault(panel, {})[f"{label} minus {other}"] = row["document_position"]
+    if panels:
+        save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
+    else:
+        out.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
     with errors_as_sentences():
-        main()
+        redraw_command(__doc__, __spec__, redraw, None)

@@ -12,31 +12,26 @@ from training.config import RUN_CONFIG
 from training.metrics import read_evaluations
 
 
-def found_sums(job: Job, texts: Sequence[Text], sums: Path) -> list[tuple[Scored, Text]]:
-    """The sums of a run that are there, in the order of `texts`."""
+def read_sums(job: Job, plan: Plan, texts: Sequence[Text], sums: Path) -> list[Scored] | str:
+    """What a report needs of a run, for each text; or why the run cannot be in the report."""
     paths = [sums / text.name / f"{job.folder.name}.npz" for text in texts]
-    return [read_scored(path) for path in paths if path.exists()]
-
-
-def report_obstacle(
-    job: Job, plan: Plan, found: Sequence[tuple[Scored, Text]], texts: Sequence[Text]
-) -> str | None:
-    """The reason for which a run cannot be in the report, if there is one."""
-    if len(found) < len(texts):
+    if not all(path.exists() for path in paths):
         return "not trained and scored"
-    wanted = set(plan.scorings_of(job.config, ()))
-    for (scored, there), text in zip(found, texts, strict=True):
+    wanted, found = plan.scorings_of(job.config, ()), []
+    for path, text in zip(paths, texts, strict=True):
+        scored, there = read_scored(path)
         if there.sha256 != text.sha256:
             return f"scored on another text that is called {text.name}"
-        if there.counted != text.counted or not scored.sums.keys() >= wanted:
+        if there.counted != text.counted or not scored.sums.keys() >= {*wanted}:
             return "not scored as these --models, --stride and --histories ask for"
         if not is_whole(scored):
             return "scored before it was finished"
         if scored.config.run.init_from is not None and scored.about["before"] is None:
             return "not known what the run took whose weights it starts with"
-        if scored.about != found[0][0].about:
+        if found and scored.about != found[0].about:
             return "scored on one text, trained anew, and scored on another"
-    return None
+        found.append(replace(scored, sums={scoring: scored.sums[scoring] for scoring in wanted}))
+    return found
 
 
 def without_sums(
@@ -45,16 +40,14 @@ def without_sums(
     """Names of runs whose sums are not there, or not of the run in their folder; and why."""
     reasons = {}
     for job in jobs:
-        found = found_sums(job, texts, sums)
-        why = report_obstacle(job, plan, found, texts)
-        if why is None and (job.folder / RUN_CONFIG).exists():
-            about = found[0][0].about
-            if last_step(job.folder) != about["step"] or (
-                read_evaluations(job.folder)[-1]["gpu_hours"] != about["gpu_hours"]
-            ):
-                why = "trained anew, and not scored since"
-        if why is not None:
-            reasons[job.folder.name] = why
+        found = read_sums(job, plan, texts, sums)
+        if isinstance(found, str):
+            reasons[job.folder.name] = found
+        elif (job.folder / RUN_CONFIG).exists() and (
+            last_step(job.folder) != found[0].about["step"]
+            or read_evaluations(job.folder)[-1]["gpu_hours"] != found[0].about["gpu_hours"]
+        ):
+            reasons[job.folder.name] = "trained anew, and not scored since"
     return reasons
 
 
@@ -118,9 +111,9 @@ def _brings(job: Job, here: Collection[Path]) -> set[Path]:
 def print_skipped(
     jobs: Sequence[Job], here: Sequence[Job], reasons: Mapping[str, str], sums: Path
 ) -> None:
-    """Print which runs are not trained, as their sums tell it all, and which are once more.
+    """Print which of `jobs` their sums tell all of, and which of those `here` are trained anew.
 
-    Of `jobs`, something is done with those `here`, for the `reasons` of `without_sums`.
+    `reasons` are those of `without_sums`.
     """
     names = {job.folder.name for job in here}.union(reasons)
     kept = [name for job in jobs if (name := job.folder.name) not in names]

@@ -13,13 +13,17 @@ import sys
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from configs.command_line import command_parser, errors_as_sentences
 from data.text.shards import Manifest
 from evaluation.results import write_result
 from evaluation.runs import check_same_settings
+from evaluation.style import save
+from experiments.train_steps.tables import gaps_table, losses_table
 from training.language.config import TrainConfig, load_config
 from training.metrics import read_metrics
 
@@ -87,23 +91,19 @@ def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """
     pairs: dict[str, list[tuple[float, float]]] = {"same": [], "different": []}
     for (a, run_a), (b, run_b) in combinations(runs.items(), 2):
-        gaps = [abs(x - y) for x, y in zip(losses(run_a), losses(run_b), strict=True)]
         kind = "same" if a.split()[0] == b.split()[0] else "different"
-        final_gap = abs(run_a["validation_loss"] - run_b["validation_loss"])
-        pairs[kind].append((mean(gaps), final_gap))
-    return {
-        kind: {
-            "pairs": len(values),
-            "curve": mean(curve for curve, _ in values),
-            "validation": mean(final for _, final in values),
-        }
-        for kind, values in pairs.items()
-    }
+        curve = np.abs(losses(run_a) - losses(run_b)).mean()
+        pairs[kind].append((curve, abs(run_a["validation_loss"] - run_b["validation_loss"])))
+    result = {}
+    for kind, gaps in pairs.items():
+        curve, validation = np.mean(gaps, axis=0).tolist()
+        result[kind] = {"pairs": len(gaps), "curve": curve, "validation": validation}
+    return result
 
 
-def losses(run: dict[str, Any]) -> list[float]:
+def losses(run: dict[str, Any]) -> np.ndarray:
     """The training losses of a summary."""
-    return [loss for _, loss in run["curve"]]
+    return np.array(run["curve"])[:, 1]
 
 
 def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
@@ -112,25 +112,20 @@ def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    sdpa = [losses(run) for name, run in runs.items() if name.startswith("sdpa")]
-    middle = [mean(values) for values in zip(*sdpa, strict=True)]
+    base = np.mean([losses(run) for name, run in runs.items() if name.startswith("sdpa")], axis=0)
     for name, run in runs.items():
         impl, number = name.split()
         style = {"color": "C1" if impl == "triton" else "C0", "lw": 1}
         style["label"] = IMPLS[impl] if number == "1" else None
-        tokens = [tokens / 1e6 for tokens, _ in run["curve"]]
+        tokens = np.array(run["curve"])[:, 0] / 1e6
         top.plot(tokens, losses(run), **style)
-        gaps = [loss - base for loss, base in zip(losses(run), middle, strict=True)]
-        bottom.plot(tokens, gaps, **style)
-    top.set_title(title)
-    top.set_ylabel("training loss, nats per token")
-    bottom.set_ylabel("minus the mean of SDPA")
-    bottom.set_xlabel("tokens seen, millions")
+        bottom.plot(tokens, losses(run) - base, **style)
+    top.set(title=title, ylabel="training loss, nats per token")
+    bottom.set(xlabel="tokens seen, millions", ylabel="minus the mean of SDPA")
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
     top.legend()
-    figure.savefig(out, dpi=120)
-    print(f"drew {out}")
+    save(figure, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -154,26 +149,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = {name: summarise(folder) for name, folder in folders.items()}
     corpus = Manifest.load(Path(load_config([args.config, *args.overrides]).data.path))
     path = args.out / f"compare_training_{args.name}.json"
-    write_result(
-        path,
-        {
-            "corpus_tokens": {split: info.tokens for split, info in corpus.splits.items()},
-            "distances": distances(runs),
-            "runs": runs,
-        },
-    )
-    print(f"wrote {path}")
+    result = {
+        "corpus_tokens": {split: info.tokens for split, info in corpus.splits.items()},
+        "distances": distances(runs),
+        "runs": runs,
+    }
+    write_result(path, result)
     draw(runs, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")
-    for kind, gap in distances(runs).items():
-        print(
-            f"on {kind} attention, runs lie {gap['curve']:.4f} nats apart, and "
-            f"{gap['validation']:.4f} at the end ({gap['pairs']} pairs)"
-        )
-    for name, run in runs.items():
-        print(
-            f"{name:9} validation loss {run['validation_loss']:.4f}  "
-            f"{run['tokens_per_s']:,.0f} tokens/s  {run['memory_gib']:.1f} GiB"
-        )
+    print(losses_table(**{args.name: result}))
+    print(gaps_table(**{args.name: result}))
+    print(f"wrote {path} and its picture")
 
 
 if __name__ == "__main__":

@@ -14,19 +14,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, collect_rows
+from evaluation.style import save
+from experiments.train_steps.tables import speed_table
 from model.config import GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from model.gpt import GPT
@@ -38,38 +39,30 @@ TOKENS_A_STEP = 32_768
 LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
 
 NANOGPT_BACKENDS = {
-    "nanoGPT, flash": [SDPBackend.FLASH_ATTENTION],
-    "nanoGPT, cuDNN": [SDPBackend.CUDNN_ATTENTION],
+    "nanoGPT, flash": SDPBackend.FLASH_ATTENTION,
+    "nanoGPT, cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
 
 Step = Callable[[], Tensor]
 
 
-def our_step(
-    config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool = False
-) -> Step:
+def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
     """A training step of this project's model; returns the loss."""
     model = GPT(config).cuda()
-    optimizer = make_optimizer(
-        model, OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
+    optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
+    optimizer = make_optimizer(model, optim)
+    return training_step(
+        torch.compile(model),
+        optimizer,
+        lambda run: run(tokens, targets),
+        partial(deterministic_algorithms, deterministic),
     )
-    step = _step(model, optimizer, lambda run: run(tokens, targets))
-
-    def repeatable_step() -> Tensor:
-        with deterministic_algorithms(deterministic):
-            return step()
-
-    return repeatable_step
 
 
 def nanogpt_step(
-    folder: Path,
-    context_length: int,
-    tokens: Tensor,
-    targets: Tensor,
-    backends: list[SDPBackend],
+    folder: Path, context_length: int, tokens: Tensor, targets: Tensor, backend: SDPBackend
 ) -> Step:
-    """The same of nanoGPT's model, as its train.py sets it up, on the given backends of SDPA."""
+    """A training step of nanoGPT's model, set up as in its train.py, on a backend of SDPA."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     if spec is None or spec.loader is None or not (folder / "model.py").exists():
         raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
@@ -80,28 +73,31 @@ def nanogpt_step(
         module.GPTConfig(block_size=context_length, vocab_size=50304, dropout=0.0, bias=False)
     ).cuda()
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
-    step = _step(model, optimizer, lambda run: run(tokens, targets)[1])
+    return training_step(
+        torch.compile(model),
+        optimizer,
+        lambda run: run(tokens, targets)[1],
+        partial(sdpa_kernel, backend),
+    )
 
-    def step_on_backends() -> Tensor:
-        with sdpa_kernel(backends):
-            return step()
 
-    return step_on_backends
-
-
-def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]
+def training_step(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[Any], Tensor],
+    settings: Callable[[], AbstractContextManager[Any]],
 ) -> Step:
-    fast_model = torch.compile(model)
+    """Forward, backward, clipping and optimizer of a compiled model, all within `settings`."""
 
     def step() -> Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = loss_of(fast_model)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        with settings():
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = loss_of(model)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
 
     return step
 
@@ -142,28 +138,23 @@ def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator
     generator = torch.Generator(device="cuda").manual_seed(0)
     text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    configs = {
-        attention: ModelConfig(
-            context_length=context_length, attention=attention, **GPT2_SIZES["small"]
-        )
-        for attention in ("triton", "sdpa")
-    }
+    size = {"context_length": context_length, **GPT2_SIZES["small"]}
+    triton, sdpa = (ModelConfig(attention=name, **size) for name in ("triton", "sdpa"))
+    ours = partial(our_step, tokens=tokens, targets=targets)
     contenders: dict[str, Callable[[], Step]] = {
         # The first is deterministic, which is the default of train.py.
-        "ours, triton": partial(our_step, configs["triton"], tokens, targets, deterministic=True),
-        "ours, triton, not deterministic": partial(our_step, configs["triton"], tokens, targets),
-        "ours, sdpa": partial(our_step, configs["sdpa"], tokens, targets),
+        "ours, triton": partial(ours, triton, deterministic=True),
+        "ours, triton, not deterministic": partial(ours, triton, deterministic=False),
+        "ours, sdpa": partial(ours, sdpa, deterministic=False),
     }
     if nanogpt is not None:
-        for name, backends in NANOGPT_BACKENDS.items():
-            contenders[name] = partial(
-                nanogpt_step, nanogpt, context_length, tokens, targets, backends
-            )
-    flops = train_flops_per_token(configs["triton"], causal=True)
+        theirs = partial(nanogpt_step, nanogpt, context_length, tokens, targets)
+        contenders |= {name: partial(theirs, backend) for name, backend in NANOGPT_BACKENDS.items()}
+    flops = train_flops_per_token(triton, causal=True)
     for name, make in contenders.items():
         measured = measure(make, steps)
         tokens_per_s = TOKENS_A_STEP / measured["step_s"]
-        utilisation = mfu(tokens_per_s, configs["triton"], torch.cuda.get_device_name())
+        utilisation = mfu(tokens_per_s, triton, torch.cuda.get_device_name())
         yield [
             {
                 "context_length": context_length,
@@ -189,57 +180,20 @@ def check_loss(rows: list[Row]) -> None:
     print(f"{last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
 
-def show(rows: list[Row]) -> None:
-    """Print the rows as a table, speeds also relative to nanoGPT's where it ran."""
-    table = Table(title=f"GPT-2 small, {TOKENS_A_STEP:,} tokens a step, bfloat16, torch.compile")
-    for column in (
-        "context",
-        "",
-        "tokens/s",
-        "x nanoGPT flash",
-        "MFU causal",
-        "MFU full",
-        "peak GiB",
-    ):
-        table.add_column(column, justify="right")
-    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
-    for row in rows:
-        base = peer.get(row["context_length"])
-        table.add_row(
-            f"{row['context_length']:,}",
-            row["name"],
-            f"{row['tokens_per_s']:,.0f}",
-            f"{row['tokens_per_s'] / base:.2f}" if base else "-",
-            f"{row['mfu']['causal']:.1%}" if row["mfu"] else "unknown GPU",
-            f"{row['mfu']['full']:.1%}" if row["mfu"] else "unknown GPU",
-            f"{row['peak_gib']:.1f}",
-        )
-    Console(width=100).print(table)
-
-
 def draw(rows: list[Row], out: Path) -> None:
     """Draw tokens/s as bars, grouped by context length."""
-    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
+    import pandas as pd  # both are slow to load: --help should not wait for them
     from matplotlib.figure import Figure
 
-    contexts = sorted({row["context_length"] for row in rows})
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    speed = {(row["context_length"], row["name"]): row["tokens_per_s"] / 1e3 for row in rows}
+    frame = pd.DataFrame(rows).assign(speed=lambda rows: rows["tokens_per_s"] / 1e3)
+    speed = frame.pivot(index="context_length", columns="name", values="speed")
     figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        places = [group + number * width for group in range(len(contexts))]
-        bars = axes.bar(places, [speed[c, name] for c in contexts], 0.92 * width, label=name)
+    axes = speed[frame["name"].unique()].plot.bar(ax=figure.subplots(), rot=0, width=0.8)
+    for bars in axes.containers:
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
-    axes.set_xticks(
-        [group + 0.4 - width / 2 for group in range(len(contexts))], [f"{c:,}" for c in contexts]
-    )
-    axes.set_xlabel("context length, tokens")
-    axes.set_ylabel("training speed, thousand tokens/s")
+    axes.set(xlabel="context length, tokens", ylabel="training speed, thousand tokens/s")
     axes.legend(fontsize=8)
-    figure.savefig(out, dpi=120)
-    print(f"drew {out}")
+    save(figure, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -258,9 +212,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = collect_rows(
         args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
     )
-    show(rows)
-    print(f"wrote {args.out}")
     draw(rows, args.out.with_suffix(".png"))
+    print(speed_table({"rows": rows}))
+    print(f"wrote {args.out} and its picture")
 
 
 if __name__ == "__main__":

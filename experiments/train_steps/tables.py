@@ -12,17 +12,20 @@ def speed_table(result: Result) -> str:
     """Speed and memory of a training step, of `experiments.train_steps.speed`."""
     rows = result["rows"]
     peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
-    return table(
-        {
+
+    def line(row: Mapping[str, Any]) -> dict[str, str]:
+        base, mfu = peer.get(row["context_length"]), row["mfu"]
+        shares = f"{mfu['causal']:.1%} / {mfu['full']:.1%}" if mfu else "unknown GPU"
+        return {
             "context": f"{row['context_length']:,}",
             "attention": row["name"],
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
-            "x nanoGPT, flash": f"{row['tokens_per_s'] / peer[row['context_length']]:.2f}",
-            "MFU, causal / full": f"{row['mfu']['causal']:.1%} / {row['mfu']['full']:.1%}",
+            "x nanoGPT, flash": f"{row['tokens_per_s'] / base:.2f}" if base else "-",
+            "MFU, causal / full": shares,
             "peak": f"{row['peak_gib']:.1f} GiB",
         }
-        for row in rows
-    )
+
+    return table(map(line, rows))
 
 
 def losses_table(**results: Result) -> str:

@@ -47,8 +47,7 @@ def standard_attention(
 
     Args:
         q: (B, T_q, H, D), any floating dtype.
-        k: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
-        v: (B, T_k, H_kv, D).
+        k, v: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
         softmax_scale: factor on the scores; 1 / sqrt(D) when None.
         sinks: (H,) scores, one of each row's softmax, whose value is zero.
         softcap: c turns S into c * tanh(S / c).
@@ -120,14 +119,12 @@ def visible_keys(
                         1 1         0 0 1 1
 
     Args:
-        seq_q: T_q.
-        seq_k: T_k.
+        seq_q, seq_k: T_q and T_k.
         causal: j <= p.
         window_size: |p - j| < window_size.
         mask: its layout, stretched to elements.
         doc_start: (B, T_q) integers, j >= doc_start of the query.
         kv_lengths: (B,) integers, j < kv_lengths.
-        device: of the result.
 
     Returns:
         Bool, (B or 1, H or 1, T_q, T_k).
@@ -176,15 +173,11 @@ def dropout_keep_mask(
 
     Args:
         seed: an integer in [0, 2^63), or an int64 tensor that holds one.
-        batch: B.
-        n_head: H, the number of query heads.
-        seq_q: T_q.
-        seq_k: T_k.
+        n_head: of q.
         dropout_p: probability in [0, 1) that an entry is dropped.
-        device: of the result.
 
     Returns:
-        keep: (B, H, T_q, T_k) bool.
+        (batch, n_head, seq_q, seq_k) bool.
 
     Raises:
         ValueError: seed or dropout_p is out of range.

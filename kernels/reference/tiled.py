@@ -37,9 +37,7 @@ def flash_attention_1_forward(
     rescaled and written at every visit.
 
     Args:
-        q: (B, T_q, H, D).
-        k: (B, T_k, H_kv, D).
-        v: (B, T_k, H_kv, D).
+        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
         sram_floats: M, how many numbers the fast memory holds. A tile of K and V has
             B_c = ceil(M / 4D) rows, one of Q and O B_r = min(B_c, D).
         options: as in `standard_attention`.
@@ -87,11 +85,8 @@ def flash_attention_1_backward(
     The paper saves l and m; here lse stands for both, as exp(S - m) / l = exp(S - lse).
 
     Args:
-        q: (B, T_q, H, D).
-        k: (B, T_k, H_kv, D).
-        v: (B, T_k, H_kv, D).
-        out: (B, T_q, H, D), from the forward.
-        lse: (B, H, T_q), from the forward.
+        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
+        out, lse: (B, T_q, H, D) and (B, H, T_q), from the forward.
         dout: (B, T_q, H, D), gradient of the loss by out.
         sram_floats: M, as in `flash_attention_1_forward`.
         options: those of the forward.
@@ -136,11 +131,8 @@ def flash_attention_2_forward(
     next begins, divided by l only at its end, and lse is all that the backward needs to know.
 
     Args:
-        q: (B, T_q, H, D).
-        k: (B, T_k, H_kv, D).
-        v: (B, T_k, H_kv, D).
-        block_m: B_r, queries in a tile.
-        block_n: B_c, keys in a tile.
+        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
+        block_m, block_n: B_r queries and B_c keys in a tile.
         options: as in `standard_attention`.
 
     Returns:
@@ -184,15 +176,11 @@ def flash_attention_2_backward(
     """Gradients of FlashAttention-2: Algorithm 2 of arXiv 2307.08691.
 
     Args:
-        q: (B, T_q, H, D).
-        k: (B, T_k, H_kv, D).
-        v: (B, T_k, H_kv, D).
-        out: (B, T_q, H, D), from the forward.
-        lse: (B, H, T_q), from the forward.
+        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
+        out, lse: (B, T_q, H, D) and (B, H, T_q), from the forward.
         dout: (B, T_q, H, D), gradient of the loss by out.
         dlse: (B, H, T_q), gradient of the loss by lse; 0 when None. It is not in the paper.
-        block_m: B_r, queries in a tile.
-        block_n: B_c, keys in a tile.
+        block_m, block_n: B_r queries and B_c keys in a tile.
         options: those of the forward.
 
     Returns:

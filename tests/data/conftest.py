@@ -61,23 +61,15 @@ def make_shards(tmp_path: Path) -> Callable[..., Path]:
         vocab_size: int = 100,
     ) -> Path:
         splits = {}
+        tokenizer = TokenizerInfo(name="tiny", sha256="abc", vocab_size=vocab_size, eot_id=0)
         dtype = token_dtype(vocab_size)
         for split, documents in (("train", train), ("val", val)):
-            writer = ShardWriter(
-                tmp_path,
-                split,
-                SplitInfo(),
-                dtype=dtype,
-                eot_id=0,
-                vocab_size=vocab_size,
-                shard_tokens=shard_tokens,
-            )
+            info = splits[split] = SplitInfo()
+            writer = ShardWriter(tmp_path, split, info, tokenizer, shard_tokens)
             for ids in documents:
                 writer.append(ids)
                 writer.end_document(text_bytes=len(ids))
             writer.close_shard()
-            splits[split] = writer.info
-        tokenizer = TokenizerInfo(name="tiny", sha256="abc", vocab_size=vocab_size, eot_id=0)
         Manifest(settings={}, tokenizer=tokenizer, dtype=dtype, splits=splits).save(tmp_path)
         return tmp_path
 

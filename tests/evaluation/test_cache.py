@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.text.shards import TokenStream
-from evaluation.token_losses import read_losses, write_losses
+from evaluation.score import read_losses, write_losses
 from evaluation.windows import Scoring
 
 

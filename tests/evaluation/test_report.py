@@ -10,8 +10,7 @@ import pytest
 
 from evaluation import report
 from evaluation.plan import Plan
-from evaluation.report import markdown, write_report
-from evaluation.verdicts import verdict
+from evaluation.report import markdown, verdict, write_report
 from tests.evaluation.known_losses import find, made_up_run, tables_of
 
 TABLES = ("chunk", "strided", "control", "chunk_position", "document_position", "document_length")

@@ -11,17 +11,17 @@ from torch import nn
 
 from data.text.batches import ValidationBatches
 from data.text.shards import TokenStream
-from evaluation.token_losses import token_losses
+from evaluation.score import token_losses
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from model.gpt import GPT
 from tests.training_runs import call_on_two_processes
 from training.distributed import Processes, start_processes
-from training.language.validation import evaluate
+from training.language.task import evaluate
 from training.numerics import autocast
 
 CPU = torch.device("cpu")
-ALONE = Processes(rank=0, local_rank=0, world_size=1, device=CPU)
+ALONE = Processes(rank=0, world_size=1, device=CPU)
 
 
 def make_model(vocab_size, **changes):
@@ -102,10 +102,10 @@ def test_chunks_add_up_to_the_evaluation_of_training(model, stream):
     scoring = Scoring(history=32, stride=32)
     full = scoring.n_windows(len(stream))
     batches = islice(ValidationBatches(stream, 32, 1), full)
-    evaluation = evaluate(model, batches, ALONE, nullcontext)
+    loss, n_tokens = evaluate(model, batches, ALONE, nullcontext)
     losses = score(model, stream, scoring)
-    assert evaluation.tokens == (~np.isnan(losses)).sum() == 32 * full
-    assert np.nanmean(losses, dtype=np.float64) == pytest.approx(evaluation.loss, rel=1e-6)
+    assert n_tokens == (~np.isnan(losses)).sum() == 32 * full
+    assert np.nanmean(losses, dtype=np.float64) == pytest.approx(loss, rel=1e-6)
 
 
 def test_autocast_is_around_the_forward_pass(model, stream):

@@ -8,17 +8,17 @@ from configs.reader import read_config
 from data.lra.request import Request
 from data.lra.store import MANIFEST
 from experiments import example_sets
-from experiments.example_sets import REQUESTS, prepare_sets, requests_for
+from experiments.example_sets import REQUESTS, prepare_sets
 from experiments.lra.jobs import CONFIGS as LRA
-from experiments.pathx.stages import CONFIGS as PATHX
+from experiments.pathx.__main__ import CONFIGS as PATHX
 from training.classification.config import ClassifyConfig
 
 
 def test_the_sets_are_those_that_configurations_read():
     files = [*LRA.glob("pathfinder*.yaml"), *LRA.glob("listops*.yaml"), *PATHX.glob("*.yaml")]
     configs = [read_config(ClassifyConfig, [str(file)]) for file in files]
-    read = requests_for(path for config in configs for path in config.data.training_paths)
-    assert {request.name for request in read.values()} == {request.name for request in REQUESTS}
+    read = {Path(path).name for config in configs for path in config.data.training_paths}
+    assert read == {request.name for request in REQUESTS}
     assert len({request.name for request in REQUESTS}) == len(REQUESTS)
 
 
@@ -34,12 +34,12 @@ def test_only_what_is_missing_is_made(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_an_unknown_set_is_named_unless_it_is_there(tmp_path):
+def test_an_unknown_set_is_named_unless_it_is_there(tmp_path, capsys):
     dots = tmp_path / "dots"
     with pytest.raises(ValueError, match=r"dots is not prepared, .* pathx, pathx-length2"):
-        requests_for([str(dots)])
+        prepare_sets([str(dots)])
     dots.mkdir()
     (dots / MANIFEST).write_text("{}")
-    assert requests_for([str(dots)]) == {}
-    assert requests_for([]) == {}
-    assert list(requests_for(["x/pathx", "x/pathx"])) == [Path("x/pathx")]
+    prepare_sets([str(dots)])
+    prepare_sets([])
+    assert capsys.readouterr().out == ""

@@ -7,7 +7,7 @@ import torch
 
 from model.classifier import Classifier, TokenEmbedding
 from model.classifier_config import ClassifierConfig
-from model.mask import MaskConfig
+from model.config import MaskConfig
 
 B, W = 4, 8
 T = W * W
@@ -115,7 +115,7 @@ def test_packed_images_are_masked_ones(pooling: str, extra: int, positions: dict
 def test_mean_and_max_are_what_they_say() -> None:
     model = make(pooling="mean_max", n_layer=1)
     lengths = torch.tensor([3, 9, 20, T], dtype=torch.int32)
-    x = model.hidden(tokens(), lengths, None)
+    x = model.encode(model.tok_emb(tokens()), lengths, None)
     pooled = model._pool(x, lengths)
     for i, length in enumerate(lengths.tolist()):
         kept = x[i, :length]

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, ValidationError
 
 from kernels.attention import IMPLS
-from model.config import GPT2_SIZES, Attention, ModelConfig
-from model.mask import MaskConfig
+from model.config import GPT2_SIZES, Attention, MaskConfig, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

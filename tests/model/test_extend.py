@@ -10,8 +10,8 @@ from model.extend import (
     MUST_AGREE,
     ROTARY,
     differences,
+    differing,
     extend_positions,
-    rotary_changes,
     with_context_length,
 )
 from model.gpt import GPT
@@ -54,10 +54,10 @@ def test_rotary_positions_may_reach_further():
         "model.rope_base is 10000.0 there and 500000.0 here",
         "model.rope_scaling is 1.0 there and 4.0 here",
     ]
-    assert rotary_changes(there, here) == changes
+    assert differing(ROTARY, there, here) == changes
     # nothing reaches further over the context that the weights were trained for
     assert differences(there, dataclasses.replace(here, context_length=8)) == changes
-    assert rotary_changes(there, dataclasses.replace(there, context_length=32)) == []
+    assert differing(ROTARY, there, dataclasses.replace(there, context_length=32)) == []
 
 
 def test_only_fields_of_the_model_must_agree():

@@ -50,8 +50,8 @@ def test_causal_halves_attention_alone() -> None:
     assert train_flops_per_token(config, causal=False) == 6 * N + attention
     assert train_flops_per_token(config, causal=True) == 6 * N + attention / 2
     assert forward_flops_per_token(config, causal=False) == 2 * N + attention / 3
-    longer = train_flops_per_token(config, causal=False, seq_len=4096)
-    assert longer == 6 * N + 4 * attention
+    longer = ModelConfig(context_length=4096)
+    assert train_flops_per_token(longer, causal=False) == 6 * N + 4 * attention
 
 
 @pytest.mark.parametrize(

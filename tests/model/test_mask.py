@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.config import ModelConfig
+from model.config import MaskConfig, ModelConfig
 from model.flops import forward_flops_per_token
-from model.mask import MaskConfig
 
 
 def test_dense_needs_no_mask() -> None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from model.cache import KVCache
-from model.config import ModelConfig
+from model.config import MaskConfig, ModelConfig
 from model.gpt import GPT
-from model.mask import MaskConfig
 from model.positions import rows_at
 
 pytestmark = pytest.mark.gpu

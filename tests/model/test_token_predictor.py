@@ -7,7 +7,7 @@ import torch
 
 from model.classifier import Classifier
 from model.classifier_config import ClassifierConfig
-from model.mask import MaskConfig
+from model.config import MaskConfig
 from model.token_predictor import TokenPredictor
 
 B, W, V = 4, 8, 50
@@ -90,7 +90,7 @@ def test_padding_changes_nothing(changes: dict[str, Any], causal: bool) -> None:
 def test_logits_are_of_the_tokens_own_states() -> None:
     """Not of the cls, which comes first."""
     model, ids = make(pooling="cls"), tokens()
-    states = model.classifier.hidden(ids, None, None)
+    states = model.classifier.encode(model.classifier.tok_emb(ids), None, None)
     equal(model(ids), model.tokens_out(states[:, 1:]))
 
 

@@ -164,8 +164,12 @@ def test_a_killed_import_can_be_begun_anew(gpt2_folder, out, monkeypatch):
     ("name", "content", "message"),
     [
         ("config.json", None, "holds no config.json"),
-        ("config.json", b"{", "config.json cannot be read as JSON"),
-        ("config.json", b"[]", "must hold a JSON object, and holds a list"),
+        ("config.json", b"{", r"config.json is damaged \(.*\); get it again"),
+        (
+            "config.json",
+            b"[]",
+            r"config.json is damaged \(it holds list, not an object\)",
+        ),
         ("model.safetensors", None, "holds no weights: neither model.safetensors"),
         ("model.safetensors", b"short", "cannot be read as safetensors, and may be cut short"),
     ],
@@ -223,7 +227,7 @@ def asked(gpt2_folder, tmp_path, monkeypatch):
     """A hub that has `gpt2_folder` under "some/gpt2"; returns the names asked for."""
     files = []
 
-    def download(name, *, allow_patterns, revision):
+    def download(name, *, allow_patterns, revision=None):
         if name != "some/gpt2":
             raise ConnectionError("no such\nrepository")
         assert revision == (None if not files else "commit")

@@ -14,14 +14,14 @@ from training.checkpoint import (
     checkpoint_folder,
     latest_checkpoint,
     load_checkpoint,
-    load_model,
+    read_progress,
     read_weights,
     save_checkpoint,
     save_model,
 )
 from training.distributed import Processes
 
-ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 def make(seed):
@@ -93,15 +93,6 @@ def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.1, 0.2))
 
 
-def test_weights_alone(tmp_path):
-    model, optimizer = make(0)
-    folder = save(tmp_path, 1, model, optimizer)
-    other, _ = make(1)
-    assert load_model(folder, other).step == 1
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_weights_by_name_from_a_checkpoint_that_has_nothing_else(tmp_path):
     model, _ = make(0)
@@ -142,8 +133,6 @@ def test_another_run_is_refused_with_both_values(tmp_path):
 
 def test_folder_without_a_finished_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
-        load_model(tmp_path, make(0)[0])
-    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
         read_weights(tmp_path)
 
 
@@ -162,7 +151,6 @@ def test_a_checkpoint_that_was_copied_in_part(tmp_path, file, damage):
     else:
         expected, message = ValueError, rf"^{folder} is damaged, or was copied in part \(\w+: "
     for read in (
-        lambda: load_model(folder, model),
         lambda: read_weights(folder),
         lambda: load_checkpoint(folder, model, optimizer, {"model.n_layer": 2}, ALONE),
     ):
@@ -180,7 +168,7 @@ def test_no_checkpoint_is_called_damaged_for_another_reason(tmp_path, monkeypatc
 
     monkeypatch.setattr("training.checkpoint.dcp.load", fail)
     for read in (
-        lambda: load_model(folder, model),
+        lambda: read_weights(folder),
         lambda: load_checkpoint(folder, model, optimizer, {"model.n_layer": 2}, ALONE),
     ):
         with pytest.raises(dcp.CheckpointException) as caught:
@@ -249,7 +237,8 @@ def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
     message = rf"holds weights and no state of an optimizer.*run.init_from={tmp_path}$"
     with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, again, again_optimizer, {"model.n_layer": 2}, ALONE)
-    assert load_model(folder, again) == Progress()
+    assert read_progress(folder)[0] == Progress()
+    again.load_state_dict(read_weights(folder))
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
 

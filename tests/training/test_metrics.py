@@ -3,14 +3,14 @@ import re
 
 import pytest
 
+from training.language.config import load_config
 from training.metrics import METRICS, WANDB_ID, RunLog, read_metrics
 
 
-def open_log(run, start_step=0, **options):
-    options = {"is_main": True, "wandb": "disabled", **options}
-    return RunLog(
-        run, start_step=start_step, max_steps=10, wandb_project="papilio", config={}, **options
-    )
+def open_log(run, start_step=0, *, is_main=True, wandb="disabled"):
+    overrides = [f"run.out_dir={run}", f"run.wandb={wandb}", "optim.max_steps=10"]
+    config = load_config(["configs/quickstart.yaml", "optim.warmup_steps=0", *overrides])
+    return RunLog(config, start_step=start_step, is_main=is_main)
 
 
 def test_records_are_read_back(tmp_path, capsys):

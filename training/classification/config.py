@@ -23,9 +23,9 @@ class ExampleOptimConfig(AdamWConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "batch_size")
+        check_positive(self, "optim", "batch_size")
         if self.eval_batch_size is not None:
-            check_positive(self, "eval_batch_size")
+            check_positive(self, "optim", "eval_batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Shapes: B examples, R rows (B times the documents of an example), T tokens.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ it may be captured in a graph.
 def make_ask(objective: Objective, hidden_share: float) -> Ask:
     """The questions of an objective; `hidden_share` is that of `masked`."""
     if objective == "masked":
-        return AskHidden(hidden_share)
+        return partial(ask_hidden, share=hidden_share)
     return ask_following if objective == "causal" else ask_labels
 
 
@@ -79,27 +80,20 @@ def ask_following(batch: LabelledBatch, numbers: Tensor | None = None) -> Questi
     )
 
 
-class AskHidden:
-    """Of a `TokenPredictor`: the tokens that are hidden from it, each with the same probability.
+def ask_hidden(batch: LabelledBatch, numbers: Tensor | None = None, *, share: float) -> Question:
+    """Of a `TokenPredictor`: the tokens that are hidden from it, each with probability `share`.
 
-    Attributes:
-        share: that probability.
+    Padding is neither hidden nor asked for.
     """
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-    def __call__(self, batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
-        """Hide some; padding is neither hidden nor asked for."""
-        tokens, lengths, places, _ = batch
-        if numbers is None:
-            chance = torch.rand(tokens.shape, device=tokens.device)
-        else:
-            documents = torch.arange(len(tokens) // len(numbers), device=numbers.device)
-            rows = (numbers[:, None] * len(documents) + documents).flatten()
-            chance = fixed_chance(rows, tokens.shape[1])
-        hidden = (chance < self.share) & _within(tokens, lengths)
-        return Question((tokens, lengths, places, hidden), tokens, hidden)
+    tokens, lengths, places, _ = batch
+    if numbers is None:
+        chance = torch.rand(tokens.shape, device=tokens.device)
+    else:
+        documents = torch.arange(len(tokens) // len(numbers), device=numbers.device)
+        rows = (numbers[:, None] * len(documents) + documents).flatten()
+        chance = fixed_chance(rows, tokens.shape[1])
+    hidden = (chance < share) & _within(tokens, lengths)
+    return Question((tokens, lengths, places, hidden), tokens, hidden)
 
 
 def _within(tokens: Tensor, lengths: Tensor | None, *, less: int = 0) -> Tensor:

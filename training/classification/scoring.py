@@ -41,7 +41,7 @@ def score(
     n_examples: int,
     batch_size: int,
     processes: Processes,
-    autocast: Callable[[], AbstractContextManager],
+    activations: Callable[[], AbstractContextManager],
     ask: Ask = ask_labels,
 ) -> Score:
     """Cross-entropy and accuracy on a whole split.
@@ -49,11 +49,9 @@ def score(
     Args:
         model: called with what `ask` gives it, gives logits.
         batch: examples by their numbers, (batch_size,) int64 on the device.
-        n_examples: of the split, at least 1.
         batch_size: examples that one process takes at a time; the last are filled up, so that all
             batches have one shape, and what fills them is not counted.
-        processes: share the work.
-        autocast: makes the context for the forward pass.
+        activations: makes the context for the forward pass.
         ask: makes a question of each batch, the same each time.
     """
     training = model.training
@@ -65,7 +63,7 @@ def score(
     for start in range(processes.rank * batch_size, -(-n_examples // step) * step, step):
         numbers = torch.arange(start, start + batch_size, device=device).clamp(max=n_examples - 1)
         question = ask(batch(numbers), numbers)
-        with autocast():
+        with activations():
             found = model(*question.inputs).float()
         here = max(0, min(batch_size, n_examples - start))
         marks = question.marks(found)

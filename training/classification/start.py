@@ -9,6 +9,7 @@ from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from model.token_predictor import TokenPredictor
+from training.checkpoint import shared_settings
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
 
@@ -83,21 +84,13 @@ def load_first_weights(folder: Path, model: AnyModel) -> None:
 
 def must_match(config: ClassifyConfig) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
-    free = {"attention", "dropout", "attention_dropout"}
-    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
     data = {f"data.{k}": v for k, v in asdict(config.data).items()}
     for path in config.data.training_paths:
         arrays = Manifest.load(Path(path)).splits["train"].arrays
         data[f"sha256 of {path}"] = {name: array.sha256 for name, array in arrays.items()}
-    return (
-        shape
-        | data
-        | {
-            "objective": config.objective,
-            "hidden_share": config.hidden_share,
-            "optim.batch_size": config.optim.batch_size,
-            "run.seed": config.run.seed,
-            # by its name alone, as folders may be moved
-            "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
-        }
-    )
+    learned = {
+        "objective": config.objective,
+        "hidden_share": config.hidden_share,
+        "optim.batch_size": config.optim.batch_size,
+    }
+    return shared_settings(config) | data | learned

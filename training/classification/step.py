@@ -13,6 +13,9 @@ from training.classification.objectives import Ask, LabelledBatch, ask_labels
 class ClassifierStep:
     """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
 
+    The model is called with what `ask` gives it, and gives logits. `activations` makes the context
+    of the forward pass. A grad_clip of 0 turns clipping off.
+
     Attributes:
         loss_sum, accuracy_sum: () of the batches since `forget`, each a mean of a batch's answers.
         grad_norm: (), of the last step, before clipping.
@@ -22,23 +25,13 @@ class ClassifierStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        autocast: Callable[[], AbstractContextManager],
+        activations: Callable[[], AbstractContextManager],
         device: torch.device,
         *,
         grad_clip: float,
         ask: Ask = ask_labels,
     ) -> None:
-        """Nothing is run yet.
-
-        Args:
-            model: called with what `ask` gives it, gives logits.
-            optimizer: of its parameters.
-            autocast: makes the context for the forward pass.
-            device: where it computes.
-            grad_clip: largest norm of the gradient; 0 turns clipping off.
-            ask: makes a question of each batch, which draws from torch's generator.
-        """
-        self._model, self._optimizer, self._autocast = model, optimizer, autocast
+        self._model, self._optimizer, self._activations = model, optimizer, activations
         self._ask = ask
         self._parameters = list(model.parameters())
         self._grad_clip = grad_clip or math.inf
@@ -51,7 +44,7 @@ class ClassifierStep:
         """Take the step; of several processes each takes the mean of its own answers."""
         question = self._ask(batch, None)
         self._optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
+        with self._activations():
             logits = self._model(*question.inputs)
         loss_sum, n_right, n_answers = question.marks(logits).sum(1)
         n_answers = n_answers.clamp(min=1)  # of rows of one token each, none may be asked for

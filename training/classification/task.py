@@ -3,7 +3,6 @@
 import io
 import math
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -176,7 +175,9 @@ class ClassificationTask:
         self.model.load_state_dict(read_best(self._run))
         found = self._score(self._test)
         if self._processes.is_main and found.logits is not None:
-            write_logits(self._run / TEST_LOGITS, found.logits)
+            file = io.BytesIO()
+            np.save(file, found.logits.numpy())
+            write_atomically(self._run / TEST_LOGITS, file.getvalue())
         values = {
             "test_loss": found.loss,
             "test_accuracy": found.accuracy,
@@ -196,9 +197,13 @@ class ClassificationTask:
             FloatingPointError: the loss is not finite.
         """
         config, processes = self._config, self._processes
+
+        def batch(numbers: Tensor) -> Batch:  # no image turned or mirrored
+            return examples.batch(numbers, torch.zeros_like(numbers))
+
         found = score(
             self._fast,
-            as_they_are(examples),
+            batch,
             len(examples.labels[:limit]),
             config.optim.eval_batch_size or config.optim.batch_size // processes.world_size,
             processes,
@@ -216,19 +221,3 @@ class ClassificationTask:
                 f"optim.warmup_steps; checkpoints in {self._run} may be from before"
             )
         return found
-
-
-def as_they_are(examples: Examples) -> Callable[[Tensor], Batch]:
-    """Batches of examples by their numbers, no image turned or mirrored."""
-
-    def batch(numbers: Tensor) -> Batch:
-        return examples.batch(numbers, torch.zeros_like(numbers))
-
-    return batch
-
-
-def write_logits(path: Path, logits: Tensor) -> None:
-    """Keep the logits of a split, (n, n_classes) float32, for whoever asks which were right."""
-    file = io.BytesIO()
-    np.save(file, logits.numpy())
-    write_atomically(path, file.getvalue())

@@ -21,7 +21,7 @@ class OptimConfig(AdamWConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "batch_tokens", "micro_batch_size")
+        check_positive(self, "optim", "batch_tokens", "micro_batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,13 @@
 """What a GPT's run may start with: data, first weights, and its own checkpoints."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
-from model.extend import differences, rotary_changes, with_context_length
+from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
-from training.checkpoint import latest_checkpoint, read_weights
+from training.checkpoint import latest_checkpoint, read_weights, shared_settings
 from training.config import RUN_CONFIG
 from training.distributed import Processes
 from training.language.config import TrainConfig, load_config
@@ -51,33 +50,26 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             "checkpoints/, or leave it out to start with random weights"
         )
     config = load_config([str(folder / RUN_CONFIG)]).model
-    differing = differences(config, model.config)
+    reasons = differences(config, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:
-        differing.append(f"the tokenizer has sha256 {there} there and {here} here")
-    if differing:
+        reasons.append(f"the tokenizer has sha256 {there} there and {here} here")
+    if reasons:
         raise ValueError(
-            f"run.init_from={folder} is a run of another model: {'; '.join(differing)}. "
+            f"run.init_from={folder} is a run of another model: {'; '.join(reasons)}. "
             "Use the values there, or start with other weights"
         )
     weights = read_weights(checkpoint)
     model.load_state_dict(with_context_length(weights, model.config.context_length))
-    return "; ".join([str(checkpoint), *rotary_changes(config, model.config)])
+    return "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
 
 
 def must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
-    # How attention is computed changes rounding only, and dropout is no part of the weights.
-    free = {"attention", "dropout", "attention_dropout"}
-    shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
-    return shape | {
+    return shared_settings(config) | {
         "data.document_mask": config.data.document_mask,
         "data.consecutive_windows": config.data.consecutive_windows,
         "optim.batch_tokens": config.optim.batch_tokens,
-        "run.seed": config.run.seed,
-        # It is not read again, but config.yaml must not come to tell of another origin. Both
-        # folders may have been moved since.
-        "run.init_from": config.run.init_from and Path(config.run.init_from).absolute().name,
         "tokenizer": stream.manifest.tokenizer.sha256,
         "training tokens": len(stream),
     }

@@ -1,8 +1,11 @@
 """A GPT that learns a text: batches, the micro-batches of a step, and the whole validation set."""
 
 import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.text.batches import Batch, TrainBatches, ValidationBatches
+from data.text.batches import IGNORE, TrainBatches, ValidationBatches
 from data.text.shards import TOKENIZER, TokenStream
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
 from training.language import start
 from training.language.config import TrainConfig
-from training.language.validation import evaluate
 from training.metrics import Record
 from training.numerics import autocast
 from training.optim import make_optimizer
@@ -57,8 +59,6 @@ class LanguageTask:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.must_match = start.must_match(config, self._stream)
         self._activations = partial(autocast, config.run.dtype, processes.device)
-        self._fast: nn.Module = self.model
-        self._parallel: nn.Module = self.model
         self._loss_sum = torch.zeros((), device=processes.device)
         self._loss_steps = 0
         self._grad_norm = torch.zeros((), device=processes.device)
@@ -110,12 +110,12 @@ class LanguageTask:
                 micro_batch_size=optim.micro_batch_size,
             )
             batch = self._batches.batch(first, optim.micro_batch_size)
-            batch = to_device(batch, self._processes.device)
+            tokens, targets, doc_start = to_device(batch, self._processes.device)
             if isinstance(self._parallel, DistributedDataParallel):
                 is_last = micro_step == self._n_micro_batches - 1
                 self._parallel.require_backward_grad_sync = is_last
             with self._activations():
-                loss = self._parallel(batch.tokens, batch.targets, doc_start=batch.doc_start)
+                loss = self._parallel(tokens, targets, doc_start=doc_start)
             (loss / self._n_micro_batches).backward()
             self._loss_sum += loss.detach() / self._n_micro_batches
         parameters = self.model.parameters()
@@ -158,28 +158,53 @@ class LanguageTask:
         return Record(text, values)
 
     def validate(self, step: int) -> Record:
-        result = evaluate(self._fast, self._validation, self._processes, self._activations)
+        loss, n_tokens = evaluate(self._fast, self._validation, self._processes, self._activations)
+        perplexity = math.inf if loss > 709 else math.exp(loss)  # NaN stays NaN
         return Record(
-            f"val loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  "
-            f"({result.tokens:,} tokens)",
-            {
-                "val_loss": result.loss,
-                "val_perplexity": result.perplexity,
-                "val_tokens": result.tokens,
-            },
+            f"val loss {loss:.4f}  perplexity {perplexity:.2f}  ({n_tokens:,} tokens)",
+            {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens},
         )
 
     def finish(self, validated: Record) -> Record:
         return validated
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """A batch on `device`, copied while the GPU still works on what came before."""
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+    processes: Processes,
+    activations: Callable[[], AbstractContextManager],
+) -> tuple[float, int]:
+    """Mean negative log-likelihood of a token over the batches of all processes.
 
-    def copy(part: Tensor) -> Tensor:
-        return part.pin_memory().to(device, non_blocking=True)
+    Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
+    processes share the work beyond the rounding of the batches.
 
+    Args:
+        model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
+        batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on the
+            CPU; as many on every process. Targets of IGNORE are not scored.
+        activations: makes the context for the forward pass.
+
+    Returns:
+        The mean, nats, and the number of tokens that were scored.
+    """
+    training = model.training
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=processes.device)
+    for batch in batches:
+        tokens, targets, doc_start = to_device(batch, processes.device)
+        with activations():
+            loss = model(tokens, targets, doc_start=doc_start, reduction="sum")
+        total += torch.stack([loss.double(), (targets != IGNORE).sum().double()])
+    model.train(training)
+    loss_sum, n_tokens = processes.sum(total).tolist()
+    return loss_sum / n_tokens, int(n_tokens)
+
+
+def to_device(batch: Iterable[Tensor | None], device: torch.device) -> Iterable[Any]:
+    """Parts of a batch on `device`, copied while the GPU still works on what came before."""
     if device.type == "cpu":
         return batch
-    doc_start = None if batch.doc_start is None else copy(batch.doc_start)
-    return Batch(copy(batch.tokens), copy(batch.targets), doc_start)
+    return [x if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch]

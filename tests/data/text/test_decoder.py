@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from data.text.decoder import StreamDecoder
-from data.text.tokenizer import END_OF_TEXT, TextTokenizer, train_tokenizer
+from data.text.tokenizer import END_OF_TEXT, StreamDecoder, TextTokenizer, train_tokenizer
 
 ODD = "naïve 東京 🦋🦋 ~\ufffd! é"
 

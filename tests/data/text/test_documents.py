@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import lzma
 import os
@@ -9,8 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.text.documents import FileSource, HubSource, StdlibSource, split_of
-from data.text.sources import open_source
+from data.text.documents import (
+    OPENWEBTEXT,
+    FileSource,
+    HubSource,
+    StdlibSource,
+    open_source,
+    split_of,
+)
 
 TEXTS = ["first", "", "line\u2028sep\r\nand\ttab", "naïve 東京 🦋", "<|endoftext|>"] * 5
 
@@ -113,7 +120,7 @@ def test_text_file_is_one_document_byte_for_byte(tmp_path):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 1 << 20])
 def test_separator_and_multibyte_text_across_chunks(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr("data.text.readers._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("data.text.readers._CHUNK", chunk_bytes)
     path = tmp_path / "a.txt"
     path.write_text("東京<|e|>🦋\n<|e|><|e|>end", encoding="utf-8")
     source = FileSource([str(path)], txt_separator="<|e|>")
@@ -126,7 +133,7 @@ def test_separators_are_found_as_by_split(tmp_path, monkeypatch, separator):
     rng = random.Random(0)
     path = tmp_path / "a.txt"
     for chunk_bytes in (1, 2, 3, 7, 1000):
-        monkeypatch.setattr("data.text.readers._CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr("data.text.readers._CHUNK", chunk_bytes)
         text = "".join(rng.choices("ab\n", k=300))
         path.write_text(text)
         documents = read(FileSource([str(path)], txt_separator=separator))
@@ -135,21 +142,22 @@ def test_separators_are_found_as_by_split(tmp_path, monkeypatch, separator):
 
 def test_rare_separators_cost_no_second_look(tmp_path, monkeypatch):
     """What has been searched once is not searched again with every chunk that follows."""
-    monkeypatch.setattr("data.text.readers._CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr("data.text.readers._CHUNK", 1 << 10)
     path = tmp_path / "a.txt"
     path.write_text("x" * (1 << 20) + "|" + "y" * 100)
     searched = 0
 
-    def decode(decoder, chunk, path, *, final=False):
-        class Counted(str):
-            def __radd__(self, tail):
-                nonlocal searched
-                searched += len(tail) + len(self)
-                return str(tail) + str(self)
+    class Counted(str):
+        def __radd__(self, tail):
+            nonlocal searched
+            searched += len(tail) + len(self)
+            return str(tail) + str(self)
 
-        return Counted(decoder.decode(chunk, final))
+    class Text(io.TextIOWrapper):
+        def read(self, size=-1):
+            return Counted(super().read(size))
 
-    monkeypatch.setattr("data.text.readers._decode", decode)
+    monkeypatch.setattr("data.text.readers.TextIOWrapper", Text)
     texts = read(FileSource([str(path)], txt_separator="|"))
     assert [len(text) for text in texts] == [1 << 20, 100]
     assert searched < 2 << 20
@@ -162,7 +170,7 @@ def test_documents_too_long_for_memory(tmp_path, monkeypatch):
         patched.setattr("data.text.readers.MAX_DOCUMENT_BYTES", 199)
         with pytest.raises(ValueError, match=r"holds more than 199 bytes.*--txt-separator"):
             read(_pair(path))
-        patched.setattr("data.text.readers._CHUNK_BYTES", 50)
+        patched.setattr("data.text.readers._CHUNK", 50)
         with pytest.raises(ValueError, match=r"200 characters in a row without .*'\|'"):
             read(FileSource([str(path)], txt_separator="|"))
         assert len(read(FileSource([str(path)], txt_separator="9"))) == 20
@@ -293,8 +301,8 @@ def test_hub_without_the_field_or_the_network(hub, monkeypatch):
 
 
 def test_openwebtext_is_recognised():
-    assert open_source(["Skylion007/openwebtext"]).is_nanogpt_openwebtext
-    assert not open_source(["Skylion007/openwebtext"], val_ratio=0.01).is_nanogpt_openwebtext
+    assert open_source(["Skylion007/openwebtext"]) == HubSource(OPENWEBTEXT)
+    assert open_source(["Skylion007/openwebtext"], val_ratio=0.01) != HubSource(OPENWEBTEXT)
 
 
 def test_names_choose_the_source(tmp_path, monkeypatch):

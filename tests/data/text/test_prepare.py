@@ -74,7 +74,7 @@ def test_stopped_after_every_batch_and_resumed(corpus, tokenizer_file, tmp_path,
         pass
 
     def stop_at(batch):
-        def on_progress(progress):
+        def on_progress(counts, done):
             nonlocal batch
             batch -= 1
             if not batch:
@@ -116,7 +116,7 @@ def test_finished_folder_is_left_alone(corpus, tokenizer_file, tmp_path):
 def test_other_settings_in_the_same_folder(corpus, jsonl, tokenizer_file, tmp_path, finished):
     out, options = tmp_path / "out", {"tokenizer": str(tokenizer_file), "shard_tokens": 50}
 
-    def stop(progress):
+    def stop(counts, done):
         raise KeyboardInterrupt
 
     if finished:
@@ -136,7 +136,7 @@ def test_other_settings_in_the_same_folder(corpus, jsonl, tokenizer_file, tmp_pa
 def test_trained_tokenizer_is_kept_for_the_next_run(corpus, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
-    def stop(progress):
+    def stop(counts, done):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -161,7 +161,7 @@ def test_tokenizer_is_trained_on_a_bounded_sample_of_train(corpus, tmp_path, mon
 def test_tokenizer_changed_between_runs(corpus, tokenizer_file, tmp_path):
     out = tmp_path / "out"
 
-    def stop(progress):
+    def stop(counts, done):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -174,8 +174,8 @@ def test_tokenizer_changed_between_runs(corpus, tokenizer_file, tmp_path):
 def test_committed_shard_lost_between_runs(corpus, tokenizer_file, tmp_path):
     out = tmp_path / "out"
 
-    def stop(progress):
-        if progress.tokens > 600:
+    def stop(counts, done):
+        if counts.tokens > 600:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -205,7 +205,7 @@ def test_broken_document_stops_with_its_place(jsonl, tokenizer_file, tmp_path):
 
 
 def test_two_runs_at_once(corpus, tokenizer_file, tmp_path):
-    def second(progress):
+    def second(counts, done):
         prepare(corpus(), tmp_path / "out", tokenizer=str(tokenizer_file))
 
     with pytest.raises(ValueError, match="prepared by another process"):
@@ -243,7 +243,7 @@ data.text.prepare.prepare(
     out,
     tokenizer=tokenizer,
     shard_tokens=700,
-    on_progress=lambda progress: time.sleep(float(pause_s)),
+    on_progress=lambda counts, done: time.sleep(float(pause_s)),
 )
 """
 

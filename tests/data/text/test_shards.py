@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data.text.shards import TokenStream, token_dtype
+from data.text.shards import Manifest, TokenStream, token_dtype, verify
 
 
 def test_reads_across_shard_borders(make_shards):
@@ -18,7 +18,7 @@ def test_reads_across_shard_borders(make_shards):
             assert ids.tolist() == expected[start : start + length]
     assert stream.document_starts.tolist() == [0, 4, 5, 7, 43]
     assert stream.document_starts.dtype == np.int64
-    stream.verify()
+    verify(folder, Manifest.load(folder))
 
 
 def test_document_larger_than_a_shard_stays_whole(make_shards):
@@ -68,14 +68,14 @@ def test_out_of_range_id(make_shards):
     with pytest.raises(ValueError, match=r"token id 60000 must be below .*vocab_size=100"):
         stream.read(0, 4)
     with pytest.raises(ValueError, match=r"has sha256=.* but the manifest says"):
-        stream.verify()
+        verify(folder, Manifest.load(folder))
 
 
 def test_damaged_offsets(make_shards):
     folder = make_shards([[1, 2, 3]])
     np.save(folder / "train_00000.offsets.npy", np.zeros(2, dtype=np.int64))
     with pytest.raises(ValueError, match=r"\(2,\), but must hold int64 \(1,\)"):
-        TokenStream(folder, "train").verify()
+        verify(folder, Manifest.load(folder))
 
 
 def test_missing_folder_and_manifest_name_the_command(tmp_path):

@@ -18,7 +18,6 @@ def run_preset(preset, folder, capsys, *options):
         benchmark_attention.main(["--preset", preset, "--out", str(out), *options])
     assert out.with_suffix(".png").stat().st_size > 1000
     printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 110
     return json.loads(out.read_text())["rows"], printed, exited.value
 
 

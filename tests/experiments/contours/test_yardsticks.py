@@ -9,16 +9,14 @@ import pytest
 from data.lra.store import open_split
 from data.pathfinder.parameters import DIFFICULTIES
 from experiments.contours import generator_speed
-from experiments.contours.geometry import (
-    ALL,
-    KNOWLEDGE,
-    Endpoints,
-    features,
-    read_endpoints,
+from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints
+from experiments.contours.yardsticks import (
+    NETWORK,
+    find_task,
+    main,
     read_predictions,
     write_predictions,
 )
-from experiments.contours.yardsticks import NETWORK, find_task, main
 from experiments.lra.report import pathfinder_yardsticks as as_the_report_reads_them
 from scripts import prepare_lra
 from tests.experiments.tiny_lra import make_tasks

@@ -3,15 +3,8 @@
 import pytest
 
 from configs.reader import to_yaml
-from experiments.lra import jobs
-from experiments.lra.jobs import (
-    ATTENTIONS,
-    BENCHMARK,
-    TASKS,
-    make_jobs,
-    parse_name,
-    trainable_tasks,
-)
+from experiments.classifier_runs import is_finished
+from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, make_jobs, trainable_tasks
 from kernels.limits import BLOCK_SIZES
 from tests.experiments.tiny_lra import make_tasks
 
@@ -27,14 +20,13 @@ def test_every_configuration_is_one_that_a_model_can_have(tmp_path):
     assert len(made) == 5 * 3 * 2 == len({job.folder for job in made})
     for job in made:
         config = job.config
-        assert config.data.path == str(tmp_path / "data" / TASKS[job.task].folder)
+        task, attention, _ = job.folder.name.split("_")
+        assert job.folder.name == f"{task}_{attention}_seed{job.seed}"
+        assert config.data.path == str(tmp_path / "data" / TASKS[task].folder)
         assert (config.run.seed, config.run.out_dir) == (job.seed, str(job.folder))
-        assert parse_name(job.folder.name) == jobs.RunName(
-            job.task, job.attention, "paper", job.seed
-        )
         mask = config.model.mask
-        assert (config.model.attention == "unfused") == (job.attention == "standard")
-        assert (mask.pattern == "butterfly") == (job.attention == "butterfly")
+        assert (config.model.attention == "unfused") == (attention == "standard")
+        assert (mask.pattern == "butterfly") == (attention == "butterfly")
         if mask.pattern == "butterfly":
             assert mask.block_size in BLOCK_SIZES
             assert mask.block_size == (64 if config.model.context_length <= 1024 else 128)
@@ -57,17 +49,17 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
     (job.folder / "config.yaml").write_text(to_yaml(job.config))
     options = {"tasks": ["image"], "attentions": ["dense"], "seeds": [1]}
     (again,) = jobs_of(tmp_path, "run.compile=false", **options)  # changes rounding alone
-    assert not again.is_finished
+    assert not is_finished(again.folder)
     lr = job.config.optim.lr
     with pytest.raises(ValueError, match=rf"image_dense_seed1 .*optim.lr is {lr} there and 0.1"):
         jobs_of(tmp_path, "optim.lr=0.1", **options)
 
 
-def test_only_retrieval_may_be_missing(tmp_path):
+def test_only_retrieval_may_be_missing(tmp_path, capsys):
     make_tasks(tmp_path, "image", "pairs")
-    there, said = trainable_tasks(["image", "retrieval", "pairs"], tmp_path)
-    assert there == ["image", "pairs"]
-    assert len(said) == 1 and "retrieval is left out" in said[0] and "--source" in said[0]
+    assert trainable_tasks(["image", "retrieval", "pairs"], tmp_path) == ["image", "pairs"]
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "retrieval is left out" in said and "--source" in said
     with pytest.raises(FileNotFoundError, match=r"prepare_lra pathfinder32 --out"):
         trainable_tasks(["pathfinder"], tmp_path)
 
@@ -79,14 +71,11 @@ def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
         "text_masked_butterfly_seed3",
         "text_pretrained_butterfly_seed3",
     )
-    assert (first.needs, then.needs) == (set(), {first.folder.name})
+    assert (first.before, then.before) == (None, first.folder)
     assert (first.config.objective, then.config.objective) == ("masked", "labels")
     assert then.config.run.init_from == str(first.folder)
     assert first.config.model == then.config.model
     assert (first.config.optim.lr, then.config.optim.lr) == (5e-4, 1e-4)
-    assert parse_name(first.folder.name) is None  # it knows no labels
-    found = parse_name(then.folder.name)
-    assert found == jobs.RunName("text", "butterfly", "pretrained", 3)
     with pytest.raises(ValueError, match=r"objective=causal: the sweep itself .*take --recipe"):
         make_jobs(["text"], ["dense"], [3], **options, overrides=["objective=causal"])
     same = make_jobs(["text"], ["dense"], [3], **options, overrides=["optim.lr=1e-3"])

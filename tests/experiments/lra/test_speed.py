@@ -22,8 +22,8 @@ def made_up_row(task, attention, ms, *, captured=True):
 
 def test_steps_of_each_attention_are_timed(tmp_path):
     make_tasks(tmp_path, "listops", "pairs")
-    listops, pairs = timed_tasks(["listops", "pairs"], tmp_path, TINY)
-    ((*rows,),) = measure(listops, CPU, steps=1, repeats=2)
+    listops, pairs = timed_tasks(["listops", "pairs"], tmp_path, TINY).items()
+    ((*rows,),) = measure(*listops, CPU, steps=1, repeats=2)
     assert [row["attention"] for row in rows] == list(ATTENTIONS)
     for row in rows:
         assert 0 < row["step_ms_fastest"] <= row["step_ms"] <= row["step_ms_slowest"]
@@ -31,24 +31,24 @@ def test_steps_of_each_attention_are_timed(tmp_path):
         assert 4 / CONTEXT < row["tokens_share"] < 10 / CONTEXT
     dense = rows[1]
     assert 0 < dense["logits_differ_by"] < 1e-4  # of other operations, in float32
-    ((row, *_),) = measure(pairs, CPU, steps=1, repeats=1)
+    ((row, *_),) = measure(*pairs, CPU, steps=1, repeats=1)
     assert (row["documents"], row["tokens_share"]) == (2, 0.5)
 
 
 def test_fused_attention_is_not_timed_as_standard(tmp_path):
     make_tasks(tmp_path, "listops")
-    (timed,) = timed_tasks(["listops"], tmp_path, [*TINY, "run.compile=true"])
+    (timed,) = timed_tasks(["listops"], tmp_path, [*TINY, "run.compile=true"]).items()
     with pytest.raises(ValueError, match=r"run\.dtype=float32: .* take --set run\.dtype=bfloat16"):
-        next(measure(timed, CPU, steps=1, repeats=1))
+        next(measure(*timed, CPU, steps=1, repeats=1))
 
 
 @pytest.mark.gpu
 def test_steps_are_timed_as_graphs_too(tmp_path):
     make_tasks(tmp_path, "listops")
     overrides = [*TINY, "run.device=cuda", "run.dtype=bfloat16", "run.compile=true"]
-    (timed,) = timed_tasks(["listops"], tmp_path, overrides)
+    (timed,) = timed_tasks(["listops"], tmp_path, overrides).items()
     device = torch.device("cuda", torch.cuda.current_device())
-    (rows,) = measure(timed, device, steps=3, repeats=2)
+    (rows,) = measure(*timed, device, steps=3, repeats=2)
     assert [(row["captured"], row["attention"]) for row in rows] == [
         (captured, attention) for captured in (False, True) for attention in ATTENTIONS
     ]
@@ -62,8 +62,8 @@ def test_steps_are_timed_as_graphs_too(tmp_path):
 def test_another_task_stands_in_for_missing_texts(tmp_path, capsys):
     make_tasks(tmp_path, "image", "pairs")
     timed = timed_tasks(["image", "retrieval"], tmp_path, TINY)
-    assert [(t.task, t.data_of) for t in timed] == [("image", "image"), ("retrieval", "pairs")]
-    assert timed[1].configs["dense"].data.path == str(tmp_path / "pairs")
+    paths = {task: configs["dense"].data.path for task, configs in timed.items()}
+    assert paths == {"image": str(tmp_path / "image"), "retrieval": str(tmp_path / "pairs")}
     with pytest.raises(FileNotFoundError, match="prepare_lra listops"):
         timed_tasks(["listops"], tmp_path, TINY)
 
@@ -102,10 +102,10 @@ def test_writes_rows_and_means_and_goes_on(monkeypatch, tmp_path, capsys):
     make_tasks(tmp_path / "data", "image", "pathfinder32")
     broken = {"pathfinder"}
 
-    def made_up(timed, device, *, steps, repeats):
-        if timed.task in broken:
+    def made_up(task, configs, device, *, steps, repeats):
+        if task in broken:
             raise ValueError("the GPU is gone")
-        yield [made_up_row(timed.task, name, steps * n) for n, name in enumerate(ATTENTIONS, 1)]
+        yield [made_up_row(task, name, steps * n) for n, name in enumerate(ATTENTIONS, 1)]
 
     monkeypatch.setattr(speed, "measure", made_up)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

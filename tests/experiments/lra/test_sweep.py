@@ -17,7 +17,7 @@ from experiments.lra.speed import WARM_UP, Contender
 from model.classifier import Classifier
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from tests.experiments.tiny_lra import SPLITS, TINY, make_tasks
-from training.checkpoint import latest_checkpoint, load_model
+from training.checkpoint import latest_checkpoint, read_weights
 from training.classification.config import ClassifyConfig
 from training.metrics import read_metrics
 
@@ -167,7 +167,7 @@ def test_what_is_timed_is_what_is_trained(task, tmp_path):
     trained = Classifier(config.model)
     checkpoint = latest_checkpoint(tmp_path / "run")
     assert checkpoint is not None
-    load_model(checkpoint, trained)
+    trained.load_state_dict(read_weights(checkpoint))
 
     device = torch.device("cpu")
     curriculum = Curriculum(

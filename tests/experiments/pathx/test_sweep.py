@@ -10,9 +10,9 @@ from configs.reader import read_config, to_yaml
 from data.lra.request import Request
 from experiments import example_sets, reports
 from experiments.pathx import __main__ as reproduce_pathx
-from experiments.pathx import report, stages
-from experiments.pathx.report import images_before
-from experiments.pathx.stages import BEFORE, make_runs
+from experiments.pathx import report
+from experiments.pathx.__main__ import make_runs
+from experiments.pathx.report import STAGES, images_before
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
@@ -50,7 +50,7 @@ run: {{out_dir: nowhere, eval_every: 2, save_every: 2, log_every: 1, device: cpu
         return FinishedProcess()
 
     monkeypatch.setattr("experiments.gpu_pool._start", train_here)
-    monkeypatch.setattr(stages, "CONFIGS", tmp_path)
+    monkeypatch.setattr(reproduce_pathx, "CONFIGS", tmp_path)
     monkeypatch.setattr(example_sets, "REQUESTS", tuple(SETS.values()))
     return tmp_path
 
@@ -88,7 +88,7 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys, monkeypa
     reproduce_pathx.main(arguments)
     assert "started" not in capsys.readouterr().out
     assert json.loads((tiny / "results" / "pathx.json").read_text())["runs"] == result["runs"]
-    report.main([str(tiny / "results" / "pathx.json")])
+    report.redraw(tiny / "results" / "pathx.json")
     assert (tiny / "results" / "pathx.md").read_text() == text
 
     # a stage whose folder is gone, from the report
@@ -124,19 +124,19 @@ def test_nothing_to_report(tmp_path: Path):
 
 def test_the_stages_fit_together():
     """The configurations that come along: each continues the model before it."""
-    runs = {run.stage: run for run in make_runs(list(BEFORE), [1], Path("out/none"))}
+    runs = {run.folder.name: run for run in make_runs(list(STAGES), [1], Path("out/none"))}
     grows = {"context_length", "grid_width", "mask"}
-    for stage, before in BEFORE.items():
+    for stage, (_, before, _) in STAGES.items():
         if before is None:
             continue
-        here, there = vars(runs[stage].config.model), vars(runs[before].config.model)
+        here, there = (vars(runs[f"{s}_seed1"].config.model) for s in (stage, before))
         assert {name for name in here if here[name] != there[name]} <= grows
 
 
 def test_eight_gpus_share_every_batch():
     """As docs/lra.md says of --gpus-per-run 8."""
-    for run in make_runs(list(BEFORE), [1], Path("out/none")):
+    for run in make_runs(list(STAGES), [1], Path("out/none")):
         config = run.config
         phases = [(phase.batch_size, len(phase.paths)) for phase in config.data.phases]
         for batch_size, n_sets in [*phases, (None, 1)]:
-            assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.stage
+            assert (batch_size or config.optim.batch_size) % (8 * n_sets) == 0, run.folder

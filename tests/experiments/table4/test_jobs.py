@@ -9,7 +9,7 @@ import pytest
 from configs.reader import to_yaml
 from data.text.shards import TokenStream
 from evaluation.sums import write_scored
-from experiments.table4.jobs import check_sums, final_arguments, make_jobs, training_cost
+from experiments.table4.jobs import check_texts, final_arguments, make_jobs, training_cost
 from experiments.table4.models import BUDGETS, MODELS
 from tests.evaluation.known_losses import LONG, added_up
 from training.checkpoint import checkpoint_folder
@@ -52,7 +52,9 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
     assert len(configs) == len(plain)
     wanted = BUDGETS[budget]
     for config in configs:
-        assert config.optim.max_steps * config.optim.batch_tokens == wanted.tokens
+        assert (
+            config.optim.max_steps * config.optim.batch_tokens == wanted.steps * wanted.batch_tokens
+        )
         assert config.optim.batch_tokens == wanted.batch_tokens
         assert (config.optim.lr, config.optim.schedule) == (configs[0].optim.lr, "linear")
     assert len({config.model.context_length for config in configs}) == 5
@@ -205,22 +207,22 @@ def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
     data = replace(job.config.data, path="where/it/was/trained")
     ours = replace(job.config, data=data)
     write_scored(replace(run, config=ours), text, tmp_path / "sums")
-    check_sums([job], tmp_path / "sums", corpus)
+    check_texts([job], tmp_path / "sums", corpus, folders=False)
     for name, value in {"max_steps": 20_000, "lr": 7.0}.items():
         other = replace(ours, optim=replace(ours.optim, **{name: value}))
         path = write_scored(replace(run, config=other), text, tmp_path / "sums")
         with pytest.raises(ValueError, match=rf"{path} holds .*: optim.{name} is"):
-            check_sums([job], tmp_path / "sums", corpus)
+            check_texts([job], tmp_path / "sums", corpus, folders=False)
     n_tokens = len(TokenStream(corpus, "train"))
     for there in (n_tokens, 1234, 123_456):
         of_text = replace(run, config=ours, about=run.about | {"text_tokens": there})
         path = write_scored(of_text, text, tmp_path / "sums")
         if there == n_tokens:
-            check_sums([job], tmp_path / "sums", corpus)
+            check_texts([job], tmp_path / "sums", corpus, folders=False)
             continue
         message = rf"{path} is .* of {there:,} tokens, and .* has {n_tokens:,}"
         with pytest.raises(ValueError, match=message):
-            check_sums([job], tmp_path / "sums", corpus)
+            check_texts([job], tmp_path / "sums", corpus, folders=False)
 
 
 def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):

@@ -3,8 +3,8 @@
 import pytest
 
 from experiments.table4.models import MODELS
-from experiments.table4.questions import PAIRS, comparisons_table, draw_positions
-from experiments.table4.report import curves, markdown, rows
+from experiments.table4.questions import PAIRS
+from experiments.table4.report import comparisons_table, curves, draw_positions, markdown, rows
 
 
 def made_up_run(label, tokens, hours, seed, before=None):

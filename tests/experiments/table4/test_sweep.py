@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from data.text.documents import open_source
 from data.text.prepare import prepare
 from data.text.shards import TokenStream
-from data.text.sources import open_source
 from evaluation.sums import read_scored, write_scored
 from experiments import gpu_pool, sweep
 from experiments.table4 import __main__ as reproduce_table4
@@ -81,7 +81,7 @@ def test_trains_scores_and_reports_once(monkeypatch, corpus, tmp_path):
 
     # what is committed is enough to draw it all again
     (out / "table4.md").unlink()
-    report.main([str(out / "table4.json")])
+    report.redraw(out / "table4.json")
     assert (out / "table4.md").read_text() == text
 
     without_pictures(monkeypatch)

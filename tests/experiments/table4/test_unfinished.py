@@ -121,7 +121,7 @@ def report_only(tiny, monkeypatch, *names):
         patch.setattr(score.Run, "model", property(fail))
         patch.setattr("experiments.gpu_pool._start", fail)
         patch.setattr(reproduce_table4, "write_report", lambda *_: None)  # pictures take seconds
-        patch.setattr("experiments.table4.report.draw", lambda *_: None)
+        patch.setattr("experiments.reports.save", lambda *_: None)
         out, _ = tiny("--models", *names, "--report-only")
     result = json.loads((out / "table4.json").read_text())
     (table,) = result["rows"].values()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from configs.reader import to_yaml
 from data.text.shards import MANIFEST
 from evaluation import report as evaluation_report
+from experiments import reports
 from experiments.table4 import __main__ as reproduce_table4
 from experiments.table4 import jobs, report
 from experiments.table4.models import BUDGETS, Budget, Model
@@ -81,8 +82,8 @@ def train(arguments: list[str]) -> None:
 def without_pictures(monkeypatch):
     """Drawing takes longer than all the rest."""
     monkeypatch.setattr(evaluation_report, "draw", lambda *_: [])
-    for name in ("draw", "draw_positions"):
-        monkeypatch.setattr(report, name, lambda *_: None)
+    for module, name in ((reports, "save"), (report, "draw"), (report, "draw_positions")):
+        monkeypatch.setattr(module, name, lambda *_: None)
 
 
 def sweep(monkeypatch, corpus, folder):

@@ -1,6 +1,7 @@
 """Questions about labels and tokens, against the same written out."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from training.classification.objectives import (
-    AskHidden,
     Question,
     ask_following,
+    ask_hidden,
     ask_labels,
     make_ask,
 )
@@ -74,7 +75,7 @@ def test_marks_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dt
 @pytest.mark.parametrize("lengths", [LENGTHS, None])
 def test_marks_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Tensor | None) -> None:
     tokens, _, places, _ = batch()
-    question = AskHidden(0.5)(batch(lengths=lengths), numbers)
+    question = partial(ask_hidden, share=0.5)(batch(lengths=lengths), numbers)
     *inputs, hidden = question.inputs
     assert torch.equal(inputs[0], tokens) and torch.equal(inputs[2], places)  # pyright: ignore
     assert hidden is not None and hidden.dtype == torch.bool
@@ -94,9 +95,9 @@ def test_marks_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Ten
 
 def test_what_training_hides_comes_from_the_generator() -> None:
     torch.manual_seed(3)
-    first, second = (AskHidden(0.5)(batch(), None).inputs[3] for _ in range(2))
+    first, second = (partial(ask_hidden, share=0.5)(batch(), None).inputs[3] for _ in range(2))
     torch.manual_seed(3)
-    again = AskHidden(0.5)(batch(), None).inputs[3]
+    again = partial(ask_hidden, share=0.5)(batch(), None).inputs[3]
     assert torch.equal(first, again)  # pyright: ignore
     assert not torch.equal(first, second)  # pyright: ignore
 
@@ -108,7 +109,7 @@ def rows(n: int, length: int = 64) -> Any:
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
 @pytest.mark.parametrize("numbers", [None, torch.arange(400)])
 def test_the_share_is_hidden_evenly(share: float, numbers: torch.Tensor | None) -> None:
-    hidden = AskHidden(share)(rows(400), numbers).inputs[3]
+    hidden = partial(ask_hidden, share=share)(rows(400), numbers).inputs[3]
     assert hidden is not None
     hidden = hidden.double()
     for mean, n in ((hidden.mean(), 400 * 64), (hidden.mean(0), 400), (hidden.mean(1), 64)):
@@ -119,7 +120,7 @@ def test_the_share_is_hidden_evenly(share: float, numbers: torch.Tensor | None) 
 
 
 def test_what_is_hidden_of_an_example_depends_on_its_number_alone() -> None:
-    ask = AskHidden(0.5)
+    ask = partial(ask_hidden, share=0.5)
 
     def hidden(numbers: list[int], documents: int = 1) -> torch.Tensor:
         question = ask(rows(len(numbers) * documents), torch.tensor(numbers))
@@ -144,4 +145,5 @@ def test_objectives_have_their_questions() -> None:
     assert make_ask("labels", 0.5) is ask_labels
     assert make_ask("causal", 0.5) is ask_following
     masked = make_ask("masked", 0.25)
-    assert isinstance(masked, AskHidden) and masked.share == 0.25
+    assert isinstance(masked, partial)
+    assert masked.func is ask_hidden and masked.keywords == {"share": 0.25}

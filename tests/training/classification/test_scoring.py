@@ -1,6 +1,7 @@
 """Scores of whole splits, and the best weights."""
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ from torch import nn
 
 from model.classifier_config import ClassifierConfig
 from model.token_predictor import TokenPredictor
-from training.classification.objectives import AskHidden, ask_following
+from training.classification.objectives import ask_following, ask_hidden
 from training.classification.scoring import BEST, best_so_far, read_best, save_best, score
 from training.distributed import Processes
 
-ALONE = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 class Lookup(nn.Module):
@@ -49,7 +50,7 @@ def test_every_example_counts_once(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 2])
-@pytest.mark.parametrize("ask", [ask_following, AskHidden(0.5)])
+@pytest.mark.parametrize("ask", [ask_following, partial(ask_hidden, share=0.5)])
 def test_every_token_that_is_asked_for_counts_once(ask, documents: int) -> None:
     """The same in whatever batches; by the logits of all rows at once."""
     n, length = 7, 12

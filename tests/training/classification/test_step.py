@@ -1,13 +1,14 @@
 """One step of a classifier's training, against the same written out."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from training.classification.objectives import AskHidden, ask_following
+from training.classification.objectives import ask_following, ask_hidden
 from training.classification.step import ClassifierStep
 
 
@@ -65,7 +66,7 @@ class Bigrams(nn.Module):
         return self.table[0 if hidden is None else hidden.long(), rows]
 
 
-@pytest.mark.parametrize("ask", [ask_following, AskHidden(0.4)])
+@pytest.mark.parametrize("ask", [ask_following, partial(ask_hidden, share=0.4)])
 def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
     """Of all tokens of the batch that are, whatever the lengths of their rows."""
     model, other = Bigrams(), Bigrams()

@@ -1,7 +1,9 @@
-"""What a GPT's steps tell of their speed."""
+"""What a GPT's steps tell of their speed, and validations of the loss."""
 
 import json
+import math
 
+import pytest
 import torch
 
 from training.distributed import Processes
@@ -9,17 +11,31 @@ from training.language.config import load_config
 from training.language.task import LanguageTask
 
 
-def test_unknown_gpu_has_no_mfu(corpus, monkeypatch):
+@pytest.fixture
+def task(corpus):
     vocab_size = json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
     config = load_config(
         ["configs/quickstart.yaml", f"data.path={corpus}", f"model.vocab_size={vocab_size}"]
     )
-    cpu = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+    cpu = Processes(rank=0, world_size=1, device=torch.device("cpu"))
     task = LanguageTask(config, cpu)
+    task.attach(task.model, task.model)
+    return task
+
+
+def test_a_perplexity_that_is_no_float_is_infinite(task, monkeypatch):
+    for loss, expected in ((4.0, math.exp(4)), (700.0, math.exp(700)), (800.0, math.inf)):
+        monkeypatch.setattr("training.language.task.evaluate", lambda *_, loss=loss: (loss, 1))
+        assert task.validate(0).values["val_perplexity"] == expected
+    monkeypatch.setattr("training.language.task.evaluate", lambda *_: (math.nan, 1))
+    assert math.isnan(task.validate(0).values["val_perplexity"])
+
+
+def test_unknown_gpu_has_no_mfu(task, monkeypatch):
     assert task.speed({"loss": 4.0}, None).text.endswith("(the first step compiles: not timed)")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of next year")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
-    gpu = Processes(rank=0, local_rank=0, world_size=1, device=torch.device("cuda"))
+    gpu = Processes(rank=0, world_size=1, device=torch.device("cuda"))
     monkeypatch.setattr(task, "_processes", gpu)
     text, values = task.speed({"loss": 4.0}, 5000.0)
     assert text == "loss 4.0000  5,000 tokens/s  unknown GPU: MFU not reported  3.0 GiB"
