@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences
-from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv
+from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv, yardsticks
 from data.lra.request import TASKS, Request
 from data.pathfinder.parameters import DIFFICULTIES
 
@@ -84,24 +84,21 @@ if __name__ == "__main__":
 import time
 
 import numpy as np
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from data.lra.contact_sheet import draw
-from data.lra.listops_yardsticks import yardsticks
 from data.lra.store import SPLITS, Manifest, Sequences, open_split
-from data.lra.tasks import Prepared, prepare
+from data.lra.tasks import OnProgress, Prepared, prepare
 
-_MEGABYTE = 1e6
+_COLUMNS = (
+    progress.TextColumn("{task.description}"),
+    progress.BarColumn(),
+    progress.MofNCompleteColumn(),
+    progress.TimeElapsedColumn(),
+    progress.TimeRemainingColumn(),
+)
 _MOST_NAMED = 5
 
 
@@ -112,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     with errors_as_sentences():
         try:
-            with _bar(console) as bar:
-                done = prepare(_request(args), args.out, _Display(bar))
+            with progress.Progress(*_COLUMNS, console=console) as bar:
+                done = prepare(_request(args), args.out, _shown_on(bar))
         except KeyboardInterrupt:
             console.print("prepare_lra: stopped; the same command goes on from here.")
             return 130
@@ -131,15 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _request(args: argparse.Namespace) -> Request:
     if args.tsv and args.task != "listops":
         raise ValueError(f"--tsv has no meaning for {args.task}; leave it out.")
-    length = args.contour_length
-    if length is None:
-        length = DIFFICULTIES[args.difficulty or "hard"]
+    usual = DIFFICULTIES[args.difficulty or "hard"]
     return Request(
         task=args.task,
         source=args.source,
         examples=_sizes(args.examples),
         seed=args.seed,
-        contour_length=length,
+        contour_length=usual if args.contour_length is None else args.contour_length,
         distractors_of=args.distractors_of,
         shortest=args.shortest,
         longest=args.longest,
@@ -158,28 +153,16 @@ def _sizes(text: str | None) -> dict[str, int] | None:
     return {split: int(number) for split, number in zip(SPLITS, numbers, strict=True)}
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+def _shown_on(bar: progress.Progress) -> OnProgress:
+    """Shows each split as one more line."""
+    tasks: dict[str, progress.TaskID] = {}
 
+    def show(split: str, done: int, total: int) -> None:
+        if split not in tasks:
+            tasks[split] = bar.add_task(split, total=total)
+        bar.update(tasks[split], completed=done, total=total)
 
-class _Display:
-    """Shows each split as a bar of its own."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, split: str, done: int, total: int) -> None:
-        if split not in self._tasks:
-            self._tasks[split] = self._bar.add_task(split, total=total)
-        self._bar.update(self._tasks[split], completed=done, total=total)
+    return show
 
 
 def _report(done: Prepared, console: Console) -> None:
@@ -225,7 +208,7 @@ def _summary(folder: Path, manifest: Manifest) -> Table:
         if isinstance(opened, Sequences):
             median, longest = int(np.median(opened.lengths)), int(opened.lengths.max())
             lengths = [f"{len(opened.tokens):,}", f"{median:,}", f"{longest:,}"]
-        size = sum(path.stat().st_size for path in folder.glob(f"{split}.*.npy")) / _MEGABYTE
+        size = sum(path.stat().st_size for path in folder.glob(f"{split}.*.npy")) / 1e6
         table.add_row(split, f"{len(opened):,}", f"{max(shares):.1%}", *lengths, f"{size:.1f}")
     return table
 

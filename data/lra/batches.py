@@ -29,31 +29,25 @@ class Batch(NamedTuple):
 
 
 class Examples(ABC):
-    """A split of a prepared task on a device.
-
-    Attributes:
-        labels: (n,) int64.
-        overflow: () bool, whether an image so far had more pixels than tokens have room, so that
-            some were lost. Whoever trains looks at it now and then.
-    """
+    """A split of a prepared task on a device."""
 
     def __init__(self, labels: np.ndarray, device: torch.device) -> None:
-        self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
+        self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)  # (n,)
         self.overflow = torch.zeros((), dtype=torch.bool, device=device)
+        """Whether an image so far had more pixels than tokens have room, so that some were lost.
+        Whoever trains looks at it now and then."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def batch(self, numbers: Tensor, changes: Tensor) -> Batch:
-        """Examples by their numbers.
+        """Examples by their numbers, (B,) int64 in [0, n), on the device.
+
+        `changes`, (B,) int64, are how images are turned and mirrored, a code of `dihedral`, and
+        moved, DIHEDRAL times one of `shifted`; texts are left as they are.
 
         Nothing here waits for the device, and shapes do not vary: it may be captured in a graph.
-
-        Args:
-            numbers: (B,) int64 in [0, n), on the device.
-            changes: (B,) int64, how images are turned and mirrored, a code of `dihedral`, and
-                moved, DIHEDRAL times one of `shifted`; texts are left as they are.
         """
 
 
@@ -120,17 +114,16 @@ class PixelExamples(Examples):
         if self._shift:
             images = shifted(images, changes // DIHEDRAL, self._shift)
         pixels, labels = images.flatten(1), self.labels[numbers]
-        if self._zeros_share is not None:
-            shown = pixels > 0
-            if self._zeros_share:
-                keys = changes * len(self) + numbers
-                shown |= fixed_chance(keys, pixels.shape[1]) < self._zeros_share
-            tokens, lengths, places, overflow = pack_pixels(pixels, shown, self._capacity)
-            self.overflow |= overflow
-            return Batch(tokens, lengths, places, labels)
-        if self._order is not None:
-            return Batch(pixels[:, self._order], None, self._order, labels)
-        return Batch(pixels, None, None, labels)
+        if self._zeros_share is None:
+            tokens = pixels if self._order is None else pixels[:, self._order]
+            return Batch(tokens, None, self._order, labels)
+        shown = pixels > 0
+        if self._zeros_share:
+            keys = changes * len(self) + numbers
+            shown |= fixed_chance(keys, pixels.shape[1]) < self._zeros_share
+        tokens, lengths, places, overflow = pack_pixels(pixels, shown, self._capacity)
+        self.overflow |= overflow
+        return Batch(tokens, lengths, places, labels)
 
 
 def load_examples(
@@ -141,15 +134,9 @@ def load_examples(
     device: torch.device,
     zeros_share: float | None = None,
 ) -> SequenceExamples | PixelExamples:
-    """A split of a prepared task, on `device`.
+    """A split (train, val or test) of a prepared task, on `device`, in batches of T tokens.
 
-    Args:
-        folder: that `scripts.prepare_lra` wrote.
-        split: train, val or test.
-        context_length: T.
-        config: how images become tokens.
-        device: where batches are wanted.
-        zeros_share: of zero pixels that are tokens, as of a `Phase`.
+    `zeros_share` of zero pixels are tokens, as in a `Phase`.
 
     Raises:
         ValueError, FileNotFoundError: the folder holds no such split, or not what `config` needs.

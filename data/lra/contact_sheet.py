@@ -3,11 +3,12 @@
 import textwrap
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from data.lra import image, listops
 from data.lra.store import DisplayLists, Images, Sequences, open_split
+from data.pathfinder.parameters import Pathfinder
 
 COLUMNS = 8
 """Images of each label."""
@@ -20,43 +21,31 @@ _MARKER_COLOURS = ("#0072b2", "#e69f00")  # Okabe and Ito's blue (origin) and or
 _CLASSES = {"image": image.CLASSES, "text": ("bad", "good"), "pairs": ("two", "one")}
 
 
-def draw(folder: Path, split: str = "train", out: Path | None = None) -> Path:
-    """Draw the first samples of a split.
-
-    Args:
-        folder: Of a prepared task.
-        split: "train", "val" or "test".
-        out: The picture; samples.png in the folder by default.
-
-    Returns:
-        Where it lies.
-    """
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    opened = open_split(folder, split)
+def draw(folder: Path) -> Path:
+    """Draw the first training examples of a prepared task, as samples.png in its folder."""
+    opened = open_split(folder, "train")
     figure = _texts(opened) if isinstance(opened, Sequences) else _images(opened)
-    figure.suptitle(f"{opened.manifest.task}, {split}: {len(opened):,} examples")
-    out = out or folder / "samples.png"
+    figure.suptitle(f"{opened.manifest.task}, train: {len(opened):,} examples")
+    out = folder / "samples.png"
     figure.savefig(out, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)
     return out
 
 
-def _images(opened: Images | DisplayLists):
-    from matplotlib import pyplot
-
+def _images(opened: Images | DisplayLists) -> Figure:
     labels = np.asarray(opened.labels)
     rows = [np.flatnonzero(labels == c)[:COLUMNS] for c in range(opened.manifest.n_classes)]
     numbers = np.concatenate(rows)
-    pixels = dict(zip(numbers.tolist(), _pixels(opened, numbers), strict=True))
-    figure, axes = pyplot.subplots(
-        len(rows),
-        COLUMNS,
-        figsize=(COLUMNS * _INCHES, len(rows) * _INCHES + 0.4),
-        squeeze=False,
-        layout="constrained",
-    )
+    if isinstance(opened, Images):
+        shown = opened.images[numbers]
+    else:
+        from data.pathfinder.render import Renderer
+
+        renderer = Renderer(Pathfinder(**opened.manifest.source["parameters"]))
+        shown = renderer(opened.display_lists[numbers]).numpy()
+    pixels = dict(zip(numbers.tolist(), shown, strict=True))
+    size = COLUMNS * _INCHES, len(rows) * _INCHES + 0.4
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(len(rows), COLUMNS, squeeze=False)
     for label, (row, row_axes) in enumerate(zip(rows, axes, strict=True)):
         for axis in row_axes:
             axis.set(xticks=[], yticks=[])
@@ -64,27 +53,13 @@ def _images(opened: Images | DisplayLists):
         for number, axis in zip(row.tolist(), row_axes, strict=False):
             axis.imshow(pixels[number], cmap="gray", vmin=0, vmax=255)
             if isinstance(opened, DisplayLists):
-                for (y, x), colour in zip(
-                    opened.display_lists["markers"][number], _MARKER_COLOURS, strict=True
-                ):
+                markers = opened.display_lists["markers"][number]
+                for (y, x), colour in zip(markers, _MARKER_COLOURS, strict=True):
                     axis.plot(x, y, "o", markersize=11, markerfacecolor="none", color=colour)
     return figure
 
 
-def _pixels(opened: Images | DisplayLists, numbers: np.ndarray) -> np.ndarray:
-    """Images of these examples, uint8 (n, height, width)."""
-    if isinstance(opened, Images):
-        return opened.images[numbers]
-    from data.pathfinder.parameters import Pathfinder
-    from data.pathfinder.render import Renderer
-
-    renderer = Renderer(Pathfinder(**opened.manifest.source["parameters"]), "cpu")
-    return renderer(opened.display_lists[numbers]).numpy()
-
-
-def _texts(opened: Sequences):
-    from matplotlib import pyplot
-
+def _texts(opened: Sequences) -> Figure:
     documents = opened.manifest.documents_per_example
     lines = []
     for example in range(min(TEXTS, len(opened))):
@@ -94,15 +69,9 @@ def _texts(opened: Sequences):
             lines.append(f"label {label}, {len(tokens):,} tokens")
             lines += textwrap.wrap(shown, _TEXT_COLUMNS)[: _TEXT_ROWS // documents]
             lines.append("")
-    figure = pyplot.figure(figsize=(10, 0.16 * len(lines)))
-    figure.text(
-        *(0, 0.95),
-        "\n".join(lines),
-        family="monospace",
-        fontsize=8,
-        verticalalignment="top",
-        parse_math=False,
-    )
+    figure = Figure((10, 0.16 * len(lines)))
+    style = {"family": "monospace", "fontsize": 8, "verticalalignment": "top"}
+    figure.text(0, 0.95, "\n".join(lines), style, parse_math=False)
     return figure
 
 

@@ -12,6 +12,7 @@ HUB_NAME = "uoft-cs/cifar10"
 VOCAB_SIZE = 256
 N_CLASSES = 10
 SIDE = 32
+MAX_LENGTH = SIDE**2
 SPLIT_SIZES = {"train": 45_000, "val": 5_000, "test": 10_000}
 CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -53,19 +54,17 @@ def split_images(
 ) -> dict[str, LabelledImages]:
     """Divide as the benchmark does: the first 45,000 training images, the 5,000 others, the test.
 
-    Args:
-        cifar10: From `read_cifar10`.
-        sizes: Examples of "train", "val" and "test"; fewer are the first of each part.
+    Where `sizes` of "train", "val" and "test" are smaller, the first of each part are taken.
 
     Raises:
         ValueError: There are not that many images.
     """
-    (images, labels), test = cifar10["train"], cifar10["test"]
+    images, labels = cifar10["train"]
     border = len(images) - len(images) // 10
     parts = {
         "train": (images[:border], labels[:border]),
         "val": (images[border:], labels[border:]),
-        "test": test,
+        "test": cifar10["test"],
     }
     for split, (there, _) in parts.items():
         if sizes[split] > len(there):

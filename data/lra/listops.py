@@ -8,8 +8,11 @@ lra_benchmarks/data/listops.py): the same distribution, from our own random numb
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 import numpy as np
+
+from data.lra.store import Sequences
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
@@ -37,7 +40,7 @@ _IDS = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
 _APPLY: tuple[Callable[[Sequence[int]], int], ...] = (
     min,
     max,
-    lambda values: _truncated_median(sorted(values)),
+    lambda values: int(median(values)),
     lambda values: sum(values) % 10,
 )
 
@@ -46,14 +49,7 @@ Formula = tuple[np.ndarray, int]
 
 
 def evaluate(tokens: Iterable[int]) -> int:
-    """Compute what a formula is worth.
-
-    Args:
-        tokens: Ids of one formula.
-
-    Raises:
-        ValueError: It is no formula.
-    """
+    """Compute what a formula is worth; raises ValueError where the token ids are none."""
     open_operators: list[tuple[int, list[int]]] = []
     value: int | None = None
     for position, token in enumerate(tokens):
@@ -102,29 +98,20 @@ def to_source(tokens: Iterable[int]) -> str:
 
 
 def parse(source: str) -> np.ndarray:
-    """Turn a formula into token ids, uint8 (length).
-
-    Args:
-        source: Symbols between blanks, with the benchmark's parentheses or without any.
+    """Token ids, uint8 (length), of symbols between blanks; parentheses are left out.
 
     Raises:
-        ValueError: It has another symbol, or parentheses in other places; what the symbols mean
-            is for `evaluate` to check.
+        ValueError: There is another symbol; what the symbols mean is for `evaluate` to check.
     """
-    words = source.split()
-    symbols = [word for word in words if word not in ("(", ")")]
-    unknown = sorted({symbol for symbol in symbols if symbol not in _IDS})
-    if unknown:
+    symbols = [word for word in source.split() if word not in ("(", ")")]
+    if unknown := sorted(set(symbols) - _IDS.keys()):
         raise ValueError(f"unknown symbols {unknown[:5]}; there are {' '.join(SYMBOLS)}")
     return np.array([_IDS[symbol] for symbol in symbols], dtype=np.uint8)
 
 
 def find_tsv(source: Path) -> dict[str, Path]:
-    """Find the benchmark's files of the three splits in a folder, or in its listops-1000.
-
-    Raises:
-        ValueError: They are not there.
-    """
+    """The benchmark's files of the three splits in a folder, or in its listops-1000; raises
+    ValueError where they are not there."""
     for folder in (source, source / "listops-1000"):
         paths = {split: folder / FORMULA_FILE.format(split=split) for split in SPLIT_SIZES}
         if all(path.exists() for path in paths.values()):
@@ -136,7 +123,7 @@ def find_tsv(source: Path) -> dict[str, Path]:
 
 
 def read_tsv(path: Path) -> Iterator[Formula]:
-    """Read one of the benchmark's files, basic_{train,val,test}.tsv, formula by formula.
+    """Read one of the benchmark's files, formula by formula.
 
     Raises:
         ValueError: A row is malformed, or its value is wrong; names file and line.
@@ -173,7 +160,67 @@ def _parse_row(line: str) -> Formula:
     return tokens, value
 
 
-def _truncated_median(values: Sequence[int]) -> int:
-    """The median of sorted values; the half of an even count's is dropped."""
-    n = len(values)
-    return (values[(n - 1) // 2] + values[n // 2]) // 2
+def yardsticks(train: Sequences, test: Sequences) -> dict[str, float]:
+    """Accuracy in percent on `test` of readers of a part of each formula, which learned on `train`.
+
+    Each makes the best guess from what it sees. A model that does not beat "root_digits" has not
+    learned to nest.
+
+    Returns:
+        "majority": sees nothing. "root": sees the outermost operator. "root_digits": sees it, its
+        direct arguments that are digits, and how many are formulas.
+    """
+    views: dict[str, Callable[[Sequences], np.ndarray]] = {
+        "majority": lambda split: np.zeros(len(split), np.int64),
+        "root": _root_operators,
+        "root_digits": _roots_and_digits,
+    }
+    return {name: _accuracy(view(train), view(test), train, test) for name, view in views.items()}
+
+
+def _root_operators(split: Sequences) -> np.ndarray:
+    """Index in OPERATORS of each formula's outermost operator, int64 (n)."""
+    return split.tokens[split.offsets[:-1]].astype(np.int64) - FIRST_OPERATOR_ID
+
+
+def _roots_and_digits(split: Sequences) -> np.ndarray:
+    """A code, int64 (n), of the outermost operator, its value of the digits among its direct
+    arguments, and how many of these are formulas."""
+    tokens, n = np.asarray(split.tokens), len(split)
+    closes = tokens == CLOSE_ID
+    operators = (tokens >= FIRST_OPERATOR_ID) & ~closes
+    # formulas are balanced and at most 9 deep, so the sum starts at 0 in each and fits int8
+    depth = np.cumsum(operators.astype(np.int8) - closes.astype(np.int8), dtype=np.int8)
+    formula = np.repeat(np.arange(n, dtype=np.int32), split.lengths)
+    direct = (tokens < FIRST_OPERATOR_ID) & (depth == 1)
+    subtrees = np.bincount(formula[operators & (depth == 2)], minlength=n)
+    counts = np.zeros((n, N_CLASSES), np.int64)
+    np.add.at(counts, (formula[direct], tokens[direct].astype(np.int64) - 1), 1)
+    root = _root_operators(split)
+    return (root * (N_CLASSES + 1) + _applied(root, counts)) * (MAX_ARGUMENTS + 1) + subtrees
+
+
+def _applied(operators: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Each operator's value of the digits that its row counts, N_CLASSES where there is none."""
+    n_digits = counts.sum(1)
+    smaller = np.cumsum(counts, axis=1)
+
+    def ranked(rank: np.ndarray) -> np.ndarray:
+        return (smaller <= rank[:, None]).sum(1)
+
+    values = np.choose(
+        operators,
+        [
+            ranked(np.zeros_like(n_digits)),
+            ranked(n_digits - 1),
+            (ranked((n_digits - 1) // 2) + ranked(n_digits // 2)) // 2,
+            counts @ np.arange(N_CLASSES) % N_CLASSES,
+        ],
+    )
+    return np.where(n_digits == 0, N_CLASSES, values)
+
+
+def _accuracy(seen: np.ndarray, asked: np.ndarray, train: Sequences, test: Sequences) -> float:
+    counts = np.zeros((max(seen.max(), asked.max()) + 1, N_CLASSES), np.int64)
+    np.add.at(counts, (seen, train.labels), 1)
+    return 100 * float((counts.argmax(1)[asked] == test.labels).mean())

@@ -7,11 +7,12 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 from numba import njit
 
+from data.compiled_random import GOLDEN, below, mix64, uniform
 from data.lra.listops import (
     CLOSE_ID,
     FIRST_OPERATOR_ID,
@@ -23,18 +24,12 @@ from data.lra.listops import (
     SHORTEST,
     Formula,
 )
-from data.randomness import mix
 
 CHUNK = 4096
 """Candidates of a piece of work; one in twelve has the benchmark's length."""
 
 _N_OPERATORS = len(OPERATORS)
 _MIN, _MAX, _MED = range(3)
-_WEYL = np.uint64(0x9E3779B97F4A7C15)
-_mix = njit(nogil=True, cache=True)(mix)
-
-Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Kept candidates: token ids uint8 end to end, offsets int64 (n + 1), values uint8 (n)."""
 
 
 def generate(
@@ -44,33 +39,25 @@ def generate(
     shortest: int = SHORTEST,
     longest: int = LONGEST,
 ) -> Iterator[Formula]:
-    """Yield different formulas without end; the n-th is a pure function of the seed and n.
+    """Yield different formulas without end; the n-th is a pure function of seed, lengths and n.
 
-    Args:
-        seed: Non-negative.
-        n_threads: How many compute at a time, all cores by default; no influence on the formulas.
-        shortest, longest: Tokens of a formula. Of few tokens there are few formulas.
+    The seed is non-negative. `n_threads` compute at a time, all cores by default. Of few tokens
+    there are few formulas.
     """
     seen = set()
-    for tokens, offsets, values in candidates(seed, shortest, longest, n_threads):
-        for i, value in enumerate(values.tolist()):
-            formula = tokens[offsets[i] : offsets[i + 1]]
-            key = formula.tobytes()
+    for formulas in candidates(seed, shortest, longest, n_threads):
+        for tokens, value in formulas:
+            key = tokens.tobytes()
             if key not in seen:
                 seen.add(key)
-                yield formula, value
+                yield tokens, value
 
 
 def candidates(
     seed: int, shortest: int, longest: int, n_threads: int | None = None
-) -> Iterator[Chunk]:
-    """Yield chunk after chunk of candidates of the right length, in order of their numbers.
-
-    Args:
-        seed: Non-negative.
-        shortest, longest: Tokens of a candidate that is kept.
-        n_threads: All cores by default.
-    """
+) -> Iterator[list[Formula]]:
+    """Yield chunk after chunk of candidates of `shortest` to `longest` tokens, in order of their
+    numbers."""
     if seed < 0:
         raise ValueError(f"seed={seed} must not be negative.")
     n_threads = n_threads or os.cpu_count() or 1
@@ -86,25 +73,28 @@ def candidates(
             pool.shutdown(cancel_futures=True)
 
 
-def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> Chunk:
+def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> list[Formula]:
     """Candidates `first` to `first + n - 1` under a key, those of the right length."""
     tokens = np.empty(n * longest, np.uint8)
     offsets = np.zeros(n + 1, np.int64)
     values = np.empty(n, np.uint8)
     n_kept = _fill(key, np.uint64(first), n, shortest, longest, tokens, offsets, values)
-    return tokens[: offsets[n_kept]].copy(), offsets[: n_kept + 1], values[:n_kept]
+    kept = tokens[: offsets[n_kept]].copy()
+    spans = pairwise(offsets[: n_kept + 1].tolist())
+    found = zip(spans, values[:n_kept].tolist(), strict=True)
+    return [(kept[start:end], value) for (start, end), value in found]
 
 
 @njit(nogil=True, cache=True)
 def _fill(key, first, n, shortest, longest, tokens, offsets, values):
     """Write the kept candidates into the three arrays; returns how many there are."""
-    state = np.zeros(1, np.uint64)
+    stream = np.full(2, GOLDEN, np.uint64)
     levels = np.empty((MAX_DEPTH, 2 + MAX_ARGUMENTS), np.int64)
     n_kept = 0
     for i in range(n):
-        state[0] = _mix(key ^ _mix(first + np.uint64(i)))
+        stream[0] = mix64(key ^ mix64(first + np.uint64(i)))
         start = offsets[n_kept]
-        length, value = _formula(state, levels, tokens[start : start + longest])
+        length, value = _formula(stream, levels, tokens[start : start + longest])
         if length >= shortest:
             offsets[n_kept + 1] = start + length
             values[n_kept] = value
@@ -113,7 +103,7 @@ def _fill(key, first, n, shortest, longest, tokens, offsets, values):
 
 
 @njit(nogil=True, cache=True)
-def _formula(state, levels, tokens):
+def _formula(stream, levels, tokens):
     """Write one formula; returns its length and value, length 0 where it is too long.
 
     A row of `levels` is an open operator: which, how many arguments it will have, and the values
@@ -123,15 +113,15 @@ def _formula(state, levels, tokens):
     depth = 0
     length = 0
     while length < len(tokens):
-        if depth + 1 < MAX_DEPTH and _uniform(state) <= OPERATOR_PROBABILITY:
-            levels[depth, 0] = _below(state, _N_OPERATORS)
-            levels[depth, 1] = 2 + _below(state, MAX_ARGUMENTS - 1)
+        if depth + 1 < MAX_DEPTH and uniform(stream) <= OPERATOR_PROBABILITY:
+            levels[depth, 0] = below(stream, _N_OPERATORS)
+            levels[depth, 1] = 2 + below(stream, MAX_ARGUMENTS - 1)
             tokens[length] = FIRST_OPERATOR_ID + levels[depth, 0]
             n_values[depth] = 0
             length += 1
             depth += 1
             continue
-        value = _below(state, 10)
+        value = below(stream, 10)
         tokens[length] = value + 1
         length += 1
         while depth > 0:
@@ -162,22 +152,3 @@ def _apply(operator, values):
         n = len(ordered)
         return (ordered[(n - 1) // 2] + ordered[n // 2]) // 2
     return values.sum() % 10
-
-
-@njit(nogil=True, cache=True)
-def _uniform(state):
-    """In [0, 1), 53 bits."""
-    return float(_next(state) >> np.uint64(11)) * 2.0**-53
-
-
-@njit(nogil=True, cache=True)
-def _below(state, n):
-    """In range(n); its bias is below n / 2^32."""
-    return np.int64(((_next(state) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
-
-
-@njit(nogil=True, cache=True)
-def _next(state):
-    """splitmix64 (Steele, Lea and Flood 2014): a counter, mixed."""
-    state[0] += _WEYL
-    return _mix(state[0])

@@ -16,45 +16,22 @@ as a block of block-sparse attention."""
 
 
 def dihedral(images: Tensor, codes: Tensor) -> Tensor:
-    """Each image turned and mirrored in one of the 8 ways that keep a square.
+    """Each image, (B, S, S), turned and mirrored in one of the 8 ways that keep a square.
 
-    Args:
-        images: (B, S, S).
-        codes: (B,) integers in [0, DIHEDRAL): bit 0 swaps top and bottom, bit 1 left and right,
-            bit 2 rows and columns. 0 leaves an image as it is.
-
-    Returns:
-        (B, S, S).
+    Codes are (B,) integers in [0, DIHEDRAL): bit 0 swaps top and bottom, bit 1 left and right, bit
+    2 rows and columns. 0 leaves an image as it is.
     """
-    for bit, change in enumerate((_flip_rows, _flip_columns, _transpose)):
-        chosen = (codes >> bit & 1).bool()[:, None, None]
-        images = torch.where(chosen, change(images), images)
-    return images
-
-
-def _flip_rows(images: Tensor) -> Tensor:
-    return images.flip(1)
-
-
-def _flip_columns(images: Tensor) -> Tensor:
-    return images.flip(2)
-
-
-def _transpose(images: Tensor) -> Tensor:
-    return images.mT
+    rows, columns, both = ((codes >> bit & 1).bool()[:, None, None] for bit in range(3))
+    images = torch.where(rows, images.flip(1), images)
+    images = torch.where(columns, images.flip(2), images)
+    return torch.where(both, images.mT, images)
 
 
 def shifted(images: Tensor, codes: Tensor, most: int) -> Tensor:
-    """Each image moved by up to `most` pixels in both directions; what comes in repeats the edge.
+    """Each image, (B, S, S), moved by up to `most` < S pixels in both directions.
 
-    Args:
-        images: (B, S, S).
-        codes: (B,) integers in [0, (2 most + 1)^2), a row of them for each vertical move. 0 leaves
-            an image as it is.
-        most: pixels, below S.
-
-    Returns:
-        (B, S, S).
+    What comes in repeats the edge. Codes are (B,) integers in [0, (2 most + 1)^2), a row of them
+    for each vertical move. 0 leaves an image as it is.
     """
     size, moves = images.shape[-1], 2 * most + 1
     pixels = torch.arange(size, device=images.device)
@@ -70,7 +47,7 @@ def shifted(images: Tensor, codes: Tensor, most: int) -> Tensor:
 
 
 def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Places of all pixels (row by row: place = row * S + column), patch after patch.
+    """(N,) int64 places of all pixels (place = row * S + column), patch after patch.
 
     A block of attention then holds a patch of the image, not some rows of it. Rows and columns of
     patches come in the order of a Gray code: where both are powers of two, the numbers of patches
@@ -78,15 +55,8 @@ def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
     each patch see all four around it. Attention itself does not depend on the order where positions
     come with the tokens.
 
-    Args:
-        size: S, a multiple of both sides of TILE.
-        device: of the result.
-
-    Returns:
-        (N,) int64.
-
     Raises:
-        ValueError: the patches do not cover the image.
+        ValueError: S is no multiple of both sides of TILE: the patches do not cover the image.
     """
     height, width = TILE
     if size % height or size % width:
@@ -97,14 +67,10 @@ def tile_order(size: int, device: torch.device | str = "cpu") -> Tensor:
     places = torch.arange(size * size, device=device)
     patches = places.view(size // height, height, size // width, width).transpose(1, 2)
     for dim in (0, 1):
-        patches = patches.index_select(dim, _gray_order(patches.shape[dim], device))
+        numbers = torch.arange(patches.shape[dim], device=device)
+        # number i comes to place i XOR i // 2
+        patches = patches.index_select(dim, (numbers ^ numbers >> 1).argsort())
     return patches.flatten()
-
-
-def _gray_order(n: int, device: torch.device | str) -> Tensor:
-    """(n,) numbers from 0, in an order in which number i stands at place i XOR i // 2."""
-    numbers = torch.arange(n, device=device)
-    return (numbers ^ numbers >> 1).argsort()
 
 
 def pack_pixels(
@@ -133,9 +99,5 @@ def pack_pixels(
     # the k-th that is shown is the first at which the count reaches k
     places = torch.searchsorted(counts, ranks).clamp_(max=pixels.shape[1] - 1)
     found = counts[:, -1]
-    return (
-        pixels.gather(1, places),
-        found.clamp(1, capacity),
-        places,
-        (found > capacity).any(),
-    )
+    tokens, lengths = pixels.gather(1, places), found.clamp(1, capacity)
+    return tokens, lengths, places, (found > capacity).any()

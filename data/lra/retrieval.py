@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.lra.text import VOCAB_SIZE as VOCAB_SIZE
 from data.lra.text import Review, keyed_number, to_ids
 
 N_CLASSES = 2
@@ -19,8 +20,9 @@ SPLIT_SIZES = {"train": 147_086, "val": 18_090, "test": 17_437}
 """Of the published files."""
 
 _FILES = {
-    split: f"new_aan_pairs.{name}.tsv"
-    for split, name in (("train", "train"), ("val", "eval"), ("test", "test"))
+    "train": "new_aan_pairs.train.tsv",
+    "val": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
 }
 _FIELDS = 5
 _CUT_BETWEEN = (0.4, 0.6)
@@ -31,11 +33,8 @@ Example = tuple[int, list[np.ndarray]]
 
 
 def find_aan(source: Path | None) -> dict[str, Path]:
-    """Find the files of the three splits in a folder, or in its tsv_data.
-
-    Raises:
-        ValueError: They are not there; says where to get them.
-    """
+    """The files of the three splits in a folder, or in its tsv_data; raises ValueError that says
+    where to get them."""
     for folder in () if source is None else (source, source / "tsv_data"):
         paths = {split: folder / name for split, name in _FILES.items()}
         if all(path.exists() for path in paths.values()):
@@ -52,9 +51,7 @@ def find_aan(source: Path | None) -> dict[str, Path]:
 def read_aan(path: Path, skipped: list[str]) -> Iterator[Example]:
     """Read one tsv file: label, two numbers, two texts; no header, no quotes, any bytes.
 
-    Args:
-        path: One of the three files.
-        skipped: Gets the name of each line that was left out, because a text of it is empty.
+    `skipped` gets the name of each line that is left out, because a text of it is empty.
 
     Raises:
         ValueError: A line is malformed; names file and line.
@@ -81,26 +78,22 @@ def make_pairs(reviews: Sequence[Review], seed: int) -> list[tuple[int, bytes, b
     Every document is cut in two near its middle, where some words are left out, and used once. A
     pair of label 0 has halves of two documents that are neighbours by length, so that lengths tell
     nothing about labels. Equal documents count once; the odd one out and those too short to cut
-    are not used.
-
-    Args:
-        reviews: The documents; their own labels play no part.
-        seed: Non-negative; decides cuts and labels, together with the texts.
+    are not used. The seed, non-negative, decides cuts and labels, together with the texts.
 
     Returns:
-        Label, start of one document, end of the same or another.
+        Label, start of one document, end of that one or another.
     """
     texts = sorted({review.text for review in reviews}, key=lambda text: (len(text), text))
     neighbours = list(zip(texts[0::2], texts[1::2], strict=False))
     neighbours.sort(key=lambda pair: keyed_number(seed, pair[0] + pair[1]))
+    low, high = _CUT_BETWEEN
     pairs = []
     for i, (a, b) in enumerate(neighbours):
         # both at the same share: else lengths that do not add up would tell two documents apart
-        share = _share(seed, b + a)
-        halves = _cut(a, share), _cut(b, share)
-        if not all(start and end for start, end in halves):
+        share = low + (high - low) * keyed_number(seed, b + a) / 2**64
+        (start_a, end_a), (start_b, end_b) = _cut(a, share), _cut(b, share)
+        if not (start_a and end_a and start_b and end_b):
             continue
-        (start_a, end_a), (start_b, end_b) = halves
         if i % 2:
             pairs += [(1, start_a, end_a), (1, start_b, end_b)]
         else:
@@ -118,11 +111,6 @@ def pair_examples(pairs: Sequence[tuple[int, bytes, bytes]]) -> Iterator[Example
     """Yield label and token ids of each pair, cut to MAX_LENGTH."""
     for label, *texts in pairs:
         yield label, [to_ids(text, MAX_LENGTH) for text in texts]
-
-
-def _share(seed: int, text: bytes) -> float:
-    low, high = _CUT_BETWEEN
-    return low + (high - low) * keyed_number(seed, text) / 2**64
 
 
 def _cut(text: bytes, share: float) -> tuple[bytes, bytes]:

@@ -13,30 +13,27 @@ documents 2i and 2i + 1 of example i one after the other.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.files import load_json, to_json, write_atomically
+from data.files import load_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "val", "test")
-KINDS = ("sequences", "images", "display_lists")
-
-_PREPARE = "python -m scripts.prepare_lra TASK"
-_HASH_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayInfo:
     """One .npy file."""
 
-    shape: tuple[int, ...]
+    shape: list[int]
     dtype: Any
     """As numpy.lib.format.dtype_to_descr gives it, through JSON."""
     sha256: str
@@ -51,19 +48,8 @@ class SplitInfo:
     """Labelled examples; a pair of documents is one."""
     arrays: dict[str, ArrayInfo]
     """By name: "tokens" is the file {split}.tokens.npy."""
-    skipped: tuple[str, ...] = ()
+    skipped: list[str] = field(default_factory=list)
     """What of the source is broken and was left out, by name."""
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> "SplitInfo":
-        """Build from what `dataclasses.asdict` gave."""
-        arrays = {
-            name: ArrayInfo(**{**info, "shape": tuple(info["shape"])})
-            for name, info in values["arrays"].items()
-        }
-        return SplitInfo(
-            **{**values, "arrays": arrays, "skipped": tuple(values.get("skipped", ()))}
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +85,6 @@ class Manifest:
         del values["splits"]
         return values
 
-    def save(self, folder: Path) -> None:
-        """Write manifest.json atomically."""
-        write_atomically(folder / MANIFEST, to_json(asdict(self)))
-
     @staticmethod
     def load(folder: Path) -> "Manifest":
         """Read manifest.json.
@@ -115,7 +97,7 @@ class Manifest:
         if not path.exists():
             raise FileNotFoundError(
                 f"{path} does not exist; prepare the task, or finish its preparation, with: "
-                f"{_PREPARE} --out {folder.parent}"
+                f"python -m scripts.prepare_lra TASK --out {folder.parent}"
             )
         values = load_json(path)
         if values.get("format_version") != FORMAT_VERSION:
@@ -124,7 +106,9 @@ class Manifest:
                 f"{FORMAT_VERSION}; prepare the task again."
             )
         try:
-            values["splits"] = {k: SplitInfo.from_json(v) for k, v in values["splits"].items()}
+            for split, info in values["splits"].items():
+                info["arrays"] = {name: ArrayInfo(**a) for name, a in info["arrays"].items()}
+                values["splits"][split] = SplitInfo(**info)
             return Manifest(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -193,12 +177,27 @@ class DisplayLists:
         return self.display_lists["label"]
 
 
+KINDS = {"sequences": Sequences, "images": Images, "display_lists": DisplayLists}
+
+
+def array_names(kind: str) -> list[str]:
+    """The arrays that a split of this kind has."""
+    return [field.name for field in fields(KINDS[kind]) if field.name != "manifest"]
+
+
+def array_path(folder: Path, split: str, name: str) -> Path:
+    """Where an array of a split lies."""
+    return folder / f"{split}.{name}.npy"
+
+
+def array_info(path: Path) -> ArrayInfo:
+    """Describe a .npy file for the manifest; reads all of it."""
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return ArrayInfo(shape=list(array.shape), dtype=_descr(array.dtype), sha256=_sha256(path))
+
+
 def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLists:
     """Open one split of a prepared task; arrays are memory-mapped, read-only.
-
-    Args:
-        folder: Of the task, such as out/data/lra/listops.
-        split: "train", "val" or "test".
 
     Raises:
         FileNotFoundError: The folder, its manifest or an array is missing.
@@ -210,23 +209,20 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
         raise ValueError(f"split={split!r} must be one of {sorted(manifest.splits)} of {folder}.")
     info = manifest.splits[split]
     arrays = {n: _map_array(array_path(folder, split, n), a) for n, a in info.arrays.items()}
-    build, names = _READERS[manifest.kind]
-    if set(arrays) != set(names):
+    names = sorted(array_names(manifest.kind))
+    if sorted(arrays) != names:
         raise ValueError(
             f"{folder / MANIFEST} lists {sorted(arrays)} for {split}, but kind={manifest.kind!r} "
-            f"has {sorted(names)}; prepare the task again."
+            f"has {names}; prepare the task again."
         )
-    opened = build(manifest, **arrays)
-    _check(opened, info.examples, folder, split)
+    opened = KINDS[manifest.kind](manifest, **arrays)
+    for name, misfit in _misfits(opened, info.examples):
+        raise ValueError(f"{array_path(folder, split, name)} {misfit}; prepare the task again.")
     return opened
 
 
-def verify(folder: str | Path, on_bytes: Callable[[int], None] = lambda n: None) -> None:
+def verify(folder: str | Path) -> None:
     """Read every file of a prepared task and compare its sha256 with the manifest's.
-
-    Args:
-        folder: Of the task.
-        on_bytes: Told after each piece how many bytes it had.
 
     Raises:
         ValueError: A file is not what the manifest says.
@@ -236,7 +232,7 @@ def verify(folder: str | Path, on_bytes: Callable[[int], None] = lambda n: None)
         open_split(folder, split)
         for name, array in info.arrays.items():
             path = array_path(folder, split, name)
-            found = file_sha256(path, on_bytes)
+            found = _sha256(path)
             if found != array.sha256:
                 raise ValueError(
                     f"{path} has sha256={found}, but the manifest says {array.sha256}; the file is "
@@ -244,108 +240,67 @@ def verify(folder: str | Path, on_bytes: Callable[[int], None] = lambda n: None)
                 )
 
 
-def array_path(folder: Path, split: str, name: str) -> Path:
-    """Where an array of a split lies."""
-    return folder / f"{split}.{name}.npy"
-
-
-def array_info(path: Path) -> ArrayInfo:
-    """Describe a .npy file for the manifest; reads all of it."""
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return ArrayInfo(shape=array.shape, dtype=_descr(array.dtype), sha256=file_sha256(path))
-
-
-def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda n: None) -> str:
-    """Hash a file of any size."""
-    found = hashlib.sha256()
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        while piece := file.read(_HASH_BYTES):
-            found.update(piece)
-            on_bytes(len(piece))
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_READERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "sequences": (Sequences, ("tokens", "offsets", "labels")),
-    "images": (Images, ("images", "labels")),
-    "display_lists": (DisplayLists, ("display_lists",)),
-}
+def _descr(dtype: np.dtype) -> Any:
+    """A dtype as it looks after a way through JSON, where tuples become lists."""
+    return json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
 
 
 def _map_array(path: Path, info: ArrayInfo) -> np.ndarray:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the task again.")
+    size, shape = path.stat().st_size, tuple(info.shape)
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(
-            f"{path} is torn or no NumPy file ({error}): it has {path.stat().st_size} bytes, but "
-            f"the manifest says shape {info.shape} of {info.dtype}; copy or prepare it again."
+            f"{path} is torn or no NumPy file ({error}): it has {size} bytes, but the manifest "
+            f"says shape {shape} of {info.dtype}; copy or prepare it again."
         ) from error
-    size, expected = path.stat().st_size, mapped.offset + mapped.nbytes
+    expected = mapped.offset + mapped.nbytes
     if size != expected:
         raise ValueError(
             f"{path} has {size} bytes, but its own header says {expected}; copy it again."
         )
-    found = mapped.shape, _descr(mapped.dtype)
-    if found != (info.shape, info.dtype):
+    dtype = _descr(mapped.dtype)
+    if (mapped.shape, dtype) != (shape, info.dtype):
         raise ValueError(
-            f"{path} has shape {found[0]} of {found[1]}, but the manifest says {info.shape} of "
+            f"{path} has shape {mapped.shape} of {dtype}, but the manifest says {shape} of "
             f"{info.dtype}; it is of another preparation: copy or prepare it again."
         )
     # a plain array over the map: slices of np.memmap itself are several times slower
     return np.asarray(mapped)
 
 
-def _check(
-    opened: Sequences | Images | DisplayLists, examples: int, folder: Path, split: str
-) -> None:
-    """Raise where the arrays, each as the manifest says, do not fit together."""
+def _misfits(opened: Sequences | Images | DisplayLists, examples: int) -> Iterator[tuple[str, str]]:
+    """Where the arrays, each as the manifest says, do not fit together: names and complaints."""
     manifest = opened.manifest
-    labels = array_path(folder, split, "labels")
     if len(opened) != examples:
-        raise ValueError(
-            f"{labels} has {len(opened)} labels, but the manifest says {examples} examples; "
-            "prepare the task again."
-        )
+        yield "labels", f"has {len(opened)} labels, but the manifest says {examples} examples"
     if len(opened) and opened.labels.max() >= manifest.n_classes:
-        raise ValueError(
-            f"{labels} holds label {opened.labels.max()}, which must be below n_classes="
-            f"{manifest.n_classes}; prepare the task again."
-        )
+        most = opened.labels.max()
+        yield "labels", f"holds label {most}, which must be below n_classes={manifest.n_classes}"
     if isinstance(opened, Images) and len(opened.images) != examples:
-        raise ValueError(
-            f"{array_path(folder, split, 'images')} has {len(opened.images)} images for {examples} "
-            "labels; prepare the task again."
-        )
+        yield "images", f"has {len(opened.images)} images for {examples} labels"
     if isinstance(opened, Sequences):
-        _check_offsets(opened, array_path(folder, split, "offsets"))
-
-
-def _check_offsets(opened: Sequences, path: Path) -> None:
-    expected = len(opened) * opened.manifest.documents_per_example
-    offsets, longest = opened.offsets, opened.manifest.max_length
-    if len(offsets) != expected + 1:
-        raise ValueError(
-            f"{path} has {len(offsets)} offsets, but {expected} sequences need {expected + 1}; "
-            "prepare the task again."
-        )
-    if offsets[0] != 0 or offsets[-1] != len(opened.tokens):
-        raise ValueError(
-            f"{path} runs from {offsets[0]} to {offsets[-1]}, but must run from 0 to the "
-            f"{len(opened.tokens)} tokens; prepare the task again."
-        )
-    if expected and not (opened.lengths.min() >= 1 and opened.lengths.max() <= longest):
-        raise ValueError(
-            f"{path} has sequences of {opened.lengths.min()} to {opened.lengths.max()} tokens, but "
-            f"they must have 1 to max_length={longest}; prepare the task again."
-        )
-
-
-def _descr(dtype: np.dtype) -> Any:
-    """A dtype as it looks after a way through JSON, where tuples become lists."""
-    return _lists(np.lib.format.dtype_to_descr(dtype))
-
-
-def _lists(value: Any) -> Any:
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+        offsets, n_tokens, longest = opened.offsets, len(opened.tokens), manifest.max_length
+        n = examples * manifest.documents_per_example
+        if len(offsets) != n + 1:
+            yield "offsets", f"has {len(offsets)} offsets, but {n} sequences need {n + 1}"
+        if offsets[0] != 0 or offsets[-1] != n_tokens:
+            yield (
+                "offsets",
+                f"runs from {offsets[0]} to {offsets[-1]}, but must run from 0 to the {n_tokens} "
+                "tokens",
+            )
+        lengths = opened.lengths
+        if n and not (lengths.min() >= 1 and lengths.max() <= longest):
+            yield (
+                "offsets",
+                f"has sequences of {lengths.min()} to {lengths.max()} tokens, but they must have "
+                f"1 to max_length={longest}",
+            )

@@ -1,29 +1,40 @@
 """Preparing the tasks of Long Range Arena by name: from where each is read or generated."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
+from data.files import write_atomically
 from data.lra import image, listops, retrieval, text
-from data.lra.pathfinder import pathfinder
-from data.lra.request import (
-    PATHFINDER_SIZES,
-    OnProgress,
-    Request,
-    Write,
-    counted,
-    exactly,
-    example_numbers,
-    origin_of,
-)
+from data.lra.request import PATHFINDER_SIZES, Request
 from data.lra.store import Manifest
 from data.lra.writer import TaskWriter, preparing
+from data.pathfinder import generator, release
+from data.pathfinder.parameters import Pathfinder, display_list_dtype
+
+CHUNK = 1000
+"""Generated Pathfinder images between two saves."""
+PATHFINDER_SPLIT_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
+"""Of 200,000 images: 80, 10 and 10 %."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Told the split, how many of its examples are done, and about how many there will be."""
+
+Plan = tuple[Manifest, Callable[[TaskWriter, OnProgress], None]]
+"""What a task's manifest says, and what writes all splits."""
+
+_TELL_EVERY = 1000
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What `prepare` did."""
+class Prepared(NamedTuple):
+    """A prepared task."""
 
     folder: Path
     manifest: Manifest
@@ -34,20 +45,12 @@ class Prepared:
 def prepare(
     request: Request, out: Path, on_progress: OnProgress = lambda split, done, total: None
 ) -> Prepared:
-    """Prepare a task; goes on where a preparation of the same request was stopped.
-
-    Args:
-        request: What.
-        out: Folder for the task's folder, which is named `request.name`.
-        on_progress: Told from time to time how far it is.
+    """Prepare a task in out/NAME; goes on where a preparation of an equal request was stopped.
 
     Raises:
         ValueError: The request cannot be met, or the folder holds something else.
     """
-    if request.task in PATHFINDER_SIZES:
-        manifest, write = pathfinder(request)
-    else:
-        manifest, write = _PLANS[request.task](request)
+    manifest, write = _PLANS.get(request.task, _pathfinder)(request)
     with preparing(out / request.name, manifest) as writer:
         finished_before = writer.finished
         if not finished_before:
@@ -56,87 +59,67 @@ def prepare(
         return Prepared(writer.folder, writer.manifest, finished_before)
 
 
-def _listops(request: Request) -> tuple[Manifest, Write]:
+def _listops(request: Request) -> Plan:
     sizes = request.examples or listops.SPLIT_SIZES
+    origin = _origin(request, "ListOps")
     if request.source is None:
         origin = {"generator": "data.lra.listops", "examples": dict(sizes), "seed": request.seed}
         if request.name != "listops":
             origin |= {"shortest": request.shortest, "longest": request.longest}
-    else:
-        origin = origin_of(request, "ListOps")
-    manifest = Manifest(
-        task=request.name,
-        kind="sequences",
-        vocab_size=listops.VOCAB_SIZE,
-        n_classes=listops.N_CLASSES,
-        max_length=listops.MAX_LENGTH,
-        source=origin,
-    )
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
         if request.source is None:
-            # numba takes a second to import, and only generating needs it
-            from data.lra.listops_generator import generate
-
-            numbers = example_numbers(listops.SPLIT_SIZES, sizes)
-            n_formulas = max(r.stop for ranges in numbers.values() for r in ranges)
-            endless = generate(
-                request.seed,
-                request.n_threads,
-                shortest=request.shortest,
-                longest=request.longest,
-            )
-            series = islice(endless, n_formulas)
-            made = list(counted(series, "formulas", n_formulas, on_progress))
-            formulas = {s: (made[i] for r in rs for i in r) for s, rs in numbers.items()}
+            formulas = _generated_formulas(request, sizes, on_progress)
         else:
             paths = listops.find_tsv(request.source)
-            formulas = {split: listops.read_tsv(path) for split, path in paths.items()}
+            formulas = {
+                split: _asked_for(listops.read_tsv(path), request, split)
+                for split, path in paths.items()
+            }
         for split, some in formulas.items():
-            if request.source is not None and request.examples:
-                some = exactly(some, request.examples[split], split)
             examples = ((value, [tokens[: listops.MAX_LENGTH]]) for tokens, value in some)
-            told = counted(examples, split, sizes[split], on_progress)
+            told = _counted(examples, split, sizes[split], on_progress)
             writer.write_sequences(split, told)
 
-    return manifest, write
+    return _manifest(request, listops, origin), write
 
 
-def _text(request: Request) -> tuple[Manifest, Write]:
-    sizes = request.examples or text.SPLIT_SIZES
-    manifest = Manifest(
-        task=request.name,
-        kind="sequences",
-        vocab_size=text.VOCAB_SIZE,
-        n_classes=text.N_CLASSES,
-        max_length=text.MAX_LENGTH,
-        source={
-            **origin_of(request, "IMDB", text.HUB_NAME),
-            "examples": dict(sizes),
-            "seed": request.seed,
-            "val": "held out from the published training set",
-        },
+def _generated_formulas(
+    request: Request, sizes: Mapping[str, int], on_progress: OnProgress
+) -> dict[str, Iterator[listops.Formula]]:
+    # numba takes a second to import, and only generating needs it
+    from data.lra.listops_generator import generate
+
+    numbers = _example_numbers(listops.SPLIT_SIZES, sizes)
+    n_formulas = max(r.stop for ranges in numbers.values() for r in ranges)
+    endless = generate(
+        request.seed, request.n_threads, shortest=request.shortest, longest=request.longest
     )
+    series = islice(endless, n_formulas)
+    made = list(_counted(series, "formulas", n_formulas, on_progress))
+    return {split: (made[i] for r in ranges for i in r) for split, ranges in numbers.items()}
+
+
+def _text(request: Request) -> Plan:
+    sizes = request.examples or text.SPLIT_SIZES
+    origin = _origin(request, "IMDB", text.HUB_NAME) | {
+        "examples": dict(sizes),
+        "seed": request.seed,
+        "val": "held out from the published training set",
+    }
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
         imdb = text.read_imdb(request.source)
         for split, reviews in text.split_reviews(imdb, sizes, request.seed).items():
-            examples = counted(text.examples(reviews), split, len(reviews), on_progress)
+            examples = _counted(text.examples(reviews), split, len(reviews), on_progress)
             writer.write_sequences(split, examples)
 
-    return manifest, write
+    return _manifest(request, text, origin), write
 
 
-def _image(request: Request) -> tuple[Manifest, Write]:
+def _image(request: Request) -> Plan:
     sizes = dict(request.examples or image.SPLIT_SIZES)
-    manifest = Manifest(
-        task=request.name,
-        kind="images",
-        vocab_size=image.VOCAB_SIZE,
-        n_classes=image.N_CLASSES,
-        max_length=image.SIDE**2,
-        source={**origin_of(request, "CIFAR-10 in grey", image.HUB_NAME), "examples": sizes},
-    )
+    origin = _origin(request, "CIFAR-10 in grey", image.HUB_NAME) | {"examples": sizes}
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
         cifar10 = image.read_cifar10(request.source)
@@ -144,70 +127,199 @@ def _image(request: Request) -> tuple[Manifest, Write]:
             writer.write_images(split, [(images, labels)])
             on_progress(split, len(images), len(images))
 
-    return manifest, write
+    return _manifest(request, image, origin, kind="images"), write
 
 
-def _retrieval(request: Request) -> tuple[Manifest, Write]:
+def _retrieval(request: Request) -> Plan:
     paths = retrieval.find_aan(request.source)
-    manifest = Manifest(
-        task=request.name,
-        kind="sequences",
-        vocab_size=text.VOCAB_SIZE,
-        n_classes=retrieval.N_CLASSES,
-        max_length=retrieval.MAX_LENGTH,
-        documents_per_example=2,
-        source=origin_of(request, "ACL Anthology Network"),
-    )
+    origin = _origin(request, "ACL Anthology Network")
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
+        sizes = request.examples or retrieval.SPLIT_SIZES
         for split, path in paths.items():
             skipped: list[str] = []
-            examples = retrieval.read_aan(path, skipped)
-            total = retrieval.SPLIT_SIZES[split]
-            if request.examples:
-                total = request.examples[split]
-                examples = exactly(examples, total, split)
-            writer.write_sequences(split, counted(examples, split, total, on_progress), skipped)
+            examples = _asked_for(retrieval.read_aan(path, skipped), request, split)
+            told = _counted(examples, split, sizes[split], on_progress)
+            writer.write_sequences(split, told, skipped)
 
-    return manifest, write
+    return _manifest(request, retrieval, origin, documents_per_example=2), write
 
 
-def _pairs(request: Request) -> tuple[Manifest, Write]:
-    manifest = Manifest(
-        task=request.name,
-        kind="sequences",
-        vocab_size=text.VOCAB_SIZE,
-        n_classes=retrieval.N_CLASSES,
-        max_length=retrieval.MAX_LENGTH,
-        documents_per_example=2,
-        source={
-            **origin_of(request, "halves of IMDB reviews", text.HUB_NAME),
-            "question": "are both halves of one review? (no task of Long Range Arena)",
-            "seed": request.seed,
-        },
-    )
+def _pairs(request: Request) -> Plan:
+    origin = _origin(request, "halves of IMDB reviews", text.HUB_NAME) | {
+        "question": "are both halves of one review? (no task of Long Range Arena)",
+        "seed": request.seed,
+    }
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
         imdb = text.read_imdb(request.source)
-        test = imdb["test"]
-        train = retrieval.without(imdb["train"], test)
-        n_val = len(train) // 10
-        sizes = {"train": len(train) - n_val, "val": n_val, "test": len(test)}
-        imdb = {"train": train, "test": test}
+        imdb["train"] = retrieval.without(imdb["train"], imdb["test"])
+        n_train, n_test = len(imdb["train"]), len(imdb["test"])
+        n_val = n_train // 10
+        sizes = {"train": n_train - n_val, "val": n_val, "test": n_test}
         for split, reviews in text.split_reviews(imdb, sizes, request.seed).items():
-            pairs = retrieval.make_pairs(reviews, request.seed)
-            if request.examples:
-                pairs = list(exactly(iter(pairs), request.examples[split], split))
-            examples = counted(retrieval.pair_examples(pairs), split, len(pairs), on_progress)
+            made = retrieval.make_pairs(reviews, request.seed)
+            pairs = list(_asked_for(made, request, split))
+            examples = _counted(retrieval.pair_examples(pairs), split, len(pairs), on_progress)
             writer.write_sequences(split, examples)
+
+    return _manifest(request, retrieval, origin, documents_per_example=2), write
+
+
+def _pathfinder(request: Request) -> Plan:
+    size = PATHFINDER_SIZES[request.task]
+    parameters = Pathfinder(size, request.contour_length, request.distractors_of)
+    sizes = request.examples or PATHFINDER_SPLIT_SIZES
+    if request.source is None:
+        kind = "display_lists"
+        origin = {
+            "generator": "data.pathfinder",
+            "parameters": asdict(parameters),
+            "examples": dict(sizes),
+            "seed": request.seed,
+        }
+    else:
+        kind = "images"
+        origin = _origin(request, "lra_release") | {"parameters": asdict(parameters)}
+    manifest = Manifest(
+        task=request.name,
+        kind=kind,
+        vocab_size=256,
+        n_classes=2,
+        max_length=size**2,
+        source=origin,
+    )
+
+    def write(writer: TaskWriter, on_progress: OnProgress) -> None:
+        if request.source is None:
+            for split, ranges in _example_numbers(PATHFINDER_SPLIT_SIZES, sizes).items():
+                blocks = _generated_images(request, parameters, ranges, writer.chunks)
+                told = _counted(blocks, split, sizes[split], on_progress, len)
+                writer.write_display_lists(split, told)
+            return
+        folder = release.find_release(request.source, size, request.contour_length)
+        for split, listed in release.split_images(release.read_metadata(folder)).items():
+            images = list(_asked_for(listed, request, split))
+            skipped: list[str] = []
+            blocks = release.read_images(images, size, skipped, request.n_threads)
+            told = _counted(blocks, split, len(images), on_progress, lambda block: len(block[1]))
+            writer.write_images(split, told, skipped)
 
     return manifest, write
 
 
-_PLANS: dict[str, Callable[[Request], tuple[Manifest, Write]]] = {
+def _generated_images(
+    request: Request, parameters: Pathfinder, ranges: Iterable[range], chunks: Path
+) -> Iterator[np.ndarray]:
+    """Yield display lists chunk by chunk; chunks that an earlier run finished are read."""
+    expected = display_list_dtype(parameters)
+    for numbers in ranges:
+        for first in range(numbers.start, numbers.stop, CHUNK):
+            n = min(CHUNK, numbers.stop - first)
+            path = chunks / f"{first:09d}.npy"
+            if path.exists():
+                block = np.load(path, allow_pickle=False)
+                if block.dtype != expected or len(block) != n:
+                    raise ValueError(
+                        f"{path} has {len(block)} of {block.dtype}, but must have {n} of "
+                        f"{expected}; delete {chunks}."
+                    )
+            else:
+                block = generator.generate(
+                    parameters, request.seed, range(first, first + n), n_threads=request.n_threads
+                )
+                buffer = io.BytesIO()
+                np.save(buffer, block)
+                write_atomically(path, buffer.getvalue())
+            yield block
+
+
+_PLANS: dict[str, Callable[[Request], Plan]] = {
     "listops": _listops,
     "text": _text,
     "image": _image,
     "retrieval": _retrieval,
     "pairs": _pairs,
 }
+
+
+def _origin(request: Request, dataset: str, hub_name: str | None = None) -> dict[str, Any]:
+    """What the manifest says of data that are read."""
+    return {
+        "dataset": dataset,
+        "from": hub_name if request.source is None else str(request.source),
+        "examples": None if request.examples is None else dict(request.examples),
+    }
+
+
+def _manifest(
+    request: Request,
+    task: ModuleType,
+    origin: dict[str, Any],
+    kind: str = "sequences",
+    documents_per_example: int = 1,
+) -> Manifest:
+    """The manifest of a task whose constants stand in a module."""
+    return Manifest(
+        task=request.name,
+        kind=kind,
+        vocab_size=task.VOCAB_SIZE,
+        n_classes=task.N_CLASSES,
+        max_length=task.MAX_LENGTH,
+        documents_per_example=documents_per_example,
+        source=origin,
+    )
+
+
+def _example_numbers(
+    benchmark: Mapping[str, int], sizes: Mapping[str, int]
+) -> dict[str, list[range]]:
+    """Which numbers of an endless series each split takes.
+
+    The benchmark's splits take the first numbers, train before val before test. Where more
+    training examples are asked for they follow after those of test: whatever the size, val and
+    test do not change, and no example is in two splits.
+
+    Raises:
+        ValueError: val or test are to be larger than the benchmark's.
+    """
+    numbers, first, total = {}, 0, sum(benchmark.values())
+    for split, there in benchmark.items():
+        wanted = sizes[split]
+        numbers[split] = [range(first, first + min(wanted, there))]
+        if wanted > there:
+            if split != "train":
+                raise ValueError(f"examples: {split} cannot have {wanted:,}, at most {there:,}.")
+            numbers[split].append(range(total, total + wanted - there))
+        first += there
+    return numbers
+
+
+def _asked_for(items: Iterable[_T], request: Request, split: str) -> Iterator[_T]:
+    """Yield the first of a split's examples, as many as are requested, or all; raises ValueError
+    where there are fewer."""
+    wanted = request.examples[split] if request.examples else None
+    found = 0
+    for item in islice(items, wanted):
+        found += 1
+        yield item
+    if wanted is not None and found < wanted:
+        raise ValueError(f"examples: {split} cannot have {wanted:,}, there are {found:,}.")
+
+
+def _counted(
+    items: Iterable[_T],
+    split: str,
+    total: int,
+    on_progress: OnProgress,
+    size: Callable[[_T], int] = lambda item: 1,
+) -> Iterator[_T]:
+    """Pass examples on, or blocks of `size` examples, and tell how many there were so far."""
+    done = 0
+    on_progress(split, 0, total)
+    for item in items:
+        yield item
+        done += size(item)
+        if size(item) > 1 or done % _TELL_EVERY == 0:
+            on_progress(split, done, total)
+    on_progress(split, done, max(done, 1))

@@ -66,13 +66,9 @@ def split_reviews(
 ) -> dict[str, list[Review]]:
     """Hold out the validation split and put all splits in an order of no meaning.
 
-    Order and split are by a keyed hash of the text, so that they do not depend on where the
-    reviews were read from, and equal texts of the training set are never on both sides.
-
-    Args:
-        imdb: From `read_imdb`.
-        sizes: Reviews of "train", "val" and "test".
-        seed: Key of the hash.
+    Order and split are by a hash of the text with the seed as its key, so that they do not depend
+    on where the reviews were read from, and equal texts of the training set are never on both
+    sides.
 
     Raises:
         ValueError: There are not that many reviews.

@@ -1,11 +1,11 @@
 """Writing a prepared task: one process a folder, whole files only, the manifest last."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +19,22 @@ from data.files import (
     to_json,
     write_atomically,
 )
-from data.lra.store import MANIFEST, Manifest, SplitInfo, array_info, array_path
+from data.lra.store import MANIFEST, Manifest, SplitInfo, array_info, array_names, array_path
 from data.text.shards import PROGRESS
 
 CHUNKS = "chunks"
 """Folder for finished pieces of a generated task, deleted with the end of the preparation."""
 
+Append = Callable[[np.ndarray], None]
+"""Writes (n, *shape) more rows to a file; raises ValueError where their shape is another, or their
+dtype could lose something."""
+
 
 @contextmanager
 def preparing(folder: Path, manifest: Manifest) -> Iterator["TaskWriter"]:
-    """Hold a task's folder while its files are written.
+    """Hold a task's folder, made where missing, while its files are written.
 
-    A folder that a killed preparation of the same settings left is gone on with.
-
-    Args:
-        folder: Where to; created if it is missing.
-        manifest: What is prepared, without its splits.
+    One that a killed preparation of these settings left is gone on with.
 
     Raises:
         ValueError: The folder is another process's, or holds something else.
@@ -52,15 +52,19 @@ class TaskWriter:
         self.folder = folder
         self.manifest = manifest
         self.finished = (folder / MANIFEST).exists()
-        """Whether it was prepared before, with the same settings: there is nothing to do."""
+        """Whether it was prepared before, with equal settings: there is nothing to do."""
         settings = manifest.settings()
         if self.finished:
             self.manifest = Manifest.load(folder)
             check_settings(folder, self.manifest.settings(), settings)
         elif (folder / PROGRESS).exists():
             check_settings(folder, load_json(folder / PROGRESS), settings)
+        elif found := sorted(path.name for path in folder.iterdir()):
+            raise ValueError(
+                f"{folder} holds files of something else ({', '.join(found[:5])}); choose another "
+                "--out folder or delete this one."
+            )
         else:
-            _refuse_foreign_files(folder)
             write_atomically(folder / PROGRESS, to_json(settings))
         remove_unfinished_files(folder)
 
@@ -78,30 +82,32 @@ class TaskWriter:
         examples: Iterable[tuple[int, Sequence[np.ndarray]]],
         skipped: Sequence[str] = (),
     ) -> None:
-        """Write a split of kind "sequences".
+        """Write a split of kind "sequences" from label and documents, token ids from 1, of each.
 
-        Args:
-            split: "train", "val" or "test".
-            examples: Label and documents of each example; documents are token ids from 1.
-            skipped: Read after the examples: what had to be left out, for the manifest.
+        `skipped`, what had to be left out, is for the manifest, and read after the examples.
 
         Raises:
             ValueError: An example has another number of documents than the manifest says, or a
                 document is empty or too long.
         """
-        labels, lengths = [], []
-        with self._new(split, "tokens", np.uint16) as tokens:
+        n, longest = self.manifest.documents_per_example, self.manifest.max_length
+        labels, offsets = [], [0]
+        with self._growing(split, "tokens", np.uint16) as append:
             for label, documents in examples:
-                self._check_documents(split, len(labels), documents)
+                lengths = [len(document) for document in documents]
+                if len(lengths) != n or not all(1 <= length <= longest for length in lengths):
+                    raise ValueError(
+                        f"{self.folder}: example {len(labels)} of {split} has documents of "
+                        f"{lengths} tokens, but must have {n} of 1 to {longest}."
+                    )
                 for document in documents:
-                    tokens.append(document)
-                    lengths.append(len(document))
+                    append(document)
+                    offsets.append(offsets[-1] + len(document))
                 labels.append(label)
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        with self._new(split, "offsets", np.int64) as writer:
-            writer.append(offsets)
+        with self._growing(split, "offsets", np.int64) as append:
+            append(np.array(offsets, np.int64))
         self._write_labels(split, labels)
-        self._add(split, len(labels), ("tokens", "offsets", "labels"), skipped)
+        self._add(split, skipped)
 
     def write_images(
         self,
@@ -112,48 +118,51 @@ class TaskWriter:
         """Write a split of kind "images" from blocks of images uint8 (n, height, width) and labels.
 
         Raises:
-            ValueError: Images have another size than the manifest's.
+            ValueError: There is no image, or images have different sizes.
         """
         labels: list[int] = []
-        with ExitStack() as stack:
-            writer = None
-            for images, block_labels in blocks:
-                if writer is None:
-                    shape = images.shape[1:]
-                    writer = stack.enter_context(self._new(split, "images", np.uint8, shape))
-                writer.append(images)
-                labels += np.asarray(block_labels).tolist()
-        if not labels:
-            raise ValueError(f"{self.folder}: split {split} has no image; look at its source.")
+
+        def images() -> Iterator[np.ndarray]:
+            for pixels, of_block in blocks:
+                labels.extend(np.asarray(of_block).tolist())
+                yield pixels
+
+        self._write_blocks(split, "images", images(), "image; look at its source", np.uint8)
         self._write_labels(split, labels)
-        self._add(split, len(labels), ("images", "labels"), skipped)
+        self._add(split, skipped)
 
     def write_display_lists(self, split: str, blocks: Iterable[np.ndarray]) -> None:
-        """Write a split of kind "display_lists" from blocks of one structured dtype."""
-        n_examples = 0
-        with ExitStack() as stack:
-            writer = None
-            for block in blocks:
-                if writer is None:
-                    writer = stack.enter_context(self._new(split, "display_lists", block.dtype))
-                writer.append(block)
-                n_examples += len(block)
-        if not n_examples:
-            raise ValueError(f"{self.folder}: split {split} has no display list; ask for some.")
-        self._add(split, n_examples, ("display_lists",), ())
+        """Write a split of kind "display_lists" from blocks of one structured dtype.
+
+        Raises:
+            ValueError: There is no display list.
+        """
+        self._write_blocks(split, "display_lists", blocks, "display list; ask for some")
+        self._add(split)
 
     def finish(self) -> Manifest:
         """Write the manifest, which makes the folder readable, and delete what led to it."""
-        self.manifest.save(self.folder)
+        write_atomically(self.folder / MANIFEST, to_json(asdict(self.manifest)))
         (self.folder / PROGRESS).unlink()
         shutil.rmtree(self.folder / CHUNKS, ignore_errors=True)
-        self.finished = True
         return self.manifest
 
-    def _new(
-        self, split: str, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()
-    ) -> "NpyWriter":
-        return NpyWriter(array_path(self.folder, split, name), np.dtype(dtype), shape)
+    def _write_blocks(
+        self,
+        split: str,
+        name: str,
+        blocks: Iterable[np.ndarray],
+        missing: str,
+        dtype: npt.DTypeLike | None = None,
+    ) -> None:
+        """Write blocks end to end, in the first one's dtype unless told; ValueError that says what
+        is missing where there is none."""
+        blocks = iter(blocks)
+        if (first := next(blocks, None)) is None:
+            raise ValueError(f"{self.folder}: split {split} has no {missing}.")
+        with self._growing(split, name, dtype or first.dtype, first.shape[1:]) as append:
+            for block in chain([first], blocks):
+                append(block)
 
     def _write_labels(self, split: str, labels: Sequence[int]) -> None:
         array = np.asarray(labels, dtype=np.int64)
@@ -163,92 +172,52 @@ class TaskWriter:
                 f"{self.folder}: labels of {split} run from {array.min()} to {array.max()}, but "
                 f"must lie in [0, n_classes={n_classes})."
             )
-        with self._new(split, "labels", np.uint8) as writer:
-            writer.append(array.astype(np.uint8))
+        with self._growing(split, "labels", np.uint8) as append:
+            append(array.astype(np.uint8))
 
-    def _check_documents(self, split: str, number: int, documents: Sequence[np.ndarray]) -> None:
-        n, longest = self.manifest.documents_per_example, self.manifest.max_length
-        lengths = [len(document) for document in documents]
-        if len(lengths) != n or not all(1 <= length <= longest for length in lengths):
-            raise ValueError(
-                f"{self.folder}: example {number} of {split} has documents of {lengths} tokens, "
-                f"but must have {n} of 1 to {longest}."
-            )
+    def _growing(
+        self, split: str, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()
+    ) -> AbstractContextManager[Append]:
+        return growing_array(array_path(self.folder, split, name), np.dtype(dtype), shape)
 
-    def _add(self, split: str, examples: int, names: Sequence[str], skipped: Sequence[str]) -> None:
+    def _add(self, split: str, skipped: Sequence[str] = ()) -> None:
+        names = array_names(self.manifest.kind)
         arrays = {name: array_info(array_path(self.folder, split, name)) for name in names}
-        info = SplitInfo(examples=examples, arrays=arrays, skipped=tuple(skipped))
+        n_examples = arrays[names[-1]].shape[0]  # of the labels, or of what holds them
+        info = SplitInfo(examples=n_examples, arrays=arrays, skipped=list(skipped))
         self.manifest = replace(self.manifest, splits={**self.manifest.splits, split: info})
 
 
-class NpyWriter:
-    """A .npy file that grows along its first axis, and appears under its name when it is whole."""
+@contextmanager
+def growing_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] = ()) -> Iterator[Append]:
+    """A .npy file of rows of `shape` that grows, and appears under its name when it is whole."""
+    temporary = path.with_name(f"{path.name}.unfinished")
+    n = 0
 
-    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...] = ()) -> None:
-        """Begin a file of rows of `shape`.
+    def write_header() -> int:
+        descr = np.lib.format.dtype_to_descr(dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (n, *shape)}
+        np.lib.format.write_array_header_1_0(file, header)
+        return file.tell()
 
-        Args:
-            path: The file's name once it is finished.
-            dtype: Of the array.
-            shape: Of one entry along the first axis.
-        """
-        self._path = path
-        self._temporary = path.with_name(f"{path.name}.unfinished")
-        self._dtype = dtype
-        self._shape = shape
-        self._n = 0
-        self._file = self._temporary.open("wb")
-        self._header_bytes = self._write_header()
-
-    def append(self, rows: np.ndarray) -> None:
-        """Write (n, *shape) of values that the dtype holds exactly.
-
-        Raises:
-            ValueError: The rows have another shape or a dtype that could lose something.
-        """
-        if rows.shape[1:] != self._shape or not np.can_cast(rows.dtype, self._dtype):
+    def append(rows: np.ndarray) -> None:
+        nonlocal n
+        if rows.shape[1:] != shape or not np.can_cast(rows.dtype, dtype):
             raise ValueError(
-                f"{self._path} takes rows of shape {self._shape} and {self._dtype}, but got "
-                f"{rows.shape[1:]} and {rows.dtype}."
+                f"{path} takes rows of shape {shape} and {dtype}, but got {rows.shape[1:]} and "
+                f"{rows.dtype}."
             )
-        self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
-        self._n += len(rows)
+        file.write(np.ascontiguousarray(rows, dtype=dtype).data)
+        n += len(rows)
 
-    def __enter__(self) -> "NpyWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._file:
-            if kind is None:
-                self._file.seek(0)
-                # NumPy leaves room in a header for its first axis to grow
-                assert self._write_header() == self._header_bytes
-                self._file.flush()
-        if kind is None:
-            self._temporary.replace(self._path)
-            sync_folder(self._path.parent)
-        else:
-            self._temporary.unlink()
-
-    def _write_header(self) -> int:
-        header = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (self._n, *self._shape),
-        }
-        np.lib.format.write_array_header_1_0(self._file, header)
-        return self._file.tell()
-
-
-def _refuse_foreign_files(folder: Path) -> None:
-    found = sorted(path.name for path in folder.iterdir())
-    if found:
-        raise ValueError(
-            f"{folder} holds files of something else ({', '.join(found[:5])}); choose another "
-            "--out folder or delete this one."
-        )
+    try:
+        with temporary.open("wb") as file:
+            header_bytes = write_header()
+            yield append
+            file.seek(0)
+            # NumPy leaves room in a header for its first axis to grow
+            assert write_header() == header_bytes
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)

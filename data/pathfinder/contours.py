@@ -13,11 +13,10 @@ import math
 import numpy as np
 from numba import njit
 
+from data.compiled_random import GOLDEN, below, mix64, uniform
 from data.pathfinder.tables import PAD
 from data.pathfinder.templates import N_SEEDS
-from data.randomness import mix
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FREE = 76  # the largest mask value on which a contour may start, 0.3 of 255
 _FULL = 255
 _MIN_TOTAL_WEIGHT = 1e-4
@@ -26,34 +25,6 @@ _N_TRIES = 5
 _MIN_FREE_PIXELS = 0.01
 _EAGER_CHOICES = 8
 _EAGER_STARTS = 100
-
-_mix = njit(mix)
-
-
-@njit
-def _seed_stream(rng, key, number):
-    """Start the stream of an image: state and odd increment, as in Steele et al., "Fast Splittable
-    Pseudorandom Number Generators", 2014."""
-    rng[0] = _mix(key ^ _mix(np.uint64(number) + _GOLDEN))
-    rng[1] = _mix(rng[0] + _GOLDEN) | np.uint64(1)
-
-
-@njit
-def _next(rng):
-    rng[0] += rng[1]
-    return _mix(rng[0])
-
-
-@njit
-def _below(rng, n):
-    """An integer in [0, n); no value is likelier than another by more than n / 2^32."""
-    return np.int64(((_next(rng) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
-
-
-@njit
-def _uniform(rng):
-    """A float64 in [0, 1)."""
-    return np.float64(_next(rng) >> np.uint64(11)) * 2.0**-53
 
 
 @njit
@@ -72,20 +43,23 @@ def _inside(t, y, x):
 
 
 @njit
-def _start(t, angle, y, x):
-    """Pivot of a contour that starts at a pixel, and whether its first stroke is in the image."""
+def _start(t, angle, y, x, snakes, s, strokes, n):
+    """Start snake s with stroke n at a pixel; returns whether that stroke is in the image."""
     head_y = math.ceil(y + t.stroke_length * t.sin[angle])
     head_x = math.ceil(x + t.stroke_length * t.cos[angle])
     pivot_y = math.ceil(head_y + (t.stroke_length + t.margin) * t.back_sin[angle])
     pivot_x = math.ceil(head_x + (t.stroke_length + t.margin) * t.back_cos[angle])
-    inside = _inside(t, head_y, head_x) and _inside(t, pivot_y, pivot_x)
-    return pivot_y, pivot_x, inside
+    if not (_inside(t, head_y, head_x) and _inside(t, pivot_y, pivot_x)):
+        return False
+    snakes[s, 0], snakes[s, 1], snakes[s, 2] = pivot_y, pivot_x, angle
+    strokes[n, 0], strokes[n, 1], strokes[n, 2] = angle, y, x
+    return True
 
 
 @njit
-def _is_open(canvas, t, angle, y, x):
-    """Whether a contour may start at a pixel."""
-    at = (y + PAD) * t.stride + x + PAD
+def _is_open(canvas, t, angle, pixel):
+    """Whether a contour may start at a pixel, by its number row after row."""
+    at = (pixel // t.size + PAD) * t.stride + pixel % t.size + PAD
     for k in range(t.n_solid[angle]):  # noqa: SIM110, which Numba could not compile
         if canvas[at + t.solid[angle, k]] > _FREE:
             return False
@@ -97,17 +71,17 @@ def _open_pixel(canvas, t, rng, angle):
     """A pixel where a contour may start, uniformly among all; -1 if there is none."""
     n_pixels = t.size * t.size
     for _ in range(_EAGER_STARTS):
-        pixel = _below(rng, n_pixels)
-        if _is_open(canvas, t, angle, pixel // t.size, pixel % t.size):
+        pixel = below(rng, n_pixels)
+        if _is_open(canvas, t, angle, pixel):
             return pixel
     n_open = 0
     for pixel in range(n_pixels):
-        n_open += _is_open(canvas, t, angle, pixel // t.size, pixel % t.size)
+        n_open += _is_open(canvas, t, angle, pixel)
     if n_open == 0:
         return -1
-    left = _below(rng, n_open)
+    left = below(rng, n_open)
     for pixel in range(n_pixels):
-        if _is_open(canvas, t, angle, pixel // t.size, pixel % t.size):
+        if _is_open(canvas, t, angle, pixel):
             if left == 0:
                 return pixel
             left -= 1
@@ -148,13 +122,13 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
     """
     last = t.n_turns[direction] - 1
     for _ in range(_EAGER_CHOICES):
-        u = _uniform(rng) * t.turn_sum[direction, last]
+        u = uniform(rng) * t.turn_sum[direction, last]
         j = 0
         while j < last and t.turn_sum[direction, j] <= u:
             j += 1
         i = t.turn[direction, j]
         y, x = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1]
-        limit = _FULL - _below(rng, _FULL)
+        limit = _FULL - below(rng, _FULL)
         if not _inside(t, y, x):
             continue
         at = (y + PAD) * t.stride + x + PAD
@@ -171,7 +145,7 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
     total = _weigh(canvas, t, centre_y, centre_x, direction, weights)
     if total < _MIN_TOTAL_WEIGHT:
         return -1
-    u = _uniform(rng) * total
+    u = uniform(rng) * total
     chosen = -1
     for j in range(last + 1):
         if weights[j] > 0.0:
@@ -198,12 +172,10 @@ def _extend(canvas, t, rng, snakes, s, weights, strokes, n):
             return False
         y, x, template = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1], N_SEEDS + i
         at = (y + PAD) * t.stride + x + PAD
-        fits = True
         for k in range(t.n_core[template]):
             if canvas[at + t.core[template, k]] >= t.core_limit[template, k]:
-                fits = False
                 break
-        if fits:
+        else:
             snakes[s, 0], snakes[s, 1], snakes[s, 2] = centre_y, centre_x, template
             strokes[n, 0], strokes[n, 1], strokes[n, 2] = template, y, x
             return True
@@ -236,30 +208,23 @@ def _restore(canvas, source, t, strokes, first, end):
 
 @njit
 def _begin_targets(t, rng, snakes, strokes):
-    """First strokes of both contours; returns whether the first one finds a place."""
-    length = t.contour_length
+    """First strokes of both contours; returns whether they find places."""
     for _ in range(_N_DRAWS):
-        angle = _below(rng, N_SEEDS)
+        angle = below(rng, N_SEEDS)
         region = t.first_region[angle]
         top, bottom, left, right = region[0], region[1], region[2], region[3]
         if not t.startable[angle] or bottom < top or right < left:
             return False
-        y, x = top + _below(rng, bottom - top + 1), left + _below(rng, right - left + 1)
-        pivot_y, pivot_x, inside = _start(t, angle, y, x)
-        if inside:
-            snakes[0, 0], snakes[0, 1], snakes[0, 2] = pivot_y, pivot_x, angle
-            strokes[0, 0], strokes[0, 1], strokes[0, 2] = angle, y, x
+        y, x = top + below(rng, bottom - top + 1), left + below(rng, right - left + 1)
+        if _start(t, angle, y, x, snakes, 0, strokes, 0):
             break
     else:
         return False
     for _ in range(_N_DRAWS):
-        angle, bearing = _below(rng, N_SEEDS), _below(rng, N_SEEDS)
+        angle, bearing = below(rng, N_SEEDS), below(rng, N_SEEDS)
         y = np.int64(np.rint(strokes[0, 1] + t.seed_distance * t.sin[bearing]))
         x = np.int64(np.rint(strokes[0, 2] + t.seed_distance * t.cos[bearing]))
-        pivot_y, pivot_x, inside = _start(t, angle, y, x)
-        if inside:
-            snakes[1, 0], snakes[1, 1], snakes[1, 2] = pivot_y, pivot_x, angle
-            strokes[length, 0], strokes[length, 1], strokes[length, 2] = angle, y, x
+        if _start(t, angle, y, x, snakes, 1, strokes, t.contour_length):
             return True
     return False
 
@@ -290,17 +255,13 @@ def _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
 def _begin_distractor(canvas, t, rng, snakes, strokes, n):
     """First stroke of a distractor; returns whether it finds a place."""
     for _ in range(_N_DRAWS):
-        angle = _below(rng, N_SEEDS)
+        angle = below(rng, N_SEEDS)
         if not t.startable[angle]:
             return False
         pixel = _open_pixel(canvas, t, rng, angle)
         if pixel < 0:
             return False
-        y, x = pixel // t.size, pixel % t.size
-        pivot_y, pivot_x, inside = _start(t, angle, y, x)
-        if inside:
-            snakes[0, 0], snakes[0, 1], snakes[0, 2] = pivot_y, pivot_x, angle
-            strokes[n, 0], strokes[n, 1], strokes[n, 2] = angle, y, x
+        if _start(t, angle, pixel // t.size, pixel % t.size, snakes, 0, strokes, n):
             return True
     return False
 
@@ -351,7 +312,7 @@ def _draw_image(t, rng, label, strokes, markers):
             if _draw_distractor(canvas, saved, t, rng, snakes, weights, strokes, n_strokes):
                 n_strokes += t.distractor_length
                 break
-    origin = _below(rng, 2)
+    origin = below(rng, 2)
     terminal = origin if label == 1 else 1 - origin
     for axis in range(2):
         markers[0, axis] = strokes[origin * length, 1 + axis]
@@ -373,9 +334,10 @@ def draw_images(tables, key, numbers, strokes, markers, counts):
     """
     rng = np.empty(2, np.uint64)
     for n in range(len(numbers)):
-        _seed_stream(rng, key, numbers[n])
-        label = _below(rng, 2)
-        t = tables[_below(rng, len(tables))]
+        rng[0] = mix64(key ^ mix64(numbers[n] + GOLDEN))
+        rng[1] = mix64(rng[0] + GOLDEN) | np.uint64(1)
+        label = below(rng, 2)
+        t = tables[below(rng, len(tables))]
         n_strokes, restarts = _draw_image(t, rng, label, strokes[n], markers[n])
         strokes[n, :n_strokes, 0] += t.first_template
         strokes[n, n_strokes:] = 0

@@ -20,16 +20,10 @@ def generate(
     *,
     n_threads: int | None = None,
 ) -> np.ndarray:
-    """Make images; each is a pure function of (parameters, seed, its number).
+    """Images, (len(numbers),) of `display_list_dtype(parameters)`.
 
-    Args:
-        parameters: what kind of images.
-        seed: 0 to 2^64 - 1; decides all images.
-        numbers: which images, such as range(1000); any integers from 0 on in any order.
-        n_threads: how many threads work; None is one a core. The result does not depend on it.
-
-    Returns:
-        (len(numbers),) of `display_list_dtype(parameters)`, in the order of `numbers`.
+    Each is a pure function of the parameters, the seed, 0 to 2^64 - 1, and its number: any integers
+    from 0 on, in any order. One thread works on each core if `n_threads` is None.
 
     Raises:
         ValueError: an argument is out of range.
@@ -39,9 +33,7 @@ def generate(
 
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed={seed} must be between 0 and 2^64 - 1.")
-    if n_threads is None:
-        n_threads = os.cpu_count() or 1
-    if n_threads < 1:
+    if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads={n_threads} must be at least 1, or None for all cores.")
     wanted = np.asarray(numbers, dtype=np.int64)
     if wanted.ndim != 1:
@@ -63,6 +55,7 @@ def generate(
         lists["markers"] = markers
         return lists
 
+    n_threads = n_threads or os.cpu_count() or 1
     n_parts = max(1, min(len(wanted), n_threads * _CHUNKS_PER_THREAD))
     with ThreadPoolExecutor(n_threads) as pool:
         return np.concatenate(list(pool.map(make, np.array_split(wanted, n_parts))))

@@ -1,39 +1,29 @@
 """What a viewer sees at the two markers of Pathfinder images, read off display lists."""
 
-from typing import NamedTuple
-
 import numpy as np
 
-from data.pathfinder.parameters import Pathfinder, display_list_dtype
+from data.pathfinder.parameters import Pathfinder, check_display_lists
 from data.pathfinder.templates import banks_of
 
 
-class EndpointGeometry(NamedTuple):
-    """Of N images; the marker on a contour's origin end first, then the one on a terminal end."""
-
-    positions: np.ndarray
-    """(N, 2, 2) int64, the pixels (y, x) under the markers."""
-    directions: np.ndarray
-    """(N, 2) float64, the angle in (-pi, pi] in which the contour leaves each marker, from the
-    column axis towards the row axis (downwards)."""
-
-
-def endpoint_geometry(display_lists: np.ndarray, parameters: Pathfinder) -> EndpointGeometry:
+def endpoint_geometry(
+    display_lists: np.ndarray, parameters: Pathfinder
+) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the markers, and how their contours leave them.
 
     Args:
         display_lists: (N,) as `generate` returns them for `parameters`.
-        parameters: of these images.
+
+    Returns:
+        Of the marker on a contour's origin end, then of the one on a terminal end:
+        positions (N, 2, 2) int64, the pixels (y, x) under the markers;
+        directions (N, 2) float64, the angle in (-pi, pi] in which the contour leaves each marker,
+        from the column axis towards the row axis (downwards).
 
     Raises:
         ValueError: the lists are of images with other parameters.
     """
-    expected = display_list_dtype(parameters)
-    if display_lists.dtype != expected:
-        raise ValueError(
-            f"display_lists has dtype {display_lists.dtype}, but {parameters} needs {expected}; "
-            "pass the parameters that they were generated with."
-        )
+    check_display_lists(display_lists, parameters)
     length = parameters.contour_length
     strokes, markers = display_lists["strokes"], display_lists["markers"]
     # the two origins are apart, but two terminal ends may share a pixel: there the label decides
@@ -44,7 +34,4 @@ def endpoint_geometry(display_lists: np.ndarray, parameters: Pathfinder) -> Endp
     slots = np.stack([origin * length, terminal * length + length - 1], axis=1)
     templates = np.take_along_axis(strokes["template"], slots, axis=1)
     angles = np.concatenate([bank.angles for bank in banks_of(parameters)])[templates]
-    return EndpointGeometry(
-        positions=markers.astype(np.int64),
-        directions=np.arctan2(np.sin(angles), np.cos(angles)),
-    )
+    return markers.astype(np.int64), np.arctan2(np.sin(angles), np.cos(angles))

@@ -17,26 +17,37 @@ MIN_CONTOUR_LENGTH = 2
 MAX_CONTOUR_LENGTH = 14
 
 
-class _Size(NamedTuple):
+class Scale(NamedTuple):
     """What depends on the size of the image alone; lengths in pixels."""
 
     border: int
+    """Pixels along the image's edge that no stroke may start on."""
     seed_distance: int
+    """Between the first strokes of the two contours; half of the room that the first contour keeps
+    to the edge when it starts."""
     marker_radius: float
     stroke_length: int
+    """Of a "paddle"."""
     thickness: float
+    """Of strokes."""
     margins: tuple[int, ...]
+    """What strokes keep from each other; each image draws one of these."""
     continuity: float
+    """How straight contours are: a turn by t radians has weight cos(continuity * t)^2, and none
+    where continuity * t is beyond pi/2."""
     target_gain: float
+    """Brightness of the two contours; a marker has 1."""
     distractor_gain: float
+    """Brightness of the distractors; brighter than the contours at size 32, as released."""
     distractor_budget: int
+    """Strokes of all distractors together, about."""
 
 
-_SIZES = {
-    32: _Size(1, 7, 1.5, 2, 0.5, (1,), 1.0, 1.5, 2.0, 20),
-    64: _Size(1, 12, 2.5, 5, 1.0, (1,), 1.8, 0.8, 0.8, 22),
-    128: _Size(1, 20, 3.0, 5, 1.5, (2, 3), 1.8, 0.9, 0.9, 35),
-    256: _Size(22, 27, 5.0, 5, 2.0, (3,), 1.8, 1.0, 1.0, 30),
+_SCALES = {
+    32: Scale(1, 7, 1.5, 2, 0.5, (1,), 1.0, 1.5, 2.0, 20),
+    64: Scale(1, 12, 2.5, 5, 1.0, (1,), 1.8, 0.8, 0.8, 22),
+    128: Scale(1, 20, 3.0, 5, 1.5, (2, 3), 1.8, 0.9, 0.9, 35),
+    256: Scale(22, 27, 5.0, 5, 2.0, (3,), 1.8, 1.0, 1.0, 30),
 }
 
 
@@ -61,61 +72,19 @@ class Pathfinder:
     distractors of the hard images; with 0 there are no distractors."""
 
     def __post_init__(self) -> None:
-        if self.size not in _SIZES:
+        if self.size not in _SCALES:
             raise ValueError(
-                f"size={self.size} must be one of {', '.join(map(str, _SIZES))}: the generator has "
-                "parameters for these alone."
+                f"size={self.size} must be one of {', '.join(map(str, _SCALES))}: the generator "
+                "has parameters for these alone."
             )
         _check_length("contour_length", self.contour_length)
         if self.distractors_of:
             _check_length("distractors_of", self.distractors_of)
 
     @property
-    def border(self) -> int:
-        """Pixels along the image's edge that no stroke may start on."""
-        return _SIZES[self.size].border
-
-    @property
-    def seed_distance(self) -> int:
-        """Pixels between the first strokes of the two contours; half of the room that the first
-        contour keeps to the edge when it starts."""
-        return _SIZES[self.size].seed_distance
-
-    @property
-    def marker_radius(self) -> float:
-        """Radius of a marker's disk in pixels."""
-        return _SIZES[self.size].marker_radius
-
-    @property
-    def stroke_length(self) -> int:
-        """Length of a stroke (a "paddle") in pixels."""
-        return _SIZES[self.size].stroke_length
-
-    @property
-    def thickness(self) -> float:
-        """Width of a stroke in pixels."""
-        return _SIZES[self.size].thickness
-
-    @property
-    def margins(self) -> tuple[int, ...]:
-        """Pixels that strokes keep from each other; each image draws one of these."""
-        return _SIZES[self.size].margins
-
-    @property
-    def continuity(self) -> float:
-        """How straight contours are: a turn by t radians has weight cos(continuity * t)^2, and
-        none where continuity * t is beyond pi/2."""
-        return _SIZES[self.size].continuity
-
-    @property
-    def target_gain(self) -> float:
-        """Brightness of the two contours; a marker has 1."""
-        return _SIZES[self.size].target_gain
-
-    @property
-    def distractor_gain(self) -> float:
-        """Brightness of the distractors; brighter than the contours at size 32, as released."""
-        return _SIZES[self.size].distractor_gain
+    def scale(self) -> Scale:
+        """What depends on `size` alone."""
+        return _SCALES[self.size]
 
     @property
     def distractor_length(self) -> int:
@@ -132,7 +101,7 @@ class Pathfinder:
         """
         if self._distractors_of == 0:
             return 0
-        budget = _SIZES[self.size].distractor_budget
+        budget = self.scale.distractor_budget
         if self.size == 32:
             return budget // self.distractor_length
         return math.ceil(budget / max(1.0, self._distractors_of / 3))
@@ -175,6 +144,16 @@ def display_list_dtype(parameters: Pathfinder) -> np.dtype:
             ("margin", "u1"),
         ]
     )
+
+
+def check_display_lists(display_lists: np.ndarray, parameters: Pathfinder) -> None:
+    """Raise ValueError where display lists are of images with other parameters."""
+    expected = display_list_dtype(parameters)
+    if display_lists.dtype != expected:
+        raise ValueError(
+            f"display_lists has dtype {display_lists.dtype}, but {parameters} needs {expected}; "
+            "pass the parameters that they were generated with."
+        )
 
 
 def _check_length(name: str, length: int) -> None:

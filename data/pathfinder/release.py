@@ -34,12 +34,10 @@ class ReleasedImage(NamedTuple):
 
 
 def find_release(source: Path, size: int, contour_length: int) -> Path:
-    """Find the folder of one size and difficulty in the unpacked archive.
+    """The folder of one size, in pixels, and difficulty.
 
-    Args:
-        source: The folder of pathfinder32 and so on, or what lra_release.gz was unpacked into.
-        size: 32, 64, 128 or 256 pixels.
-        contour_length: 6 (easy), 9 (intermediate) or 14 (hard).
+    It is looked for in `source`, the folder of pathfinder32 and so on or what lra_release.gz was
+    unpacked into.
 
     Raises:
         ValueError: There is no such folder.
@@ -66,7 +64,17 @@ def read_metadata(folder: Path) -> list[ReleasedImage]:
         ValueError: There is no metadata, or a line of it is malformed; names file and line.
     """
     files = sorted((folder / "metadata").glob("*.npy"), key=_batch_number)
-    images = [image for file in files for image in _read_batch(folder, file)]
+    images = []
+    for file in files:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            columns = line.split()
+            if len(columns) <= _LABEL_COLUMN or columns[_LABEL_COLUMN] not in ("0", "1"):
+                raise ValueError(
+                    f"{file}, line {number} must be a folder, a file, a number, a label of 0 or 1 "
+                    f"and more, but is {line[:80]!r}; unpack lra_release.gz again."
+                )
+            path = folder / columns[0] / columns[1]
+            images.append(ReleasedImage(path, int(columns[_LABEL_COLUMN])))
     if not images:
         raise ValueError(f"{folder / 'metadata'} lists no image; unpack lra_release.gz again.")
     return images
@@ -86,14 +94,10 @@ def split_images(images: Sequence[ReleasedImage]) -> dict[str, Sequence[Released
 def read_images(
     images: Sequence[ReleasedImage], size: int, skipped: list[str], n_threads: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield blocks of images, uint8 (n, size, size), with their labels, uint8 (n).
+    """Yield blocks of images, uint8 (n, size, size), with their labels, uint8 (n), in order.
 
-    Args:
-        images: What to read, in this order.
-        size: Their height and width in pixels.
-        skipped: Gets the path of each image that was left out because its file is empty, as
-            pathfinder32/curv_baseline/imgs/0/sample_172.png is in the release.
-        n_threads: All cores by default.
+    `skipped` gets the path of each image that is left out because its file is empty, as
+    pathfinder32/curv_baseline/imgs/0/sample_172.png is in the release.
 
     Raises:
         FileNotFoundError: An image is missing.
@@ -114,17 +118,6 @@ def _batch_number(path: Path) -> int:
     if not path.stem.isdecimal():
         raise ValueError(f"{path} must be named by the number of its batch; remove it.")
     return int(path.stem)
-
-
-def _read_batch(folder: Path, metadata: Path) -> Iterator[ReleasedImage]:
-    for number, line in enumerate(metadata.read_text(encoding="utf-8").splitlines(), start=1):
-        columns = line.split()
-        if len(columns) <= _LABEL_COLUMN or columns[_LABEL_COLUMN] not in ("0", "1"):
-            raise ValueError(
-                f"{metadata}, line {number} must be a folder, a file, a number, a label of 0 or 1 "
-                f"and more, but is {line[:80]!r}; unpack lra_release.gz again."
-            )
-        yield ReleasedImage(folder / columns[0] / columns[1], int(columns[_LABEL_COLUMN]))
 
 
 def _read_image(path: Path, size: int) -> np.ndarray | None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.pathfinder.parameters import Pathfinder, display_list_dtype
+from data.pathfinder.parameters import Pathfinder, check_display_lists
 from data.pathfinder.templates import banks_of, marker_patch
 
 _GAIN_UNIT = 10
@@ -24,7 +24,6 @@ class PackedDisplayLists:
     positions: Tensor  # (B, max_strokes, 2) uint8, y and x
     n_strokes: Tensor  # (B,) uint8
     markers: Tensor  # (B, 2, 2) uint8
-    labels: Tensor  # (B,) uint8
 
     def __len__(self) -> int:
         return len(self.n_strokes)
@@ -35,15 +34,7 @@ class PackedDisplayLists:
 
 
 def pack(display_lists: np.ndarray, device: torch.device | str = "cpu") -> PackedDisplayLists:
-    """Put display lists on a device.
-
-    Args:
-        display_lists: (B,) as `generate` returns them.
-        device: where images will be drawn.
-
-    Raises:
-        ValueError: these are no display lists.
-    """
+    """Put display lists, (B,) as `generate` returns them, on a device; refuses other arrays."""
     names = display_lists.dtype.names or ()
     if "strokes" not in names or display_lists.ndim != 1:
         raise ValueError(
@@ -56,7 +47,6 @@ def pack(display_lists: np.ndarray, device: torch.device | str = "cpu") -> Packe
         np.stack([strokes["y"], strokes["x"]], axis=-1),
         display_lists["n_strokes"].copy(),
         display_lists["markers"].copy(),
-        display_lists["label"].copy(),
     )
     return PackedDisplayLists(*(torch.from_numpy(array).to(device) for array in arrays))
 
@@ -68,8 +58,8 @@ class Renderer:
         """Put the templates on a device: at most 1 MB."""
         self.parameters = parameters
         patches, marker = _line_patches(parameters), marker_patch(parameters)
-        gains = np.full(parameters.max_strokes, parameters.distractor_gain)
-        gains[: 2 * parameters.contour_length] = parameters.target_gain
+        gains = np.full(parameters.max_strokes, parameters.scale.distractor_gain)
+        gains[: 2 * parameters.contour_length] = parameters.scale.target_gain
         self._patches = torch.from_numpy(patches).to(device)  # (n, side^2) uint8
         self._gains = torch.from_numpy(np.rint(gains * _GAIN_UNIT).astype(np.int32)).to(device)
         marker = marker.reshape(-1).astype(np.int32) * _GAIN_UNIT
@@ -84,33 +74,22 @@ class Renderer:
         self._slots = torch.arange(parameters.max_strokes, device=device)
 
     def __call__(self, display_lists: np.ndarray | PackedDisplayLists) -> Tensor:
-        """Draw images.
+        """Draw B images, (B, size, size) uint8 on the renderer's device, each from 0 to 255.
 
         With packed lists on the renderer's device there is no synchronisation with the host and no
         shape depends on the data: the call may be captured in a CUDA graph.
-
-        Args:
-            display_lists: B of them, of this renderer's parameters.
-
-        Returns:
-            (B, size, size) uint8 on the renderer's device. Every image reaches from 0 to 255.
 
         Raises:
             ValueError: the lists are of images with other parameters.
         """
         if isinstance(display_lists, np.ndarray):
-            expected = display_list_dtype(self.parameters)
-            if display_lists.dtype != expected:
-                raise ValueError(
-                    f"display_lists has dtype {display_lists.dtype}, but {self.parameters} needs "
-                    f"{expected}; render them with the parameters that they were generated with."
-                )
+            check_display_lists(display_lists, self.parameters)
             display_lists = pack(display_lists, self._patches.device)
         if display_lists.templates.shape[1] != len(self._slots):
             raise ValueError(
                 f"display_lists has {display_lists.templates.shape[1]} strokes an image, but "
-                f"{self.parameters} has {len(self._slots)}; render them with the parameters that "
-                "they were generated with."
+                f"{self.parameters} has {len(self._slots)}; pass the parameters that they were "
+                "generated with."
             )
         batch = len(display_lists)
         drawn = self._slots < display_lists.n_strokes[:, None]
@@ -140,10 +119,8 @@ def _line_patches(parameters: Pathfinder) -> np.ndarray:
     """(n, side^2) uint8, the strokes of all banks, padded to the side of the largest."""
     lines = [bank.lines for bank in banks_of(parameters)]
     side = max(patches.shape[1] for patches in lines)
-    padded = []
-    for patches in lines:
-        pad = (side - patches.shape[1]) // 2
-        padded.append(np.pad(patches, ((0, 0), (pad, pad), (pad, pad))))
+    pads = [(side - patches.shape[1]) // 2 for patches in lines]
+    padded = [np.pad(p, ((0, 0), (n, n), (n, n))) for p, n in zip(lines, pads, strict=True)]
     return np.concatenate(padded).reshape(-1, side * side)
 
 

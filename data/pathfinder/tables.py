@@ -5,19 +5,12 @@ Offsets into it are single numbers, so that a test of many pixels is one loop.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
 from data.pathfinder.parameters import Pathfinder
-from data.pathfinder.templates import (
-    N_SEEDS,
-    TemplateBank,
-    banks_of,
-    disk_offsets,
-    seed_angles,
-)
+from data.pathfinder.templates import N_SEEDS, SEED_ANGLES, TemplateBank, banks_of, disk_offsets
 
 PAD = 10
 """Radius of the largest template."""
@@ -29,6 +22,9 @@ _MAX_DISK = 29
 _MAX_CORE = 80
 _MAX_SOLID = 45
 _N_ALL = N_SEEDS + _MAX_RING
+
+# of the C library: NumPy's own vary with the processor in the last digit
+_sin, _cos = np.vectorize(math.sin), np.vectorize(math.cos)
 
 _FULL = 255
 _MAX_SUM = 459
@@ -77,7 +73,7 @@ TABLES_DTYPE = np.dtype(
 
 @lru_cache(maxsize=16)
 def build_tables(parameters: Pathfinder) -> np.ndarray:
-    """(n_margins,) of TABLES_DTYPE, in the order of `parameters.margins`; not to be changed."""
+    """(n_margins,) of TABLES_DTYPE, one for each margin in its order; not to be changed."""
     banks = banks_of(parameters)
     tables = np.zeros(len(banks), TABLES_DTYPE)
     first_template = 0
@@ -89,33 +85,26 @@ def build_tables(parameters: Pathfinder) -> np.ndarray:
 
 
 def _fill(t: np.void, parameters: Pathfinder, bank: TemplateBank) -> None:
-    for name in (
-        "size",
-        "border",
-        "contour_length",
-        "n_distractors",
-        "distractor_length",
-        "stroke_length",
-        "seed_distance",
-    ):
+    for name in ("size", "contour_length", "n_distractors", "distractor_length"):
         t[name] = getattr(parameters, name)
+    for name in ("border", "stroke_length", "seed_distance"):
+        t[name] = getattr(parameters.scale, name)
     t["stride"] = stride = parameters.size + 2 * PAD
     t["margin"] = bank.margin
     t["ring"][: len(bank.ring)] = bank.ring
-    seeds = seed_angles()
     ring_angles = np.array([math.atan2(y, x) for y, x in bank.ring.tolist()])
-    directions = np.concatenate([seeds, ring_angles])
-    t["sin"][: len(directions)] = _each(math.sin, directions)
-    t["cos"][: len(directions)] = _each(math.cos, directions)
-    t["back_sin"] = _each(math.sin, seeds + math.pi)
-    t["back_cos"] = _each(math.cos, seeds + math.pi)
+    directions = np.concatenate([SEED_ANGLES, ring_angles])
+    t["sin"][: len(directions)] = _sin(directions)
+    t["cos"][: len(directions)] = _cos(directions)
+    t["back_sin"] = _sin(SEED_ANGLES + math.pi)
+    t["back_cos"] = _cos(SEED_ANGLES + math.pi)
     for angle, solid in enumerate(bank.solid):
         t["startable"][angle] = _is_startable(solid)
         t["first_region"][angle] = _first_region(solid, parameters)
         t["n_solid"][angle] = len(solid)
         t["solid"][angle, : len(solid)] = _flat(solid, stride)
     for direction, angle in enumerate(directions.tolist()):
-        turn, weight = _turns(angle, ring_angles, parameters.continuity)
+        turn, weight = _turns(angle, ring_angles, parameters.scale.continuity)
         t["n_turns"][direction] = len(turn)
         t["turn"][direction, : len(turn)] = turn
         t["turn_weight"][direction, : len(turn)] = weight
@@ -148,7 +137,7 @@ def _first_region(solid: np.ndarray, parameters: Pathfinder) -> list[int]:
     """Where all of `solid` keeps away from the edge; it is too small to reach across the border."""
     if not len(solid):
         return [0, -1, 0, -1]
-    border = max(parameters.border, 2 * parameters.seed_distance)
+    border = max(parameters.scale.border, 2 * parameters.scale.seed_distance)
     first = border - solid.min(axis=0)
     last = parameters.size - 1 - border - solid.max(axis=0)
     return [int(first[0]), int(last[0]), int(first[1]), int(last[1])]
@@ -160,7 +149,7 @@ def _turns(
     """Ring pixels by weight, heaviest first, and the weights; those without weight are left out."""
     turn = np.abs((ring_angles - angle + math.pi) % (2 * math.pi) - math.pi)
     bent = np.minimum(continuity * turn, math.pi / 2)
-    weight = np.where(bent < math.pi / 2, _each(math.cos, bent) ** 2, 0.0)
+    weight = np.where(bent < math.pi / 2, _cos(bent) ** 2, 0.0)
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
     return order, weight[order]
@@ -176,8 +165,3 @@ def _core(mask: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _flat(offsets: np.ndarray, stride: int) -> np.ndarray:
     return offsets[:, 0] * stride + offsets[:, 1]
-
-
-def _each(function: Callable[[float], float], values: np.ndarray) -> np.ndarray:
-    """From the C library: NumPy's own vary with the processor in the last digit."""
-    return np.array([function(value) for value in values.tolist()])

@@ -7,20 +7,22 @@ so the strokes of all images are shifted copies of a few hundred templates.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from data.pathfinder.parameters import Pathfinder
+from data.pathfinder.parameters import Pathfinder, Scale
 
 ANTIALIAS = 2
 """Strokes are drawn this many times larger and then shrunk."""
 
 N_SEEDS = 360
 """Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
+
+SEED_ANGLES = np.array([math.radians(degree) for degree in range(-180, 180)])
+"""Of those."""
 
 _MARKER_HALO = 4
 """Pixels beyond a marker's disk that shrinking may still colour."""
@@ -52,36 +54,26 @@ class TemplateBank:
     """
 
 
-@lru_cache(maxsize=16)
-def template_banks(
-    stroke_length: int, thickness: float, margins: tuple[int, ...]
-) -> tuple[TemplateBank, ...]:
-    """A bank for every margin; treat the arrays as constants."""
-    return tuple(_draw_bank(stroke_length, thickness, margin) for margin in margins)
-
-
 def banks_of(parameters: Pathfinder) -> tuple[TemplateBank, ...]:
-    """The banks of an image, one for each of its margins.
+    """A bank for each margin of an image; treat the arrays as constants.
 
-    Display lists number the templates through all of them: those of the second bank follow those
-    of the first.
+    Display lists number the templates through all banks: those of the second follow those of the
+    first.
     """
-    return template_banks(parameters.stroke_length, parameters.thickness, parameters.margins)
+    return _banks(parameters.scale)
+
+
+@lru_cache(maxsize=16)
+def _banks(scale: Scale) -> tuple[TemplateBank, ...]:
+    return tuple(_draw_bank(scale, margin) for margin in scale.margins)
 
 
 def marker_patch(parameters: Pathfinder) -> np.ndarray:
     """A marker, to be put with its middle on the pixel it marks: uint8, square, of odd side."""
-    radius = ANTIALIAS * parameters.marker_radius
-    side = 2 * (math.ceil(parameters.marker_radius) + _MARKER_HALO) + 1
-    middle = ANTIALIAS * (side // 2)
-    offset = np.arange(ANTIALIAS * side) - middle
-    disk = np.where(offset[:, None] ** 2 + offset**2 <= radius**2, np.uint8(255), np.uint8(0))
-    return _shrink(disk, side)
-
-
-def seed_angles() -> np.ndarray:
-    """(N_SEEDS,) float64, the angles of contours' first strokes."""
-    return np.array([math.radians(degree) for degree in range(-180, 180)])
+    radius = parameters.scale.marker_radius
+    side = 2 * (math.ceil(radius) + _MARKER_HALO) + 1
+    disk = _disk(np.arange(ANTIALIAS * side) - ANTIALIAS * (side // 2), ANTIALIAS * radius)
+    return _shrink(np.where(disk, np.uint8(255), np.uint8(0)), side)
 
 
 def disk_offsets(radius: float) -> np.ndarray:
@@ -95,22 +87,20 @@ def disk_offsets(radius: float) -> np.ndarray:
 
 def ring_offsets(radius: int) -> np.ndarray:
     """(k, 2) int64, pixels (y, x) of a circle that is sampled once every pixel of its length."""
-    angles = (step / radius for step in range(math.ceil(2 * math.pi * radius)))
-    points = [
-        (
-            math.floor(round(radius * math.sin(angle), 9)),
-            math.floor(round(radius * math.cos(angle), 9)),
-        )
+    angles = [step / radius for step in range(math.ceil(2 * math.pi * radius))]
+    points = {
+        tuple(math.floor(round(radius * axis(angle), 9)) for axis in (math.sin, math.cos))
         for angle in angles
-    ]
-    return np.array(sorted(set(points)), dtype=np.int64)
+    }
+    return np.array(sorted(points), dtype=np.int64)
 
 
-def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBank:
-    ring = ring_offsets(stroke_length + margin)
+def _draw_bank(scale: Scale, margin: int) -> TemplateBank:
+    reach = scale.stroke_length + margin
+    ring = ring_offsets(reach)
     back = [math.atan2(y, x) + math.pi for y, x in ring.tolist()]
-    angles = np.concatenate([seed_angles(), back])
-    patches = [_draw_stroke(angle, stroke_length, thickness, margin) for angle in angles.tolist()]
+    angles = np.concatenate([SEED_ANGLES, back])
+    patches = [_draw_stroke(angle, scale, margin) for angle in angles.tolist()]
     lines, masks = (np.stack(patch) for patch in zip(*patches, strict=True))
     return TemplateBank(
         margin=margin,
@@ -118,48 +108,37 @@ def _draw_bank(stroke_length: int, thickness: float, margin: int) -> TemplateBan
         masks=masks,
         angles=angles,
         ring=ring,
-        solid=tuple(_solid_offsets(masks[:N_SEEDS], stroke_length + margin)),
+        solid=tuple(_solid_offsets(mask, reach) for mask in masks[:N_SEEDS]),
     )
 
 
-def _draw_stroke(
-    angle: float, length: int, thickness: float, margin: int
-) -> tuple[np.ndarray, np.ndarray]:
-    radius = length + math.ceil(thickness) + margin
-    middle = radius * ANTIALIAS
+def _draw_stroke(angle: float, scale: Scale, margin: int) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.ndimage import grey_dilation
+
+    radius = scale.stroke_length + math.ceil(scale.thickness) + margin
+    middle, length = radius * ANTIALIAS, scale.stroke_length * ANTIALIAS
     # the end is rounded up on both axes, as everywhere in the reference
-    end_y = math.ceil(middle + length * ANTIALIAS * math.sin(angle))
-    end_x = math.ceil(middle + length * ANTIALIAS * math.cos(angle))
+    end_y = math.ceil(middle + length * math.sin(angle))
+    end_x = math.ceil(middle + length * math.cos(angle))
     canvas = Image.new("L", (2 * middle + 1, 2 * middle + 1))
-    ImageDraw.Draw(canvas).line(
-        [(middle, middle), (end_x, end_y)],
-        fill=255,
-        width=round(thickness * ANTIALIAS),
-    )
+    width = round(scale.thickness * ANTIALIAS)
+    ImageDraw.Draw(canvas).line([(middle, middle), (end_x, end_y)], fill=255, width=width)
     line = np.asarray(canvas)
-    side = 2 * radius + 1
-    return _shrink(line, side), _shrink(_dilate(line, margin * ANTIALIAS), side)
+    disk = _disk(np.arange(-margin * ANTIALIAS, margin * ANTIALIAS + 1), margin * ANTIALIAS)
+    mask = grey_dilation(line, footprint=disk, mode="constant")
+    return _shrink(line, 2 * radius + 1), _shrink(mask, 2 * radius + 1)
 
 
-def _dilate(image: np.ndarray, radius: int) -> np.ndarray:
-    """The largest value within a radius of every pixel."""
-    height, width = image.shape
-    padded = np.pad(image, radius)
-    shifted = [
-        padded[radius + y : radius + y + height, radius + x : radius + x + width]
-        for y, x in disk_offsets(radius).tolist()
-    ]
-    return np.max(shifted, axis=0)
+def _disk(offsets: np.ndarray, radius: float) -> np.ndarray:
+    """(n, n) bool, which pixels at (n,) offsets along both axes are no further than `radius`."""
+    return offsets[:, None] ** 2 + offsets**2 <= radius**2
 
 
 def _shrink(image: np.ndarray, side: int) -> np.ndarray:
     """Resize with Lanczos on 8 bits; background comes out at up to a few levels near edges."""
-    small = Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS)
-    return np.asarray(small)
+    return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS))
 
 
-def _solid_offsets(masks: np.ndarray, reach: int) -> Iterator[np.ndarray]:
-    radius = masks.shape[1] // 2
-    for mask in masks:
-        offsets = np.argwhere(mask == 255) - radius + 1
-        yield offsets[(np.abs(offsets) <= reach).all(axis=1)]
+def _solid_offsets(mask: np.ndarray, reach: int) -> np.ndarray:
+    offsets = np.argwhere(mask == 255) - len(mask) // 2 + 1
+    return offsets[(np.abs(offsets) <= reach).all(axis=1)]

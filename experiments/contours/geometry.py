@@ -80,12 +80,12 @@ def open_contours(folder: Path, split: str) -> tuple[DisplayLists, Pathfinder]:
 def read_endpoints(folder: Path, split: str) -> Endpoints:
     """Markers of a split of a prepared task; raises as `open_contours` does."""
     opened, parameters = open_contours(folder, split)
-    found = endpoint_geometry(opened.display_lists, parameters)
+    positions, directions = endpoint_geometry(opened.display_lists, parameters)
     return Endpoints(
         labels=np.array(opened.labels),
-        positions=found.positions - (parameters.size - 1) / 2,
-        directions=np.stack([np.sin(found.directions), np.cos(found.directions)], axis=-1),
-        period=parameters.stroke_length + 2 * float(np.mean(parameters.margins)),
+        positions=positions - (parameters.size - 1) / 2,
+        directions=np.stack([np.sin(directions), np.cos(directions)], axis=-1),
+        period=parameters.scale.stroke_length + 2 * float(np.mean(parameters.scale.margins)),
     )
 
 

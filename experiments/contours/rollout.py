@@ -118,6 +118,7 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     if lengths is not None:  # padding is hidden from all: without it, nothing else changes
         tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
     layers, logits = _run(model, tokens, places[None])
+    radius = parameters.scale.marker_radius
     markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
     pixels = torch.stack((places // examples.size, places % examples.size), dim=-1)
     distances = (pixels - markers[:, None]).double().norm(dim=-1)
@@ -125,9 +126,9 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
         image=examples.images(zero)[0],
         label=int(labels),
         places=places,
-        under_markers=[(away <= parameters.marker_radius).nonzero()[:, 0] for away in distances],
+        under_markers=[(away <= radius).nonzero()[:, 0] for away in distances],
         markers=markers,
-        marker_radius=parameters.marker_radius,
+        marker_radius=radius,
         layers=layers,
         logits=logits,
     )

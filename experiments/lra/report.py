@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.command_line import errors_as_sentences
 from data.files import write_atomically
-from data.lra.listops_yardsticks import yardsticks
+from data.lra.listops import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
 from evaluation.results import Row, add_runs, read_result, write_result
 from evaluation.runs import HOW, check_settings

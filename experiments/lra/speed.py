@@ -59,7 +59,7 @@ class Contender:
         self._learn = ClassifierStep(
             fast, self._optimizer, self._autocast, device, grad_clip=config.optim.grad_clip
         )
-        self._lesson = curriculum.lesson(curriculum.number(config.optim.max_steps - 1))
+        self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]
         self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step
 
     def prepare(self, *, captured: bool) -> None:

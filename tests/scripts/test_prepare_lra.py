@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import data.lra.pathfinder
+import data.lra.tasks
 import data.pathfinder.generator
 from data.lra import listops
 from data.lra.request import Request
@@ -133,7 +133,7 @@ def test_image(tmp_path):
 
 
 def test_generated_pathfinder_goes_on_with_the_same_bytes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data.lra.pathfinder, "CHUNK", 16)
+    monkeypatch.setattr(data.lra.tasks, "CHUNK", 16)
     command = ["pathfinder32", "--contour-length", "3", "--distractors-of", "14"]
     command += ["--examples", "50,8,8", "--seed", "5"]
     run(tmp_path, *command)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.lra.config import ExamplesConfig, Phase
-from data.lra.curriculum import Curriculum
+from data.lra.curriculum import Curriculum, ExampleSampler
 from data.lra.store import Manifest
 from data.lra.writer import preparing
 
@@ -46,7 +46,7 @@ def make(folders: dict[str, str], *, rank: int = 0, world_size: int = 1, seed: i
 
 def seen(curriculum: Curriculum, step: int) -> list[int]:
     """The numbers of a step's images."""
-    batch = curriculum.lesson(curriculum.number(step)).batch(*curriculum.draw(step))
+    batch = curriculum.lessons[curriculum.number(step)].batch(*curriculum.draw(step))
     assert (batch.labels == (batch.tokens[:, 0] - 1) % 2).all()
     return batch.tokens[:, 0].tolist()
 
@@ -127,7 +127,7 @@ def test_zeros_come_in_phase_by_phase(tmp_path: Path) -> None:
     ]
     config = ExamplesConfig(path=path, phases=phases)
     curriculum = Curriculum(config, 1024, 8, seed=0, rank=0, world_size=1, device=CPU)
-    batches = [curriculum.lesson(step).batch(*curriculum.draw(step)) for step in range(3)]
+    batches = [curriculum.lessons[step].batch(*curriculum.draw(step)) for step in range(3)]
     for batch, share in zip(batches, (0.1, 0.5), strict=False):
         assert batch.lengths is not None and batch.tokens.shape == (8, 1000)
         zeros = batch.lengths - 512
@@ -150,3 +150,36 @@ def test_lost_pixels_are_told(folders) -> None:
     seen(curriculum, 0)
     with pytest.raises(ValueError, match=r"more pixels that are tokens"):
         curriculum.check()
+
+
+def test_an_epoch_visits_every_example_once() -> None:
+    sampler = ExampleSampler(37, (5, 0))
+    epochs = sampler.examples(np.arange(3 * 37)).reshape(3, 37)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(37))
+    assert (epochs[0] != epochs[1]).any()
+
+
+def test_single_samples_are_those_of_any_batch() -> None:
+    sampler = ExampleSampler(10, (1,))
+    numbers = np.arange(4090, 4110)
+    together = sampler.examples(numbers), sampler.changes(numbers, "dihedral", 0)
+    for i, number in enumerate(numbers):
+        one = np.array([number])
+        assert sampler.examples(one)[0] == together[0][i]
+        assert sampler.changes(one, "dihedral", 0)[0] == together[1][i]
+
+
+def test_keys_give_orders_of_their_own() -> None:
+    numbers = np.arange(100)
+    one, other = ExampleSampler(100, (1, 2)), ExampleSampler(100, (1, 3))
+    assert (one.examples(numbers) != other.examples(numbers)).any()
+    assert (one.changes(numbers, "dihedral", 0) != other.changes(numbers, "dihedral", 0)).any()
+
+
+def test_changes_are_even() -> None:
+    counts = np.bincount(
+        ExampleSampler(10, (3,)).changes(np.arange(80_000), "dihedral", 0), minlength=8
+    )
+    assert len(counts) == 8
+    assert np.abs(counts - 10_000).max() < 500  # five standard errors

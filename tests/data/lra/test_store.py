@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.lra.store import DisplayLists, Images, Manifest, Sequences, open_split, verify
-from data.lra.writer import NpyWriter, preparing
+from data.lra.writer import growing_array, preparing
 
 DISPLAY_LIST = np.dtype([("strokes", [("y", "u1"), ("x", "u1")], (3,)), ("label", "u1")])
 
@@ -74,7 +74,7 @@ def test_images_and_display_lists_come_back(tmp_path):
     split = open_split(tmp_path / "images", "test")
     assert isinstance(split, Images) and len(split) == 5
     assert (split.images == images).all() and split.labels.tolist() == [0, 1, 1, 0, 1]
-    assert split.manifest.splits["test"].skipped == ("imgs/0/sample_172.png",)
+    assert split.manifest.splits["test"].skipped == ["imgs/0/sample_172.png"]
 
     lists = np.zeros(7, DISPLAY_LIST)
     lists["label"] = np.arange(7) % 2
@@ -90,9 +90,9 @@ def test_images_and_display_lists_come_back(tmp_path):
 
 def test_growing_file_is_what_numpy_would_write(tmp_path):
     rows = np.arange(123 * 6, dtype=np.uint16).reshape(123, 2, 3)
-    with NpyWriter(tmp_path / "grown.npy", np.dtype(np.uint16), (2, 3)) as writer:
+    with growing_array(tmp_path / "grown.npy", np.dtype(np.uint16), (2, 3)) as append:
         for first in range(0, 123, 10):
-            writer.append(rows[first : first + 10])
+            append(rows[first : first + 10])
     np.save(tmp_path / "saved.npy", rows)
     assert (tmp_path / "grown.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
 
@@ -100,14 +100,14 @@ def test_growing_file_is_what_numpy_would_write(tmp_path):
 def test_growing_file_refuses_rows_that_do_not_fit(tmp_path):
     with (
         pytest.raises(ValueError, match=r"uint8, but got .* int64"),
-        NpyWriter(tmp_path / "a.npy", np.dtype(np.uint8)) as writer,
+        growing_array(tmp_path / "a.npy", np.dtype(np.uint8)) as append,
     ):
-        writer.append(np.array([300]))
+        append(np.array([300]))
     with (
         pytest.raises(ValueError, match=r"shape \(2,\)"),
-        NpyWriter(tmp_path / "a.npy", np.dtype(np.uint8), (2,)) as writer,
+        growing_array(tmp_path / "a.npy", np.dtype(np.uint8), (2,)) as append,
     ):
-        writer.append(np.zeros((4, 3), np.uint8))
+        append(np.zeros((4, 3), np.uint8))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ class PlainGenerator:
 
     def __init__(self, parameters: Pathfinder, margin: int, rng: np.random.Generator) -> None:
         self.parameters, self.margin, self.rng = parameters, margin, rng
-        self.size, self.length = parameters.size, parameters.stroke_length
+        self.size, self.length = parameters.size, parameters.scale.stroke_length
         banks = banks_of(parameters)
         self.first_template = 0
         for bank in banks:
@@ -31,7 +31,7 @@ class PlainGenerator:
 
     def empty(self):
         mask = np.ones((self.size, self.size))
-        border = self.parameters.border
+        border = self.parameters.scale.border
         mask[border:-border, border:-border] = 0
         return mask
 
@@ -46,7 +46,7 @@ class PlainGenerator:
     def targets(self):
         """The mask after one attempt at both contours."""
         mask = self.empty()
-        first = self._begin(mask, 2 * self.parameters.seed_distance)
+        first = self._begin(mask, 2 * self.parameters.scale.seed_distance)
         second = self._begin_second(*first["at"])
         for _ in range(self.parameters.contour_length - 1):
             mask = self._extend(mask, first)
@@ -89,7 +89,7 @@ class PlainGenerator:
         for _ in range(3):
             angle, bearing = self.rng.integers(N_SEEDS, size=2).tolist()
             direction = math.radians(bearing - 180)
-            distance = self.parameters.seed_distance
+            distance = self.parameters.scale.seed_distance
             at = np.rint([y + distance * math.sin(direction), x + distance * math.cos(direction)])
             if (snake := self._snake(angle, int(at[0]), int(at[1]))) is not None:
                 return snake
@@ -116,7 +116,7 @@ class PlainGenerator:
         turns = [
             abs((angle - snake["angle"] + math.pi) % (2 * math.pi) - math.pi) for angle in angles
         ]
-        bent = np.minimum(self.parameters.continuity * np.array(turns), math.pi / 2)
+        bent = np.minimum(self.parameters.scale.continuity * np.array(turns), math.pi / 2)
         weights = np.cos(bent) ** 2 * (1 - np.array([taken[pixel] for pixel in pixels]))
         if weights.sum() < 1e-4:
             raise NoRoomError

@@ -65,11 +65,11 @@ def test_lists_are_well_formed(parameters):
     assert (strokes["y"] < size).all() if size < 256 else True
     unused = np.arange(parameters.max_strokes) >= n_strokes[:, None]
     assert not strokes["template"][unused].any()
-    assert set(images["margin"].tolist()) == set(parameters.margins)
+    assert set(images["margin"].tolist()) == set(parameters.scale.margins)
     # a contour, and every distractor, begins with a seed and goes on with others
     banks = banks_of(parameters)
     firsts = np.cumsum([0] + [len(bank.angles) for bank in banks])[: len(banks)]
-    bank_number = np.searchsorted(parameters.margins, images["margin"])
+    bank_number = np.searchsorted(parameters.scale.margins, images["margin"])
     local = strokes["template"].astype(int) - firsts[bank_number, None]
     slots = np.arange(parameters.max_strokes)
     begins = np.where(
@@ -90,7 +90,7 @@ def test_contours_go_on_where_they_point_to(parameters):
     firsts = dict.fromkeys(banks, 0)
     for before, margin in pairwise(banks):
         firsts[margin] = firsts[before] + len(banks[before].angles)
-    length, n_steps = parameters.stroke_length, 0
+    length, n_steps = parameters.scale.stroke_length, 0
     for image in generate(parameters, 3, range(40)):
         margin = int(image["margin"])
         bank = banks[margin]
@@ -107,12 +107,12 @@ def test_contours_go_on_where_they_point_to(parameters):
             pivot = _move(pivot, angle, length + 2 * margin)
             assert (y, x) == (pivot[0] + offset[0], pivot[1] + offset[1])
             turn = math.atan2(*offset) - angle
-            assert math.cos(turn) > math.cos(math.pi / 2 / parameters.continuity) - 1e-9
+            assert math.cos(turn) > math.cos(math.pi / 2 / parameters.scale.continuity) - 1e-9
             angle = math.atan2(*offset)
             n_steps += 1
         origins = image["strokes"][[0, parameters.contour_length]]
         distance = np.hypot(*(np.diff(origins[axis].astype(int))[0] for axis in ("y", "x")))
-        assert abs(distance - parameters.seed_distance) < 0.75
+        assert abs(distance - parameters.scale.seed_distance) < 0.75
     assert n_steps >= 40 * 2 * (parameters.contour_length - 1)
 
 

@@ -112,7 +112,7 @@ def test_contours_fit_as_often_as_without_shortcuts(parameters, n_attempts, n_im
     rng = np.random.default_rng(0)
     # each image draws its margin once, so attempts are compared margin by margin
     images = generate(parameters, 2, range(n_images))
-    for margin in parameters.margins:
+    for margin in parameters.scale.margins:
         restarts = images["restarts"][images["margin"] == margin]
         expected = 1 / (restarts.mean() + 1)
         plain, fits = PlainGenerator(parameters, margin, rng), 0

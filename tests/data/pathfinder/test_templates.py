@@ -41,7 +41,7 @@ def test_counts(size, margin, n_ring, n_startable):
 def test_strokes_lie_in_their_direction(size, margin):
     """A stroke's centre of mass is half its length from the start, at its angle."""
     bank = _bank(size, margin)
-    length = Pathfinder(size).stroke_length
+    length = Pathfinder(size).scale.stroke_length
     reach = bank.lines.shape[1] // 2
     steps = np.arange(-reach, reach + 1)
     weight = bank.lines.astype(float)
@@ -62,8 +62,8 @@ def test_masks_cover_lines_and_margin(size, margin):
     assert (bank.masks[bank.lines > 128] > 200).all()
     area = (bank.masks > 127).sum(axis=(1, 2)).mean()
     parameters = Pathfinder(size)
-    width = parameters.thickness + 2 * margin
-    expected = parameters.stroke_length * width + math.pi * width**2 / 4
+    width = parameters.scale.thickness + 2 * margin
+    expected = parameters.scale.stroke_length * width + math.pi * width**2 / 4
     assert area == pytest.approx(expected, rel=0.25)
 
 
@@ -90,7 +90,7 @@ def test_marker_is_the_disk_drawn_in_a_whole_image(size):
     parameters = Pathfinder(size)
     y, x = size // 2 - 3, size // 2 + 5
     rows, columns = np.mgrid[: 2 * size, : 2 * size]
-    disk = (rows - 2 * y) ** 2 + (columns - 2 * x) ** 2 <= (2 * parameters.marker_radius) ** 2
+    disk = (rows - 2 * y) ** 2 + (columns - 2 * x) ** 2 <= (2 * parameters.scale.marker_radius) ** 2
     large = Image.fromarray(np.where(disk, 255, 0).astype(np.uint8))
     expected = np.asarray(large.resize((size, size), Image.Resampling.LANCZOS))
     patch = marker_patch(parameters)
