@@ -4,13 +4,14 @@ Shapes: B batch, T tokens, C n_embd.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernels.block_mask import BlockSparseMask
 from model.attention import SelfAttention
+from model.cache import KVCache
 from model.config import BlockConfig
 
 INIT_STD = 0.02
@@ -41,9 +42,19 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *others: Any, **options: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        *,
+        mask: BlockSparseMask | None = None,
+        doc_start: Tensor | None = None,
+        kv_lengths: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
         """(B, T, C) to (B, T, C); what follows x is as in `SelfAttention`."""
-        x = x + self.attn(self.ln_1(x), *others, **options)
+        seen = {"mask": mask, "doc_start": doc_start, "kv_lengths": kv_lengths}
+        x = x + self.attn(self.ln_1(x), rotary, cache=cache, **seen)
         return x + self.mlp(self.ln_2(x))
 
 
