@@ -4,9 +4,13 @@ import argparse
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -43,6 +47,16 @@ def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.Argu
     name = None if module is None else f"python -m {module.name.removesuffix('.__main__')}"
     raw = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog=name, description=text, formatter_class=raw)
+
+
+def read_first(options: Callable[P, T]) -> Callable[P, T]:
+    """Call `options` at once if its module is the command that runs.
+
+    So help and a wrong option need not wait for what is imported below it: PyTorch takes seconds.
+    """
+    if options.__module__ == "__main__":
+        options()  # pyright: ignore[reportCallIssue]
+    return options
 
 
 def help_if_asked(text: str | None) -> None:

@@ -5,13 +5,25 @@
 docs/evaluation.md says how to read the tables.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with an evaluation.json")
+    return parser.parse_args(argv)
+
+
 from typing import Any
 
 import pandas as pd
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
 from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
 from evaluation.pictures import draw
@@ -309,9 +321,7 @@ def _is_shown(difference: Row) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with an evaluation.json")
-    redraw(parser.parse_args(argv).folder)
+    redraw(options(argv).folder)
 
 
 if __name__ == "__main__":

@@ -39,12 +39,9 @@ def token_losses(
 ) -> np.ndarray:
     """(n_tokens,) float32 losses by position in the stream, NaN where nothing was scored.
 
-    Args:
-        model: called as model(tokens, targets, doc_start=doc_start, reduction="none"); in the mode
-            it is to be evaluated in.
-        batches: this process's share, as many on every process; see `ScoringBatch`.
-        processes: all of them get the losses of all.
-        context: of the forward pass.
+    All processes get the losses of all; each has a share of the batches (`ScoringBatch`), of equal
+    number. The model is called as model(tokens, targets, doc_start=doc_start, reduction="none"), in
+    the mode that it is in and in `context`.
 
     Raises:
         FloatingPointError: a loss is not finite.

@@ -44,12 +44,8 @@ def estimate(
     length whose mean varies as much, (sum w)^2 / sum w^2 with w the tokens (Kish 1965, Survey
     Sampling).
 
-    Args:
-        of: losses.
-        minus: losses to subtract, each mean over its own tokens. Equal documents are drawn for
-            both, so that what is hard in both cancels.
-        resamples: sets of documents that are drawn.
-        seed: of the draws, which all bins share.
+    Equal documents are drawn `of` and `minus`, so that what is hard in both cancels; each mean is
+    over the tokens of one alone. All bins share the draws.
     """
     terms, n_bins = [of] if minus is None else [of, minus], of.tokens.shape[1]
     counts = np.array([with_bins(term.tokens, n_bins) for term in terms], dtype=np.float64)

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-import torch
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -35,6 +33,8 @@ def groups_of_gpus(per_group: int) -> list[list[str]]:
     Raises:
         ValueError: fewer GPUs than a group needs.
     """
+    import torch  # slow to load, and the sweeps' options need not wait for it
+
     n_gpu = torch.cuda.device_count()  # of those in CUDA_VISIBLE_DEVICES
     if n_gpu == 0 and per_group == 1:
         return [[]]

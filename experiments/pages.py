@@ -5,12 +5,16 @@ python -m experiments.pages
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is one of TABLES.
 """
 
+from configs.command_line import help_if_asked
+
+if __name__ == "__main__":
+    help_if_asked(__doc__)  # before PyTorch is loaded, which takes seconds
+
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from configs.command_line import help_if_asked
 from evaluation.results import read_result
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -82,5 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)
     main()

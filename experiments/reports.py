@@ -1,6 +1,6 @@
 """What reports are made of: the cells of their tables, the files beside their JSON."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,13 +43,10 @@ def publish(path: Path, text: str, figure: "Figure") -> None:
     print(f"wrote {path.with_suffix('.md')} and its picture")
 
 
-def redraw_command(
-    text: str | None,
-    module: ModuleSpec | None,
-    redraw: Callable[[Path], None],
-    argv: Sequence[str] | None,
-) -> None:
-    """Run a report's command, which writes Markdown and picture of a JSON file anew."""
+def result_file(name: str, text: str | None, module: ModuleSpec | None) -> Path | None:
+    """The JSON that a report's command is to tell of anew; None where its module is imported."""
+    if name != "__main__":
+        return None
     parser = command_parser(text, module)
     parser.add_argument("result", type=Path, metavar="FILE", help="a report's JSON")
-    redraw(parser.parse_args(argv).result)
+    return parser.parse_args().result

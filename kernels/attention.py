@@ -41,12 +41,7 @@ def flash_attention(
 
 @overload
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    return_lse: Literal[True],
-    **keywords: Unpack[_Keywords],
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **keywords: Unpack[_Keywords]
 ) -> tuple[Tensor, Tensor]: ...
 
 

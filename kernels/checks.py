@@ -46,10 +46,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_numbers(
-    softmax_scale: float | None,
-    window_size: int | None,
-    softcap: float | None,
-    dropout_p: float,
+    softmax_scale: float | None, window_size: int | None, softcap: float | None, dropout_p: float
 ) -> None:
     """Ranges of the arguments that are numbers."""
     if softmax_scale is not None and not softmax_scale > 0:

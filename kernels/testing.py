@@ -78,10 +78,8 @@ def assert_within_budget(
     """Assert max|actual - exact| <= factor * max|same_dtype - exact| + a rounding floor.
 
     Args:
-        actual: what is tested.
-        same_dtype: plain PyTorch's answer from the same inputs in the same dtype.
-        exact: the answer computed in fp64 (or fp32) from the same inputs, of the same shape.
-        factor: how many times worse than plain PyTorch `actual` may be.
+        same_dtype: plain PyTorch's answer from the inputs of `actual` in their dtype.
+        exact: the answer from these inputs in fp64 (or fp32).
         name: what the message calls it.
         cancelled: the largest magnitude that cancels on the way to `exact`, when it can be far
             larger than `exact` itself.

@@ -177,14 +177,9 @@ class Classifier(nn.Module):
         return self.head_out(F.relu(self.head_in(pooled)))
 
     def encode(self, x: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
-        """The states that are pooled, from what `tok_emb` makes of tokens.
+        """The states that are pooled, (B, T, C), from what `tok_emb` makes of tokens, (B, T, C).
 
-        Args:
-            x: (B, T, C).
-            lengths, places: as in `forward`.
-
-        Returns:
-            (B, T, C), or (B, 1 + T, C) with a cls, which comes first.
+        With a cls, which comes first, (B, 1 + T, C). `lengths` and `places` as in `forward`.
 
         Raises:
             ValueError: T is not as `forward` says.

@@ -69,7 +69,7 @@ class ClassifierConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "vocab_size", "n_classes", "context_length", "n_inner")
+        check_positive(self, "model", "vocab_size", "n_classes", "context_length", "n_inner")
         if self.documents not in (1, 2):
             raise ValueError(f"model.documents={self.documents} must be 1 or 2.")
         if self.grid_width is None:

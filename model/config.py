@@ -121,7 +121,7 @@ class BlockConfig:
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "n_layer", "n_head", "n_embd")
+        check_positive(self, "model", "n_layer", "n_head", "n_embd")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(
@@ -188,7 +188,7 @@ class ModelConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "vocab_size", "vocab_multiple", "context_length")
+        check_positive(self, "model", "vocab_size", "vocab_multiple", "context_length")
         if self.positions == "rotary":
             self._check_rotary()
         else:
@@ -222,11 +222,11 @@ class ModelConfig(BlockConfig):
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
 
-def check_positive(config: Any, *names: str) -> None:
+def check_positive(config: Any, prefix: str, *names: str) -> None:
     """Refuse fields of `config` below 1."""
     for name in names:
         if getattr(config, name) < 1:
-            raise ValueError(f"model.{name}={getattr(config, name)} must be at least 1.")
+            raise ValueError(f"{prefix}.{name}={getattr(config, name)} must be at least 1.")
 
 
 def check_choices(config: Any, prefix: str) -> None:

@@ -65,12 +65,7 @@ def extend_positions(table: Tensor, length: int) -> Tensor:
     a whole T1 / T0 are old rows bit for bit, and what lies past the last old row repeats it. A
     shorter one is the first rows as they are, since those were trained for just these positions.
 
-    Args:
-        table: (T0, C), any floating dtype.
-        length: T1, at least 1.
-
-    Returns:
-        (T1, C), a new tensor in the dtype and on the device of `table`.
+    From a table (T0, C) of any floating dtype comes a new one, (T1, C), of that dtype.
     """
     old_length = table.shape[0]
     if length <= old_length:

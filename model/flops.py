@@ -60,11 +60,9 @@ def count_params(config: ModelConfig) -> int:
 
 
 def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
-    """FLOPs of one token's forward pass: 2 N + 4 L C T, or 2 N + 2 L C T.
+    """FLOPs of one token's forward pass in a context of T: 2 N + 4 L C T, or 2 N + 2 L C T.
 
-    Args:
-        config: the model; T is its context_length.
-        causal: count only the half of attention that a causal model uses.
+    With `causal`, only the half of attention counts that a causal model uses.
     """
     T = config.context_length
     attention = 4 * config.n_layer * config.n_embd * T * config.mask.density(T, causal=causal)
@@ -89,15 +87,9 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def mfu(tokens_per_s: float, config: ModelConfig, device_name: str) -> MFU | None:
-    """Share of the GPU's bf16 peak that training at this speed uses.
+    """Share of a GPU's bf16 peak that training at this speed of ONE GPU uses, in both conventions.
 
-    Args:
-        tokens_per_s: training speed of ONE GPU.
-        config: the model.
-        device_name: as `torch.cuda.get_device_name` gives it.
-
-    Returns:
-        Both conventions, or None for a GPU whose peak we do not know.
+    None where we do not know the peak of `device_name`, as `torch.cuda.get_device_name` gives it.
     """
     peak = peak_flops(device_name)
     if peak is None:

@@ -9,15 +9,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences, read_first
 
 
+@read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run")
+    add("folder", type=Path, metavar="FOLDER", help="folder to make")
+    add(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
@@ -25,9 +27,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     return parser.parse_args(argv)
 
-
-if __name__ == "__main__":
-    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
 import os
 import shutil

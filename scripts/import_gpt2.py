@@ -8,11 +8,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences, read_first
 
 DATA = "out/data/openwebtext"
 
 
+@read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
@@ -36,9 +37,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     return parser.parse_args(argv)
 
-
-if __name__ == "__main__":
-    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
 from dataclasses import asdict
 

@@ -7,9 +7,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences, read_first
 
 
+@read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
@@ -18,9 +19,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, help="picture (default: perplexity.png in the first run)")
     return parser.parse_args(argv)
 
-
-if __name__ == "__main__":
-    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
 from typing import Any
 

@@ -18,42 +18,40 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences, read_first
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv, yardsticks
 from data.lra.request import TASKS, Request
 from data.pathfinder.parameters import DIFFICULTIES
 
 
+@read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument(
+    add = parser.add_argument
+    add("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    add(
         "--source",
         type=Path,
         metavar="FOLDER",
         help="folder with the published files; without it they come from the Hugging Face hub "
         "(text, pairs, image) or are generated (listops, pathfinder...)",
     )
-    parser.add_argument(
+    add(
         "--out",
         type=Path,
         default=Path("out/data/lra"),
         metavar="FOLDER",
         help="where to put the task's folder (default: %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--examples",
         metavar="TRAIN,VAL,TEST",
         help="how many examples (default: the benchmark's); more training examples than the "
         "benchmark's leave val and test as they are",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of what is generated or held out"
-    )
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: as many as there are cores)"
-    )
+    add("--seed", type=int, default=0, metavar="N", help="of what is generated or held out")
+    add("--workers", type=int, metavar="N", help="threads (default: as many as there are cores)")
     contours = parser.add_mutually_exclusive_group()
     contours.add_argument(
         "--difficulty", choices=tuple(DIFFICULTIES), help="of Pathfinder (default: hard)"
@@ -61,25 +59,20 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     contours.add_argument(
         "--contour-length", type=int, metavar="N", help="of Pathfinder, in strokes"
     )
-    parser.add_argument(
+    add(
         "--distractors-of",
         type=int,
         metavar="N",
         help="distractors as among contours of N strokes (default: of the contour length)",
     )
     for option, value in (("--shortest", SHORTEST), ("--longest", LONGEST)):
-        parser.add_argument(
+        add(
             option, type=int, default=value, metavar="N",
             help="tokens of generated formulas of listops (default: %(default)s)",
         )  # fmt: skip
-    parser.add_argument(
-        "--tsv", action="store_true", help="of listops: also write the benchmark's own files"
-    )
+    add("--tsv", action="store_true", help="of listops: also write the benchmark's own files")
     return parser.parse_args(argv)
 
-
-if __name__ == "__main__":
-    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
 import time
 

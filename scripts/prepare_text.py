@@ -63,38 +63,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         nargs="*",
         default=[OPENWEBTEXT],
         help="a dataset on the Hugging Face hub, `stdlib` (Python's standard library), or local "
         f"files, folders and globs (default: {OPENWEBTEXT})",
     )
-    parser.add_argument("--out", required=True, help="folder for the shards")
+    add("--out", required=True, help="folder for the shards")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--tokenizer", help="gpt2 (default) or the path of a tokenizer.json")
     which.add_argument(
         "--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries instead"
     )
-    parser.add_argument(
-        "--val", nargs="+", default=(), metavar="FILE", help="local files for validation"
-    )
-    parser.add_argument(
+    add("--val", nargs="+", default=(), metavar="FILE", help="local files for validation")
+    add(
         "--val-ratio",
         type=float,
         metavar="R",
         help="else: share of the documents for validation (default: 0.0005 hub, 0.01 local)",
     )
-    parser.add_argument("--text-field", default="text", metavar="NAME", help="JSON field or column")
-    parser.add_argument(
+    add("--text-field", default="text", metavar="NAME", help="JSON field or column")
+    add(
         "--txt-separator",
         type=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
         metavar="TEXT",
         help=r"what stands between the documents of a .txt file; \n and \t are understood "
         "(default: a file is one document)",
     )
-    parser.add_argument("--hub-config", metavar="NAME", help="configuration of the hub dataset")
-    parser.add_argument(
+    add("--hub-config", metavar="NAME", help="configuration of the hub dataset")
+    add(
         "--shard-tokens",
         type=int,
         default=SHARD_TOKENS,

@@ -11,9 +11,10 @@ undoes it.
 import argparse
 from collections.abc import Sequence
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences, read_first
 
 
+@read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
@@ -22,9 +23,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seq-len", type=int, default=4096)
     return parser.parse_args(argv)
 
-
-if __name__ == "__main__":
-    options()  # before PyTorch is loaded: help and a wrong option need not wait for it
 
 import functools
 import itertools

@@ -5,7 +5,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = sorted(f"scripts.{path.stem}" for path in (ROOT / "scripts").glob("[a-z]*.py"))
+FILES = [
+    path
+    for room in ("scripts", "experiments", "evaluation")
+    for path in ROOT.glob(f"{room}/**/*.py")
+]
+COMMANDS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in FILES
+    if "errors_as_sentences():\n" in (text := path.read_text()) or "main())" in text
+)
 HELP = """
 import runpy, sys
 sys.modules["torch"] = None  # so that importing it is an error
@@ -34,7 +43,16 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_needs_no_pytorch() -> None:
     done = run(HELP, "train.py", *COMMANDS)
     assert done.returncode == 0, done.stderr
+    assert len(COMMANDS) == 25
     assert done.stdout.count("usage: ") == len(COMMANDS) - 1  # the quickstart takes key=value
+
+
+def test_a_wrong_option_needs_no_pytorch() -> None:
+    program = HELP.replace('"--help"', '"--wrong"').replace("(0, None)", "(2,)")
+    commands = [name for name in COMMANDS if name != "scripts.quickstart"]  # which takes key=value
+    done = run(program, *commands)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(commands)
 
 
 def test_a_misspelt_key_needs_no_pytorch() -> None:

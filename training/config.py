@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from model.config import check_positive
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -108,10 +110,3 @@ class AdamWConfig:
                 raise ValueError(
                     f"optim.{name} must be a finite number of at least 0, got {getattr(self, name)}"
                 )
-
-
-def check_positive(config: Any, section: str, *names: str) -> None:
-    """Raise ValueError where one of these fields is below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{section}.{name} must be at least 1, got {getattr(config, name)}")

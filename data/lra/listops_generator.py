@@ -33,11 +33,7 @@ _MIN, _MAX, _MED = range(3)
 
 
 def generate(
-    seed: int,
-    n_threads: int | None = None,
-    *,
-    shortest: int = SHORTEST,
-    longest: int = LONGEST,
+    seed: int, n_threads: int | None = None, *, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> Iterator[Formula]:
     """Yield different formulas without end; the n-th is a pure function of seed, lengths and n.
 

@@ -182,12 +182,7 @@ def _pathfinder(request: Request) -> Plan:
         kind = "images"
         origin = _origin(request, "lra_release") | {"parameters": asdict(parameters)}
     manifest = Manifest(
-        task=request.name,
-        kind=kind,
-        vocab_size=256,
-        n_classes=2,
-        max_length=size**2,
-        source=origin,
+        task=request.name, kind=kind, vocab_size=256, n_classes=2, max_length=size**2, source=origin
     )
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:

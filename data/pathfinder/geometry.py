@@ -9,10 +9,7 @@ from data.pathfinder.templates import banks_of
 def endpoint_geometry(
     display_lists: np.ndarray, parameters: Pathfinder
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the markers, and how their contours leave them.
-
-    Args:
-        display_lists: (N,) as `generate` returns them for `parameters`.
+    """Positions of the markers in (N,) display lists, and how their contours leave them.
 
     Returns:
         Of the marker on a contour's origin end, then of the one on a terminal end:

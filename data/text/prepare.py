@@ -32,12 +32,7 @@ from data.text.shards import (
     total,
     verify,
 )
-from data.text.tokenizer import (
-    TextTokenizer,
-    check_bpe_vocab_size,
-    load_tokenizer,
-    train_tokenizer,
-)
+from data.text.tokenizer import TextTokenizer, check_bpe_vocab_size, load_tokenizer, train_tokenizer
 
 T = TypeVar("T")
 

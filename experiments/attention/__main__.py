@@ -14,16 +14,48 @@ of a mask, and 2.5 times that backward. Memory is the peak of a forward and back
 inputs. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+PRESET_NAMES = ("peers", "paper", "sparsity", "io")
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--preset", choices=PRESET_NAMES, required=True)
+    add("--full", action="store_true", help="paper: all lengths of all variants")
+    add(
+        "--tutorial",
+        type=Path,
+        metavar="FILE",
+        help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
+        "as one more peer",
+    )
+    add("--resume", action="store_true", help="go on with a run that was stopped")
+    add("--out", type=Path, help="default: docs/results/attention_PRESET.json")
+    add("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
+    args = parser.parse_args(argv)
+    for option, preset in (("full", "paper"), ("tutorial", "peers"), ("one_run", "io")):
+        if getattr(args, option) and args.preset != preset:
+            name = option.replace("_", "-")
+            parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
+    return args
+
+
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, Stage, collect_rows
 from experiments.attention import hbm_bytes, report
 from experiments.attention.cases import Case, Sparsity
@@ -134,51 +166,27 @@ def io() -> Iterator[list[Row]]:
 
 
 class Preset(NamedTuple):
-    """What is measured, with --full or without; compare the rows; print; draw."""
+    """What is measured, with --full or without; compare the rows; print some columns; draw."""
 
     stages: Callable[[bool], Iterable[Stage]]
     relate: Callable[[list[Row]], None]
-    show: Callable[[list[Row]], None]
+    columns: list[str]
     draw: Callable[[list[Row], Path], None]
 
 
 PRESETS = {
-    "peers": Preset(
-        peers, report.relate_peers, partial(report.show, columns=report.PEERS), report.draw_peers
-    ),
-    "paper": Preset(
-        paper, add_speedup, partial(report.show, columns=report.PAPER), report.draw_paper
-    ),
+    "peers": Preset(peers, report.relate_peers, report.PEERS, report.draw_peers),
+    "paper": Preset(paper, add_speedup, report.PAPER, report.draw_paper),
     "sparsity": Preset(
-        lambda full: [sparsity],
-        report.add_proportion,
-        partial(report.show, columns=report.SPARSITY),
-        report.draw_sparsity,
+        lambda full: [sparsity], report.add_proportion, report.SPARSITY, report.draw_sparsity
     ),
-    "io": Preset(lambda full: [io], lambda rows: None, hbm_bytes.show, hbm_bytes.draw),
+    "io": Preset(lambda full: [io], lambda rows: None, [], hbm_bytes.draw),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--preset", choices=PRESETS, required=True)
-    parser.add_argument("--full", action="store_true", help="paper: all lengths of all variants")
-    parser.add_argument(
-        "--tutorial",
-        type=Path,
-        metavar="FILE",
-        help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
-        "as one more peer",
-    )
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument("--out", type=Path, help="default: docs/results/attention_PRESET.json")
-    parser.add_argument("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
-    args = parser.parse_args(argv)
-    for option, preset in (("full", "paper"), ("tutorial", "peers"), ("one_run", "io")):
-        if getattr(args, option) and args.preset != preset:
-            name = option.replace("_", "-")
-            parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
+    args = options(argv)
     if not torch.cuda.is_available():
         raise SystemExit("attention is measured on a GPU, and PyTorch sees none")
     if args.one_run:
@@ -189,7 +197,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = args.out or Path(f"docs/results/attention_{args.preset}.json")
     stages = preset.stages(args.full)
     rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
-    preset.show(rows)
+    if args.preset == "io":
+        hbm_bytes.show(rows)
+    else:
+        report.show(rows, preset.columns)
     preset.draw(rows, out.with_suffix(".png"))
     print(f"wrote {out} and its picture")
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:

@@ -56,14 +56,9 @@ def head_attention(
 ) -> dict[str, Tensor]:
     """Attention of one head in plain PyTorch, in the dtype of its inputs, some rows at a time.
 
-    Args:
-        head: q, k, v and dout (T, D) of one dtype.
-        visible: the keys that a slice of the queries sees, (rows, T) bool; at least one a row.
-        factor: (T, T) what the probabilities are multiplied by (dropout).
-        scores_a_chunk: the largest number of scores held at once.
-
-    Returns:
-        RESULTS, (T, D) each; dk and dv are sums over the chunks, in fp32 or fp64.
+    `head` is q, k, v and dout, (T, D). `visible` gives the keys that a slice of the queries sees,
+    (rows, T) bool, at least one a row; `factor`, (T, T), is what dropout multiplies probabilities
+    by. Gives RESULTS, (T, D) each; dk and dv are sums over the chunks, in fp32 or fp64.
     """
     q, k, v, dout = (x.detach() for x in head)
     T, D = q.shape

@@ -6,14 +6,26 @@ Rows are queries, columns keys. The blocks of a block-sparse mask are coloured b
 kernels walk; those of the other masks by the definition of the mask.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument("--out", type=Path, default=Path("docs/masks.png"), help="picture")
+    return parser.parse_args(argv)
+
+
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.command_line import command_parser, errors_as_sentences
 from evaluation.style import save
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly, random, sliding_window, strided
@@ -122,9 +134,7 @@ def draw(out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--out", type=Path, default=Path("docs/masks.png"), help="picture")
-    args = parser.parse_args(argv)
+    args = options(argv)
     draw(args.out)
     print(f"drew {args.out}")
 

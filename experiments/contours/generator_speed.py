@@ -6,15 +6,28 @@ Generating is timed on one thread and on all cores of this machine, in images of
 each time; drawing in batches, on a GPU where there is one. Compiling comes before.
 """
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_speed.json"))
+    return parser.parse_args(argv)
+
+
 import os
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.pathfinder.generator import generate
 from data.pathfinder.parameters import DIFFICULTIES, Pathfinder
 from data.pathfinder.render import Renderer, pack
@@ -73,9 +86,7 @@ def times_table(result: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_speed.json"))
-    args = parser.parse_args(argv)
+    args = options(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = [measure(size, name, device) for size in IMAGES for name in DIFFICULTIES]
     write_result(args.out, {"rows": rows, "drawn_on": device.type})

@@ -16,6 +16,9 @@ from data.lra.store import DisplayLists, open_split
 from data.pathfinder.geometry import endpoint_geometry
 from data.pathfinder.parameters import Pathfinder
 
+PREDICTIONS = Path("out/pathfinder_yardsticks")
+"""Where yardsticks.py keeps what it says of each image, which tracing.py reads."""
+
 _POSITIONS = ("row_a", "column_a", "row_b", "column_b")
 _TANGENTS = ("row_direction_a", "column_direction_a", "row_direction_b", "column_direction_b")
 

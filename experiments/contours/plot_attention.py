@@ -8,14 +8,30 @@ ring is around the marker that pays. Colours say how many times as much as if it
 alike.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of train.py")
+    add("--image", type=int, default=0, metavar="N", help="of the test split")
+    add("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
+    add("--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)")
+    return parser.parse_args(argv)
+
+
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from configs.command_line import command_parser, errors_as_sentences
 from evaluation.style import save
 from experiments.contours.rollout import Trace, trace
 
@@ -78,13 +94,7 @@ def draw(found: Trace, number: int) -> "Figure":
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of train.py")
-    add("--image", type=int, default=0, metavar="N", help="of the test split")
-    add("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
-    add("--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)")
-    args = parser.parse_args(argv)
+    args = options(argv)
     found = trace(args.run, args.image, args.task)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     save(draw(found, args.image), args.out)

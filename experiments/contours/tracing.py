@@ -10,20 +10,51 @@ always. Controls are classifiers of endpoint geometry (yardsticks.py, which must
 of these, "held_out" had no part in the matching.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.contours.geometry import PREDICTIONS
+from experiments.contours.matching import Tolerance
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+    add("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
+    add("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
+    add(
+        "--add", type=Path, metavar="FILE",
+        help="an earlier result, whose other runs are kept as they are",
+    )  # fmt: skip
+    add("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
+    add(
+        "--tolerance", type=float, default=Tolerance.geometry, metavar="STROKES",
+        help="how differently the ends of a pair may lie and point (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--caliper", type=float, default=Tolerance.log_odds, metavar="NATS",
+        help="by how much the odds that geometry gives may differ (default: %(default)s)",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import read_result, write_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import read_endpoints
-from experiments.contours.matching import Tolerance, match
-from experiments.contours.yardsticks import PREDICTIONS, read_predictions
+from experiments.contours.matching import match
+from experiments.contours.yardsticks import read_predictions
 from experiments.reports import mean_text, table
 from training.classification.scoring import TEST_LOGITS
 from training.metrics import read_metrics
@@ -173,24 +204,7 @@ def _percent(row: dict[str, Any], classifier: str, share: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
-    parser.add_argument("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
-    parser.add_argument(
-        "--add", type=Path, metavar="FILE",
-        help="an earlier result, whose other runs are kept as they are",
-    )  # fmt: skip
-    parser.add_argument("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
-    parser.add_argument(
-        "--tolerance", type=float, default=Tolerance.geometry, metavar="STROKES",
-        help="how differently the ends of a pair may lie and point (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--caliper", type=float, default=Tolerance.log_odds, metavar="NATS",
-        help="by how much the odds that geometry gives may differ (default: %(default)s)",
-    )  # fmt: skip
-    args = parser.parse_args(argv)
+    args = options(argv)
     tolerance = Tolerance(geometry=args.tolerance, log_odds=args.caliper)
     rows = [measure(run, args.data, args.predictions, tolerance) for run in args.runs]
     matching = {

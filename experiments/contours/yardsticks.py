@@ -8,25 +8,49 @@ the training split and are scored on the whole test split. --predictions keeps w
 test image, which experiments.contours.tracing needs.
 """
 
-import io
-from collections.abc import Callable, Sequence
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from data.lra.request import PATHFINDER_SIZES
+from experiments.contours.geometry import PREDICTIONS
+
+TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add(
+        "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
+        help="folders with prepared tasks; the first that has a task counts",
+    )  # fmt: skip
+    add("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
+    add("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
+    add(
+        "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
+        help="where what is said of each test image goes (default: %(default)s)",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.files import write_atomically
-from data.lra.request import PATHFINDER_SIZES
 from data.lra.store import Manifest
 from evaluation.results import write_result
 from evaluation.statistics import wilson
 from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints, views
 from experiments.reports import mean_text, table
 
-TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 NETWORK = "all endpoint geometry, by a network"
-PREDICTIONS = Path("out/pathfinder_yardsticks")
 
 Predict = Callable[[np.ndarray], np.ndarray]  # (n, n_features) to (n,) log-odds of label 1
 
@@ -160,18 +184,7 @@ def _test_sha256(task: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
-        help="folders with prepared tasks; the first that has a task counts",
-    )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
-    parser.add_argument("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument(
-        "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
-        help="where what is said of each test image goes (default: %(default)s)",
-    )  # fmt: skip
-    args = parser.parse_args(argv)
+    args = options(argv)
     result: dict[str, dict[str, Any]] = {}
     for size in args.sizes:
         task = find_task(args.data, TASKS[size])

@@ -15,22 +15,20 @@ configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: f
 tokens.
 """
 
+import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
-from experiments.classifier_runs import is_finished
-from experiments.example_sets import prepare_sets
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, RECIPES, TASKS, make_jobs, trainable_tasks
-from experiments.lra.report import note_sharing, write_report
-from experiments.sweep import add_options, train_and_report
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, RECIPES, TASKS
+from experiments.sweep import add_options
 
 SEEDS = (1111, 1112, 1113)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
@@ -45,14 +43,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--recipe", choices=RECIPES, default="paper")
     add("--jobs-per-gpu", type=int, default=1, metavar="N")
     add_options(parser, Path("out/lra"), SEEDS)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+from functools import partial
+
+from experiments.classifier_runs import is_finished
+from experiments.example_sets import prepare_sets
+from experiments.lra.jobs import make_jobs, trainable_tasks
+from experiments.lra.report import note_sharing, write_report
+from experiments.sweep import train_and_report
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
     waiting = []
     if not args.report_only:
         if args.jobs_per_gpu < 1:
             raise ValueError(f"--jobs-per-gpu={args.jobs_per_gpu} must be at least 1")
         names = trainable_tasks(args.tasks, args.data, args.recipe)
-        options = {"data": args.data, "out": args.out, "recipe": args.recipe}
-        jobs = make_jobs(names, args.attentions, args.seeds, **options, overrides=args.set)
+        folders = {"data": args.data, "out": args.out}
+        jobs = make_jobs(
+            names, args.attentions, args.seeds, **folders, recipe=args.recipe, overrides=args.set
+        )
         waiting = [job for job in jobs if not is_finished(job.folder)]
         finished = [job.folder.name for job in jobs if job not in waiting]
         if finished:

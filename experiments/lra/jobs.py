@@ -7,47 +7,15 @@ block-sparse FlashAttention in one small Transformer.
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 from configs.reader import read_config
 from data.lra.store import MANIFEST
 from experiments.classifier_runs import ClassifierRun
+from experiments.lra.tasks import TASKS
 from experiments.sweep import refuse_overrides
 from training.classification.config import ClassifyConfig
 
 CONFIGS = Path("configs/lra")
-
-
-class LraTask(NamedTuple):
-    """A column of the table."""
-
-    title: str
-    config: str
-    """Name of configs/lra/CONFIG.yaml and configs/lra/CONFIG_rotary.yaml."""
-    folder: str
-    """Of the prepared data, as `scripts.prepare_lra` names it."""
-
-
-TASKS = {
-    "listops": LraTask("ListOps", "listops", "listops"),
-    "text": LraTask("Text", "text", "text"),
-    "retrieval": LraTask("Retrieval", "retrieval", "retrieval"),
-    "image": LraTask("Image", "image", "image"),
-    "pathfinder": LraTask("Pathfinder", "pathfinder", "pathfinder32"),
-    "pairs": LraTask("Pairs (in-house)", "retrieval", "pairs"),
-}
-
-BENCHMARK = tuple(name for name in TASKS if name != "pairs")
-"""The tasks of the paper's table, in its order."""
-
-ATTENTIONS = {
-    "standard": "standard attention",
-    "dense": "ours, dense",
-    "butterfly": "ours, butterfly",
-}
-"""standard: PyTorch's operations one after the other, all scores in memory. dense: ours, exact.
-butterfly: ours, block-sparse, the fixed pattern of the paper's downstream tasks."""
-
 OVERRIDES = {
     "standard": ("model.attention=unfused",),
     "dense": ("model.attention=auto", "model.mask.pattern=dense"),
@@ -57,11 +25,6 @@ OVERRIDES = {
     ),
 }
 """Settings of each attention."""
-
-RECIPES = ("paper", "rotary", "pretrained")
-"""paper: learned positions, as those of the paper's table. rotary: rotary ones. pretrained: these,
-after as many steps in which the model learns the hidden tokens of these examples, as in "Never
-Train From Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
 
 PRETRAINING_LR = {"text": ("optim.lr=0.0005",)}
 """Learning rates on hidden tokens, where they are not those on labels."""

@@ -3,6 +3,10 @@
 python -m experiments.lra.report docs/results/lra.json    # Markdown and picture anew
 """
 
+from experiments.reports import result_file
+
+FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+
 import json
 import re
 from collections.abc import Sequence
@@ -27,9 +31,10 @@ from experiments.classifier_runs import (
     is_finished,
     read_run_config,
 )
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, config_path, suffix_of
+from experiments.lra.jobs import config_path, suffix_of
 from experiments.lra.tables import draw, markdown
-from experiments.reports import publish, redraw_command
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
+from experiments.reports import publish
 from training.classification.config import ClassifyConfig
 from training.metrics import read_metrics
 
@@ -64,15 +69,11 @@ SETTINGS = (
 def write_report(
     out: Path, recipe: str, data: Path, results: Path, others: Sequence[Path] = ()
 ) -> None:
-    """Report on all finished runs of a recipe; prints the tables.
+    """Report on all finished runs of a recipe in `out`: lra.json or lra_RECIPE.json in `results`.
 
-    Args:
-        out: folder of the runs, as `experiments.lra.jobs.make_jobs` names them.
-        recipe: of experiments.lra.jobs.RECIPES.
-        data: folder of the prepared tasks, of which yardsticks are taken.
-        results: for lra.json or lra_RECIPE.json; the speeds and the yardsticks of Pathfinder come
-            from there, where they were measured.
-        others: reports whose runs belong into this one where `out` has none of their name.
+    The speeds and the yardsticks of Pathfinder come from `results`, too, where they were measured;
+    other yardsticks are of the prepared tasks in `data`. Runs of the reports `others` are told of
+    where `out` has none of their name.
 
     Raises:
         ValueError: nothing is finished, runs of one name differ in more than their seed, the run
@@ -260,6 +261,6 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     return {"device": device, **{name: speed[name] for name in ("geometric_means", "rows")}}
 
 
-if __name__ == "__main__":
+if FILE is not None:
     with errors_as_sentences():
-        redraw_command(__doc__, __spec__, redraw, None)
+        redraw(FILE)

@@ -13,24 +13,46 @@ and as long in memory, but have more padding. A run that is stopped leaves what 
 NAME.unfinished.json; --resume goes on.
 """
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.lra.tasks import BENCHMARK, TASKS
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("out/data/lra"))
+    add("--out", type=Path, default=Path("docs/results/lra_speed.json"))
+    add("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
+    add("--steps", type=int, default=100, help="steps of one timing")
+    add("--repeats", type=int, default=5, help="timings of each attention")
+    add("--resume", action="store_true", help="go on with a run that was stopped")
+    add("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
+    return parser.parse_args(argv)
+
+
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.command_line import command_parser, errors_as_sentences
 from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
 from evaluation.results import Row, collect_rows
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, arguments_of, trainable_tasks
+from experiments.lra.jobs import arguments_of, trainable_tasks
 from experiments.lra.tables import speed_table
+from experiments.lra.tasks import ATTENTIONS
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.step import ClassifierStep
@@ -243,15 +265,7 @@ def wait_for(device: torch.device) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--data", type=Path, default=Path("out/data/lra"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/lra_speed.json"))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
-    parser.add_argument("--steps", type=int, default=100, help="steps of one timing")
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each attention")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
-    args = parser.parse_args(argv)
+    args = options(argv)
     if not torch.cuda.is_available():
         raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")

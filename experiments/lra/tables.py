@@ -10,7 +10,7 @@ import numpy as np
 from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
 from evaluation.style import styles_of
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
 
 if TYPE_CHECKING:

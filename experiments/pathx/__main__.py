@@ -10,17 +10,37 @@ finished runs in --out: accuracy with intervals beside the paper's, and what can
 following a contour. Stopped, the same command goes on.
 """
 
+import argparse
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
-from experiments.classifier_runs import ClassifierRun, is_finished
-from experiments.example_sets import prepare_sets
-from experiments.pathx.report import STAGES, write_report
-from experiments.sweep import add_options, refuse_overrides, train_and_report
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.pathx.stages import STAGES
+from experiments.sweep import add_options
 
 SEEDS = (1111,)
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    parser.add_argument(
+        "--stages", nargs="+", choices=tuple(STAGES), metavar="STAGE", default=tuple(STAGES),
+        help=f"of {', '.join(STAGES)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--gpus-per-run", type=int, default=1, metavar="N")
+    add_options(parser, Path("out/pathx"), SEEDS)
+    return parser.parse_args(argv)
+
+
+from itertools import product
+
+from experiments.classifier_runs import ClassifierRun, is_finished
+from experiments.example_sets import prepare_sets
+from experiments.pathx.report import write_report
+from experiments.sweep import refuse_overrides, train_and_report
+
 CONFIGS = Path("configs/pathx")
 SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--out"}
 
@@ -53,14 +73,7 @@ def make_runs(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--stages", nargs="+", choices=tuple(STAGES), metavar="STAGE", default=tuple(STAGES),
-        help=f"of {', '.join(STAGES)} (default: all)",
-    )  # fmt: skip
-    parser.add_argument("--gpus-per-run", type=int, default=1, metavar="N")
-    add_options(parser, Path("out/pathx"), SEEDS)
-    args = parser.parse_args(argv)
+    args = options(argv)
     unfinished = []
     if not args.report_only:
         runs = make_runs(args.stages, args.seeds, args.out, args.set)

@@ -3,10 +3,14 @@
 python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
 """
 
+from experiments.reports import result_file
+
+FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from configs.command_line import errors_as_sentences
 from data.lra.store import open_split
@@ -15,7 +19,8 @@ from evaluation.results import Row, add_runs, read_result, write_result
 from evaluation.statistics import wilson
 from evaluation.style import styles_of
 from experiments.classifier_runs import describe, finished_folders, read_run_config
-from experiments.reports import mean_text, publish, redraw_command, table
+from experiments.pathx.stages import DENSE, SPARSE, STAGES
+from experiments.reports import mean_text, publish, table
 from training.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -23,35 +28,12 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-DENSE, SPARSE = "FlashAttention", "block-sparse FlashAttention"
 PAPER = [
     {"model": DENSE, "pathx": 61.4, "path256": None},
     {"model": SPARSE, "pathx": 56.0, "path256": 63.1},
 ]
 """arXiv 2205.14135, Table 6: test accuracy in percent; None: at chance or out of memory, as were
 all other models there."""
-
-
-class Stage(NamedTuple):
-    """Training on images of one size, with one attention."""
-
-    title: str
-    """In tables; packed: black pixels are padding, and left out."""
-    before: str | None = None
-    """The stage that it begins with the best weights of."""
-    beside: tuple[str, str] | None = None
-    """The paper's model and images that it is compared with."""
-
-
-STAGES = {
-    "path64": Stage("Path-64, packed"),
-    "pathx": Stage("Path-X, packed", "path64", (DENSE, "pathx")),
-    "pathx_dense": Stage("Path-X, dense", "pathx", (DENSE, "pathx")),
-    "path64_butterfly": Stage("Path-64, butterfly"),
-    "pathx_butterfly": Stage("Path-X, butterfly", "path64_butterfly", (SPARSE, "pathx")),
-    "path256_butterfly": Stage("Path-256, butterfly", "pathx_butterfly", (SPARSE, "path256")),
-}
-"""In their order; the paper (arXiv 2205.14135, appendix E.3) begins with Path-64, too."""
 
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
@@ -207,6 +189,6 @@ def images_before(run: Row, runs: Mapping[str, Row]) -> int:
     return 0 if before is None else before["examples"] + images_before(before, runs)
 
 
-if __name__ == "__main__":
+if FILE is not None:
     with errors_as_sentences():
-        redraw_command(__doc__, __spec__, redraw, None)
+        redraw(FILE)

@@ -12,11 +12,43 @@ the files of all --sums into one folder, and call the command with --report-only
 of the runs, and none is trained again for want of its folder alone, unless --only names it in full.
 """
 
-from collections.abc import Collection, Sequence
-from functools import partial
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.table4.models import BUDGETS, MODELS
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add, part = parser.add_argument, parser.add_mutually_exclusive_group()
+    add("--data", type=Path, required=True, help="token shards to train on")
+    add("--budget", choices=BUDGETS, default="minutes")
+    add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    add("--seeds", type=int, help="runs of each model (default: the budget's)")
+    part.add_argument(
+        "--only", nargs="+", metavar="RUN",
+        help="train and score no others here, as '*_seed2'; earlier ones are started first",
+    )  # fmt: skip
+    add("--gpus-per-run", type=int, default=1)
+    add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
+    add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
+    add("--sums", type=Path, help="what a report needs of each run (default: OUT/sums)")
+    add("--stride", type=int, nargs="+", help="as for scripts.evaluate")
+    add("--histories", type=int, nargs="+", help="for cross (default: contexts of all models)")
+    part.add_argument(
+        "--report-only", action="store_true", help="report on what is finished and scored"
+    )
+    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
+    return parser.parse_args(argv)
+
+
+from collections.abc import Collection
+from functools import partial
+
 from data.text.shards import Manifest
 from evaluation.plan import Plan
 from evaluation.report import write_report
@@ -27,7 +59,6 @@ from evaluation.windows import ScoringWindows
 from experiments.gpu_pool import Task, python_command
 from experiments.sweep import train_and_report
 from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
-from experiments.table4.models import BUDGETS, MODELS
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
 from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, without_sums
@@ -162,27 +193,7 @@ def report(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    add, part = parser.add_argument, parser.add_mutually_exclusive_group()
-    add("--data", type=Path, required=True, help="token shards to train on")
-    add("--budget", choices=BUDGETS, default="minutes")
-    add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
-    add("--seeds", type=int, help="runs of each model (default: the budget's)")
-    part.add_argument(
-        "--only", nargs="+", metavar="RUN",
-        help="train and score no others here, as '*_seed2'; earlier ones are started first",
-    )  # fmt: skip
-    add("--gpus-per-run", type=int, default=1)
-    add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
-    add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
-    add("--sums", type=Path, help="what a report needs of each run (default: OUT/sums)")
-    add("--stride", type=int, nargs="+", help="as for scripts.evaluate")
-    add("--histories", type=int, nargs="+", help="for cross (default: contexts of all models)")
-    part.add_argument(
-        "--report-only", action="store_true", help="report on what is finished and scored"
-    )
-    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
-    args = parser.parse_args(argv)
+    args = options(argv)
     budget = BUDGETS[args.budget]
     out = args.out or Path(f"out/table4_{args.budget}")
     sums = args.sums or out / "sums"

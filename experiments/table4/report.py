@@ -3,6 +3,10 @@
 python -m experiments.table4.report out/table4_minutes/table4.json    # Markdown and picture anew
 """
 
+from experiments.reports import result_file
+
+FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +21,7 @@ from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import save, styles_of
-from experiments.reports import publish, redraw_command
+from experiments.reports import publish
 from experiments.table4.models import MODELS
 from experiments.table4.questions import CONTEXT, PAIRS, QUESTION_OF
 
@@ -296,6 +300,6 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
         out.unlink(missing_ok=True)
 
 
-if __name__ == "__main__":
+if FILE is not None:
     with errors_as_sentences():
-        redraw_command(__doc__, __spec__, redraw, None)
+        redraw(FILE)

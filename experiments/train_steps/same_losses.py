@@ -8,17 +8,42 @@ noise, and runs on different attention must lie no further apart. What was begun
 a finished run is not trained again.
 """
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("config", help="YAML file of the runs")
+    add("overrides", nargs="*", metavar="key=value", help="values to replace")
+    add("--name", required=True, help="of the result and of the runs' folder")
+    add("--triton", type=int, default=2, metavar="N", help="runs on our attention")
+    add("--sdpa", type=int, default=2, metavar="N", help="on PyTorch's; 2 or more")
+    add("--runs", type=Path, default=Path("out/compare_training"))
+    add("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_intermixed_args(argv)
+    if args.triton < 1 or args.sdpa < 2:
+        parser.error(
+            f"--triton={args.triton} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
+            "two equal runs the noise is unknown"
+        )
+    return args
+
+
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from configs.command_line import command_parser, errors_as_sentences
 from data.text.shards import Manifest
 from evaluation.results import write_result
 from evaluation.runs import check_same_settings
@@ -130,20 +155,7 @@ def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("config", help="YAML file of the runs")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values to replace")
-    parser.add_argument("--name", required=True, help="of the result and of the runs' folder")
-    parser.add_argument("--triton", type=int, default=2, metavar="N", help="runs on our attention")
-    parser.add_argument("--sdpa", type=int, default=2, metavar="N", help="on PyTorch's; 2 or more")
-    parser.add_argument("--runs", type=Path, default=Path("out/compare_training"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    args = parser.parse_intermixed_args(argv)
-    if args.triton < 1 or args.sdpa < 2:
-        parser.error(
-            f"--triton={args.triton} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
-            "two equal runs the noise is unknown"
-        )
+    args = options(argv)
     repeats = {"triton": args.triton, "sdpa": args.sdpa}
     folders = train_all(args.config, args.overrides, args.runs / args.name, repeats)
     runs = {name: summarise(folder) for name, folder in folders.items()}

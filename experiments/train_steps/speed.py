@@ -8,23 +8,41 @@ from a checkout of it. Nothing is printed for a contender whose loss differs fro
 A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
+    add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
+    add("--steps", type=int, default=20, help="steps of one of five timings")
+    add("--resume", action="store_true", help="go on with a run that was stopped")
+    add("--out", type=Path, default=Path("docs/results/train_speed.json"))
+    return parser.parse_args(argv)
+
+
 import gc
 import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from configs.command_line import command_parser, errors_as_sentences
 from evaluation.results import Row, collect_rows
 from evaluation.style import save
 from experiments.train_steps.tables import speed_table
@@ -198,13 +216,7 @@ def draw(rows: list[Row], out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
-    parser.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
-    parser.add_argument("--steps", type=int, default=20, help="steps of one of five timings")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/train_speed.json"))
-    args = parser.parse_args(argv)
+    args = options(argv)
     if not torch.cuda.is_available():
         raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")

@@ -29,11 +29,7 @@ def speed_table(result: Result) -> str:
 
 
 def losses_table(**results: Result) -> str:
-    """Runs on our attention and on PyTorch's, of `experiments.train_steps.same_losses`.
-
-    Args:
-        results: by context length, as the table writes it.
-    """
+    """Runs on our attention and PyTorch's, of `experiments.train_steps.same_losses`, by context."""
     return table(
         {
             "context": context,

@@ -66,7 +66,7 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "optim.betas=[0.9,1.0]"], "optim.betas must be two numbers in"),
         ([QUICKSTART, "optim.eps=0"], "optim.eps must be a finite number above 0, got 0.0"),
         ([QUICKSTART, "optim.weight_decay=inf"], "optim.weight_decay must be a finite number"),
-        ([QUICKSTART, "run.log_every=0"], "run.log_every must be at least 1, got 0"),
+        ([QUICKSTART, "run.log_every=0"], "run.log_every=0 must be at least 1"),
         (
             [QUICKSTART, "optim.batch_tokens=5000"],
             r"batch_tokens=5000 must be a multiple of .*=4 .*=512 \* 1 GPU.* = 2048: "

@@ -38,7 +38,7 @@ def test_cosine_is_above_linear_early_and_below_late():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_steps": 0}, "optim.max_steps must be at least 1, got 0"),
+        ({"max_steps": 0}, "optim.max_steps=0 must be at least 1"),
         ({"warmup_steps": 100}, "optim.warmup_steps must lie in .*max_steps=100.*got 100"),
         ({"min_lr": 1.0}, "optim.min_lr must lie in .*got 1.0"),
         ({"schedule": "constant", "min_lr": 1e-5}, "no effect with optim.schedule=constant"),

@@ -5,7 +5,8 @@ from typing import Literal
 
 from data.lra.config import ExamplesConfig
 from model.classifier_config import ClassifierConfig
-from training.config import AdamWConfig, RunConfig, check_positive
+from model.config import check_positive
+from training.config import AdamWConfig, RunConfig
 
 Objective = Literal["labels", "masked", "causal"]
 HIDDEN_SHARE = 0.5

@@ -6,8 +6,8 @@ from typing import Literal
 
 from configs.reader import read_config
 from data.text.config import DataConfig
-from model.config import ModelConfig
-from training.config import AdamWConfig, RunConfig, check_positive
+from model.config import ModelConfig, check_positive
+from training.config import AdamWConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,10 @@ def test_block_sparse_attention_of_the_paper_preset_sees_256_keys(seq_len):
     assert case.density == min(1 / 8, 256 / seq_len)
 
 
+def test_each_preset_can_be_asked_for():
+    assert tuple(benchmark_attention.PRESETS) == benchmark_attention.PRESET_NAMES
+
+
 def run_preset(preset, folder, capsys, *options):
     out = folder / f"{preset}.json"
     with pytest.raises(SystemExit) as exited:

@@ -4,7 +4,8 @@ import pytest
 
 from configs.reader import to_yaml
 from experiments.classifier_runs import is_finished
-from experiments.lra.jobs import ATTENTIONS, BENCHMARK, TASKS, make_jobs, trainable_tasks
+from experiments.lra.jobs import make_jobs, trainable_tasks
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from kernels.limits import BLOCK_SIZES
 from tests.experiments.tiny_lra import make_tasks
 

@@ -7,7 +7,7 @@ import pytest
 
 from configs.reader import to_yaml
 from experiments.lra import report
-from experiments.lra.jobs import ATTENTIONS, make_jobs
+from experiments.lra.jobs import make_jobs
 from experiments.lra.report import (
     finished_runs,
     note_sharing,
@@ -16,6 +16,7 @@ from experiments.lra.report import (
     write_report,
 )
 from experiments.lra.tables import accuracy_table
+from experiments.lra.tasks import ATTENTIONS
 from tests.experiments.tiny_lra import make_tasks
 
 

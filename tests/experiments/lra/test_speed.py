@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from experiments.lra import speed
-from experiments.lra.jobs import ATTENTIONS
 from experiments.lra.speed import add_speedups, logit_difference, measure, timed_tasks
+from experiments.lra.tasks import ATTENTIONS
 from tests.experiments.tiny_lra import CONTEXT, TINY, make_tasks
 
 CPU = torch.device("cpu")

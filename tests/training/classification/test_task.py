@@ -260,7 +260,7 @@ def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypat
         ("optim.max_steps=5", r"data.phases take 5 steps and optim.max_steps=5"),
         ("model.grid_width=null", r"model.embedding=row_column needs rows and columns"),
         ("data.zeros=tokens", r"context_length is room for pixels above zero"),
-        ("optim.batch_size=0", r"optim.batch_size must be at least 1, got 0"),
+        ("optim.batch_size=0", r"optim.batch_size=0 must be at least 1"),
         ("data.path=nowhere", r"nowhere.manifest.json does not exist; prepare the task"),
         ("model.grid_width=64", r"model.grid_width=64 and .*dots needs 16"),
         ("model.n_classes=5", r"model.n_classes=5 and .*dots needs 2"),
