@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,21 @@ def to_json(values: dict[str, Any]) -> bytes:
 
 def check_settings(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to go on in a folder that was begun with other settings, naming the differences."""
-    old, new = dict(_leaves(before)), dict(_leaves(now))
-    changes = [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
-    if changes:
+    if changes := differing(before, now):
         raise ValueError(
             f"{folder} holds work of other settings ({'; '.join(changes)}); repeat those settings, "
             "choose another --out folder, or delete this one."
         )
+
+
+def differing(there: dict[str, Any], here: dict[str, Any], but: Collection[str] = ()) -> list[str]:
+    """Settings, "group.name" where they are nested, that are not equal, each with both values."""
+    old, new = dict(_leaves(there)), dict(_leaves(here))
+    return [
+        f"{name} is {old.get(name)!r} there and {new.get(name)!r} here"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name not in but
+    ]
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from data.files import differing
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.flops import count_params
@@ -142,28 +143,19 @@ def check_settings(
     place: Path, there: Config, here: Config, *, may_differ: Collection[str] = ()
 ) -> None:
     """Refuse settings that were found in `place` and are not those of `here`."""
-    text = "{} is {!r} there and {!r} here"
-    if settings := _differing(there, here, (*WHERE, *may_differ), text):
+    if settings := _differing(there, here, (*WHERE, *may_differ)):
         raise ValueError(
             f"{place} holds a run with other settings: {settings}. Remove it, or choose another "
             "folder"
         )
 
 
-def _differing(a: Config, b: Config, may_differ: Collection[str], text: str) -> str:
-    """Settings that differ: `text` with the name, "optim.lr" or "objective", and both values."""
-    import pandas as pd  # slow to load, and most commands compare no settings
-
-    these, those = (
-        pd.json_normalize(asdict(config), max_level=1).to_dict("records")[0]
-        | {"data.path": str(Path(config.data.path).resolve())}
-        for config in (a, b)
-    )
-    return "; ".join(
-        text.format(name, value, those[name])
-        for name, value in these.items()
-        if value != those[name] and name not in may_differ
-    )
+def _differing(there: Config, here: Config, may_differ: Collection[str]) -> str:
+    """Settings that differ, as "optim.lr" or "objective", with both values."""
+    values = asdict(there), asdict(here)
+    for settings in values:
+        settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
+    return "; ".join(differing(*values, may_differ))
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -176,11 +168,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
     known: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
         for other in known.setdefault(name, []):
-            text, may_differ = "{} is {!r} and {!r}", ("run.seed", *WHERE, *HOW)
-            if settings := _differing(run.config, other.config, may_differ, text):
+            if settings := _differing(run.config, other.config, ("run.seed", *WHERE, *HOW)):
                 raise ValueError(
-                    f"{run.folder} and {other.folder} are both called {name}, but differ in more "
-                    f"than run.seed: {settings}. Rename one of the folders"
+                    f"{run.folder} (there) and {other.folder} (here) are both called {name}, but "
+                    f"differ in more than run.seed: {settings}. Rename one of the folders"
                 )
             if run.progress.step != other.progress.step:
                 raise ValueError(

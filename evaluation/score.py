@@ -21,7 +21,7 @@ from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
-from evaluation.sums import Scored, Sums, Text, add_up, describe_corpus, sha256_of
+from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from training.checkpoint import latest_checkpoint
@@ -88,7 +88,7 @@ def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray |
         if losses.shape != (len(stream),):
             raise ValueError(f"losses of {losses.shape} instead of {len(stream)} tokens")
         return losses
-    except Exception as error:  # what a wrong byte may raise is of many kinds
+    except DAMAGED as error:
         raise ValueError(
             f"{path} is damaged ({error}): copy it again, or remove it to score again"
         ) from error

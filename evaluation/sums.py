@@ -8,12 +8,15 @@ scoring (LEAST_SEEN).
 
 import io
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +30,12 @@ from training.language.config import TrainConfig
 LEAST_SEEN = Fraction(7, 8)
 """Share of its history that a token must see to count where windows slide: with less, tokens at the
 start of short windows would flatter the longer context."""
+
+DAMAGED = (
+    *(BadZipFile, EOFError, KeyError, OSError, RuntimeError, TokenError),
+    *(TypeError, ValueError, zlib.error),
+)
+"""What a NumPy file with a wrong byte may raise when it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +215,7 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
             text = Text(document_lengths=kept["document_lengths"], **facts["text"])
             config = from_yaml(TrainConfig, facts["config"])
             return Scored(config=config, sums=sums, **facts["scored"]), text
-    except Exception as error:  # what a wrong byte may raise is of many kinds
+    except DAMAGED as error:
         raise ValueError(
             f"{path} is damaged, or was written by another version ({error}): copy it again, or "
             "score the run again"

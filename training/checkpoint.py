@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from data.files import sync_folder, write_atomically
+from data.files import differing, sync_folder, write_atomically
 from training.distributed import Processes
 from training.tasks import RunConfiguration
 
@@ -146,14 +146,9 @@ def load_checkpoint(
             f"{folder} holds weights and no state of an optimizer, so no run can go on from it: to "
             f"start from its weights, choose another run.out_dir and set run.init_from={run}"
         )
-    differing = [
-        f"{name} is {saved.get(name)!r} there and {must_match.get(name)!r} here"
-        for name in sorted(saved.keys() | must_match.keys())
-        if saved.get(name) != must_match.get(name)
-    ]
-    if differing:
+    if changes := differing(saved, must_match):
         raise ValueError(
-            f"{folder} is a checkpoint of another run: {'; '.join(differing)}. "
+            f"{folder} is a checkpoint of another run: {'; '.join(changes)}. "
             "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
         )
     state = _model_and_optimizer(model, optimizer)

@@ -40,8 +40,7 @@ def preparing(folder: Path, manifest: Manifest) -> Iterator["TaskWriter"]:
         ValueError: The folder is another process's, or holds something else.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    busy = f"{folder} is being prepared by another process; wait for it or end it."
-    with lock_folder(folder, busy):
+    with lock_folder(folder):
         yield TaskWriter(folder, manifest)
 
 

@@ -22,7 +22,7 @@ N_SEEDS = 360
 """Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
 
 SEED_ANGLES = np.array([math.radians(degree) for degree in range(-180, 180)])
-"""Of those."""
+"""Of the templates of first strokes, in radians."""
 
 _MARKER_HALO = 4
 """Pixels beyond a marker's disk that shrinking may still colour."""

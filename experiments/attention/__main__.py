@@ -201,8 +201,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         hbm_bytes.show(rows)
     else:
         report.show(rows, preset.columns)
-    preset.draw(rows, out.with_suffix(".png"))
-    print(f"wrote {out} and its picture")
+    if any(row["status"] == "ok" for row in rows):  # else there is nothing to draw
+        preset.draw(rows, out.with_suffix(".png"))
+    print(f"wrote {out}")
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong, and have no speed")
 

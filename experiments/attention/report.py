@@ -181,7 +181,8 @@ def draw_peers(rows: list[Row], out: Path) -> None:
             f"head_dim == {head_dim} and causal == {causal} and seq_len in @lengths"
         )
         for axes, part in zip(column, PASSES, strict=True):
-            speeds = panel.pivot(index="seq_len", columns="name", values=f"{part}_tflops")[names]
+            speeds = panel.pivot(index="seq_len", columns="name", values=f"{part}_tflops")
+            speeds = speeds.reindex(columns=names)  # one colour each, also where one is missing
             speeds.plot.bar(ax=axes, rot=0, width=0.8, legend=False)
             axes.set_title(f"{part}, head_dim {head_dim}, {'causal' if causal else 'full'}", size=9)
             axes.set(xlabel="tokens", ylabel="TFLOP/s")

@@ -38,7 +38,7 @@ def test_labels_group_seeds(opened, tmp_path):
         (
             ("run.seed=2", "optim.lr=1e-5"),
             3,
-            "called a, .* run.seed: optim.lr is 1e-05 and .*Rename",
+            "called a, .* run.seed: optim.lr is 1e-05 there and .*Rename",
         ),
         (("run.seed=2",), 4, r"a_seed2 is at step 4 and .*a_seed1 at step 3.*to the same step"),
         (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),

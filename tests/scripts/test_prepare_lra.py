@@ -163,7 +163,7 @@ def test_generated_pathfinder_goes_on_with_the_same_bytes(tmp_path, monkeypatch,
     assert "the same command goes on" in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match="finish its preparation"):
         open_split(folder, "train")
-    with pytest.raises(SystemExit, match="source.seed: 5 there, 6 now"):
+    with pytest.raises(SystemExit, match="source.seed is 5 there and 6 here"):
         main([*command[:-1], "6", "--out", str(tmp_path / "out")])
     run(tmp_path, *command)
     assert calls[3:] == [range(32, 48), range(48, 50), range(160_000, 160_008), *calls[6:]]

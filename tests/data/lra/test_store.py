@@ -135,7 +135,10 @@ def test_unfinished_goes_on_and_other_settings_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="finish its preparation"):
         open_split(folder, "train")
     other = sequences_manifest(source={"seed": 1})
-    with pytest.raises(ValueError, match=r"source.seed: 0 there, 1 now"), preparing(folder, other):
+    with (
+        pytest.raises(ValueError, match=r"source.seed is 0 there and 1 here"),
+        preparing(folder, other),
+    ):
         pass
     with preparing(folder, sequences_manifest()) as writer:
         assert not writer.finished and (writer.chunks / "0.npy").exists()
@@ -144,7 +147,10 @@ def test_unfinished_goes_on_and_other_settings_are_refused(tmp_path):
     assert not (folder / "chunks").exists()
     with preparing(folder, sequences_manifest()) as writer:
         assert writer.finished and writer.manifest.splits["train"].examples == 1
-    with pytest.raises(ValueError, match=r"source.seed: 0 there, 1 now"), preparing(folder, other):
+    with (
+        pytest.raises(ValueError, match=r"source.seed is 0 there and 1 here"),
+        preparing(folder, other),
+    ):
         pass
 
 

@@ -124,9 +124,9 @@ def test_other_settings_in_the_same_folder(corpus, jsonl, tokenizer_file, tmp_pa
     else:
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus(), out, **options, on_progress=stop)
-    with pytest.raises(ValueError, match=r"shard_tokens: 50 there, 60 now"):
+    with pytest.raises(ValueError, match=r"shard_tokens is 50 there and 60 here"):
         prepare(corpus(), out, tokenizer=str(tokenizer_file), shard_tokens=60)
-    with pytest.raises(ValueError, match=r"tokenizer\.train_bpe: None there, 300 now"):
+    with pytest.raises(ValueError, match=r"tokenizer\.train_bpe is None there and 300 here"):
         prepare(corpus(), out, train_bpe=300, shard_tokens=50)
     other = FileSource([str(jsonl(["x"] * 20, "other.jsonl"))], val_ratio=0.2)
     with pytest.raises(ValueError, match=r"source\.names.*choose another --out folder, or delete"):

@@ -1,9 +1,11 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from experiments.attention import __main__ as benchmark_attention
 from experiments.attention.cases import Case
+from tests.experiments.attention.conftest import made_up_rows
 
 
 @pytest.mark.parametrize("seq_len", benchmark_attention.PAPER_LENGTHS)
@@ -41,6 +43,26 @@ def test_peers_preset(made_up, tmp_path, capsys):
     assert {r["batch"] * r["seq_len"] for r in rows} == {16_384, 32_768, 65_536}
     assert {r["n_head"] * r["head_dim"] for r in rows} == {2048}
     assert {r["dtype"] for r in rows} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("preset", ["peers", "paper", "sparsity"])
+@pytest.mark.parametrize("right", [0, 1])
+def test_rows_without_speed_end_as_a_sentence(preset, right, made_up, tmp_path, monkeypatch):
+    def broken_rows(case, names):
+        """All but `right` contenders of a case are wrong."""
+        rows = made_up_rows(case, names)
+        for row in rows[right:]:
+            row |= {"status": "wrong: error nan of dk"}
+            for key in [key for key in row if key.endswith(("_ms", "_tflops", "_mib"))]:
+                del row[key]
+        return rows
+
+    monkeypatch.setattr(benchmark_attention, "measure_case", broken_rows)
+    out = tmp_path / "broken.json"
+    alone = preset == "sparsity"  # our kernels, and no peer that may be wrong
+    with nullcontext() if alone and right else pytest.raises(SystemExit, match="are wrong"):
+        benchmark_attention.main(["--preset", preset, "--out", str(out)])
+    assert out.exists() and out.with_suffix(".png").exists() == bool(right)
 
 
 def test_sparsity_preset(made_up, tmp_path):
