@@ -19,7 +19,7 @@ examples (objective=masked or causal); losses and accuracies are then those of p
 
 import sys
 
-from configs.command_line import errors_as_sentences, help_if_asked
+from configs.command_line import errors_as_sentences, help_if_asked, if_interrupted
 from training.tasks import read_run
 
 if __name__ == "__main__":
@@ -167,7 +167,11 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
     task.attach(*ways_to_run(task, config, processes))
 
-    with RunLog(config, start_step=progress.step, is_main=processes.is_main) as log:
+    step = progress.step
+    with (
+        RunLog(config, start_step=step, is_main=processes.is_main) as log,
+        if_interrupted(lambda: f" at step {step}: {what_goes_on(config)}"),
+    ):
         log.say(task.describe())
         if progress.step >= optim.max_steps:
             log.say(f"finished before, see {checkpoint}: evaluating once more")
@@ -176,7 +180,6 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         elif origin is not None:
             log.say(f"starting with the weights of {origin}")
 
-        step = progress.step
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         validated: Record | None = None
         while True:
@@ -254,9 +257,22 @@ def ways_to_run(
     parallel = DistributedDataParallel(
         fast,
         device_ids=[processes.device] if processes.device.type == "cuda" else None,
-        broadcast_buffers=False,  # tables of constants, the same everywhere
     )
+    # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
+    parallel.broadcast_buffers = False
     return fast, parallel
+
+
+def what_goes_on(config: RunConfiguration) -> str:
+    """What the same command does after this run was stopped."""
+    checkpoint = latest_checkpoint(Path(config.run.out_dir))
+    if checkpoint is None:
+        return (
+            f"the same command begins again, as the first checkpoint comes with step "
+            f"{config.run.save_every} (run.save_every)"
+        )
+    auto = " with run.resume=auto" if config.run.resume == "never" else ""
+    return f"the same command{auto} goes on from {checkpoint}"
 
 
 def record(log: RunLog, task: Task, step: int, what: Record, **values: float) -> None:
