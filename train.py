@@ -40,7 +40,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from configs.reader import to_yaml
 from data.files import write_atomically
-from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import (
+    Progress,
+    latest_checkpoint,
+    load_checkpoint,
+    read_optim,
+    save_checkpoint,
+)
 from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
@@ -48,7 +54,7 @@ from training.environment import note_start
 from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
-from training.optim import learning_rate, set_learning_rate
+from training.optim import learning_rate, schedule_change, set_learning_rate
 from training.run_lock import only_run
 from training.stopwatch import Stopwatch
 from training.tasks import RunConfiguration
@@ -176,7 +182,10 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         if progress.step >= optim.max_steps:
             log.say(f"finished before, see {checkpoint}: evaluating once more")
         elif progress.step:
+            assert checkpoint is not None
             log.say(f"going on from {checkpoint}")
+            if change := schedule_change(progress.step, read_optim(checkpoint), optim):
+                log.say(change)
         elif origin is not None:
             log.say(f"starting with the weights of {origin}")
 
