@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.hub import from_hub
 from data.text.readers import (
     MAX_DOCUMENT_BYTES,
     SUPPORTED,
@@ -88,16 +89,14 @@ class HubSource:
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
-        import datasets
+        remedy = (
+            "check the name and the network, or download the dataset elsewhere (hf download "
+            f"--repo-type dataset {self.name}) and give its files: {SUPPORTED}"
+        )
+        with from_hub(f"{self.name} is no local file, and as a dataset", remedy):
+            import datasets
 
-        try:
             rows = datasets.load_dataset(self.name, self.config, split="train")
-        except OSError as error:
-            raise ValueError(
-                f"{self.name!r} is neither a local file nor a dataset that could be loaded from "
-                f"the Hugging Face hub ({error}); check the name and the network, or pass local "
-                f"files: {SUPPORTED}."
-            ) from error
         if self.text_field not in rows.column_names:
             raise ValueError(
                 f"{self.name} has no column {self.text_field!r}, only {rows.column_names}; "
