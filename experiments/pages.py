@@ -1,8 +1,9 @@
-"""Write the tables of README.md and of the pages in docs from the measurements in docs/results.
+"""Write the tables of README.md and of the pages in docs, and pictures, from docs/results.
 
 python -m experiments.pages
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is one of TABLES.
+The pictures are those of PICTURES.
 """
 
 from configs.command_line import help_if_asked
@@ -14,14 +15,22 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from evaluation.results import read_result
+from evaluation.style import save
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
+from experiments.table4 import forest
 from experiments.table4 import report as table4
 from experiments.train_steps import tables as train_steps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 PAGES = (Path("README.md"), Path("docs/evaluation.md"), Path("docs/lra.md"))
 RESULTS = Path("docs/results")
@@ -35,15 +44,15 @@ TEXT_TRIALS = (
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def _of(table: Callable[..., str], *names: str, **named: str) -> Callable[[], str]:
-    """What writes a table of the results of these names."""
+def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
+    """What makes a table or a picture of the results of these names."""
 
-    def write() -> str:
+    def made() -> T:
         results = [read_result(RESULTS / f"{name}.json") for name in names]
         by_name = {key: read_result(RESULTS / f"{name}.json") for key, name in named.items()}
-        return table(*results, **by_name)
+        return make(*results, **by_name)
 
-    return write
+    return made
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -68,6 +77,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
 
+PICTURES: dict[Path, Callable[[], "Figure"]] = {
+    RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
+}
+
 
 def fill(text: str) -> str:
     """`text` with each table in its place written anew.
@@ -82,7 +95,10 @@ def main() -> None:
     """Run the command."""
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, draw in PICTURES.items():
+        save(draw(), path)
     print(f"wrote the tables of {', '.join(map(str, PAGES))}")
+    print(f"drew {', '.join(map(str, PICTURES))}")
 
 
 if __name__ == "__main__":
