@@ -56,7 +56,9 @@ def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
     """How the line of an attention is drawn: ours thick, before the others."""
     if name != "ours":
         return {"color": PEERS[name], "lw": 1.5}
-    return {"color": OUR_SPARSE if sparse else OURS, "lw": 3, "zorder": 3}
+    if sparse:  # narrower, so that both are seen where they are equal
+        return {"color": OUR_SPARSE, "lw": 1.5, "zorder": 4}
+    return {"color": OURS, "lw": 4, "zorder": 3}
 
 
 def name_ends(axes: "Axes", ends: Mapping[str, tuple[float, str]], gap: float = 0.06) -> None:

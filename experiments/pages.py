@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from evaluation.results import read_result
+from evaluation.results import Row, read_result
 from evaluation.style import save
+from experiments.attention import hbm_bytes
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
@@ -77,8 +78,18 @@ TABLES: dict[str, Callable[[], str]] = {
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
 
+
+def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
+    """What draws the rows of a result."""
+    return _of(lambda result: draw(result["rows"]), name)
+
+
 PICTURES: dict[Path, Callable[[], "Figure"]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
+    RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
+    RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
+    RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
+    RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
 }
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
 
@@ -33,7 +34,7 @@ def test_numbers_and_marks_are_those_of_the_results(results):
         assert isinstance(bars, ErrorbarContainer)
         mark, _, ends = bars.lines
         if ends:  # those of the legend have none
-            drawn.append((*mark.get_xdata(), *ends[0].get_segments()[0][:, 0]))
+            drawn.append((*np.ravel(mark.get_xdata()), *ends[0].get_segments()[0][:, 0]))
     expected, far, written = [], [], texts(axes.figure)
     for pair in (pair for rows in forest.ROWS.values() for pair in rows.values()):
         for result in results:
