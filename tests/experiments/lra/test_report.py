@@ -136,7 +136,7 @@ def test_report(tmp_path, capsys):
     assert "| Retrieval (on pairs) | 25% of 1,024 | yes | 9.00 ms (1.00x) |" in text
     listops, image, pairs = draw(result).axes
     of_image = [row for row in result["rows"] if row["task"] == "image"]
-    points = [*np.ravel([x.get_xdata() for x in image.lines if x.get_marker() == "o"])]
+    points = [np.ravel(x.get_xdata())[0] for x in image.lines if x.get_marker() == "o"]
     assert points == [row["test_accuracy"] for row in of_image]
     assert [axes.get_title() for axes in (listops, pairs)] == ["ListOps", "Pairs (in-house)"]
     picture = path.with_suffix(".png")
