@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from evaluation.results import Row
-from evaluation.style import IN_A_ROW, LINES, Styles, save, styles_of
+from evaluation.style import COLOURS, LINES, Styles, save, styles_of
 
+IN_A_ROW = len(COLOURS) - 1  # models beside the first
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
 RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen

@@ -1,8 +1,9 @@
-"""Write the tables of README.md and of the pages in docs from the measurements in docs/results.
+"""Write the tables of README.md and of the pages in docs, and pictures, from docs/results.
 
 python -m experiments.pages
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is one of TABLES.
+The pictures are those of PICTURES.
 """
 
 from configs.command_line import help_if_asked
@@ -14,14 +15,23 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from evaluation.results import read_result
+from evaluation.results import Row, read_result
+from evaluation.style import save
+from experiments.attention import hbm_bytes
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
+from experiments.table4 import forest
 from experiments.table4 import report as table4
 from experiments.train_steps import tables as train_steps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 PAGES = (Path("README.md"), Path("docs/evaluation.md"), Path("docs/lra.md"))
 RESULTS = Path("docs/results")
@@ -35,15 +45,15 @@ TEXT_TRIALS = (
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def _of(table: Callable[..., str], *names: str, **named: str) -> Callable[[], str]:
-    """What writes a table of the results of these names."""
+def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
+    """What makes a table or a picture of the results of these names."""
 
-    def write() -> str:
+    def made() -> T:
         results = [read_result(RESULTS / f"{name}.json") for name in names]
         by_name = {key: read_result(RESULTS / f"{name}.json") for key, name in named.items()}
-        return table(*results, **by_name)
+        return make(*results, **by_name)
 
-    return write
+    return made
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -69,6 +79,20 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
+    """What draws the rows of a result."""
+    return _of(lambda result: draw(result["rows"]), name)
+
+
+PICTURES: dict[Path, Callable[[], "Figure"]] = {
+    RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
+    RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
+    RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
+    RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
+    RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+}
+
+
 def fill(text: str) -> str:
     """`text` with each table in its place written anew.
 
@@ -82,7 +106,10 @@ def main() -> None:
     """Run the command."""
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, draw in PICTURES.items():
+        save(draw(), path)
     print(f"wrote the tables of {', '.join(map(str, PAGES))}")
+    print(f"drew {', '.join(map(str, PICTURES))}")
 
 
 if __name__ == "__main__":
