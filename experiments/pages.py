@@ -90,6 +90,9 @@ PICTURES: dict[Path, Callable[[], "Figure"]] = {
     RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+    RESULTS / "lra_speed.png": _of(
+        lambda speed, accuracy: lra.draw_speed(speed, accuracy["references"]), "lra_speed", "lra"
+    ),
 }
 
 
