@@ -3,16 +3,19 @@
 import ast
 import math
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "docs" / "kernels.md"
-DOCUMENTS = [KERNELS, ROOT / "docs" / "evaluation.md", ROOT / "docs" / "lra.md", ROOT / "README.md"]
+README, KERNELS = ROOT / "README.md", ROOT / "docs" / "kernels.md"
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEASURED = [README, *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "lra", "speed"))]
 
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 
@@ -54,6 +57,42 @@ def test_functions_are_defined_where_the_link_says(document):
     ]
     assert document != KERNELS or len(named) > 40
     assert [(name, target) for name, target in named if name not in definitions(target)] == []
+
+
+def test_the_readme_is_short():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 130 and len(text.encode()) <= 9000
+
+
+def test_the_program_of_the_readme_runs(capsys):
+    (program,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    exec(compile(program, str(README), "exec"), {})
+    assert "torch.Size([1, 2048, 8, 64])" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
+def test_measured_numbers_in_prose_stand_in_a_table_of_the_page(document):
+    text = document.read_text()
+    if document.name == "evaluation.md":  # the rest is about methods, and papers'
+        text = text.partition("## Your own runs")[0]
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    there = [float(number) for number in re.findall(r"\d+\.\d+", "\n".join(tables))]
+    prose = re.sub(r"```.*?```|^(    |\|).*?$|\]\(.*?\)|`.*?`|(arXiv|Python)\s[\d.]+", "", text,
+                   flags=re.DOTALL | re.MULTILINE)  # fmt: skip
+    unknown = []
+    for number in re.findall(r"\d+\.\d+", prose):
+        off = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
+        if not any(abs(float(number) - measured) <= off for measured in there):
+            unknown.append(number)
+    assert not unknown
+
+
+def test_versions_agree():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changes = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert changes and changes[1] == version == citation["version"]
+    assert changes[2] == str(citation["date-released"])
 
 
 def test_densities_are_those_of_the_code():
