@@ -73,7 +73,7 @@ def markdown(result: dict[str, Any]) -> str:
     if result["strided"]:
         parts += [
             f"All rows are of the tokens that see at least {LEAST_SEEN} of the history in each.",
-            "![Loss, and its difference to the first model, by history](strided.png)",
+            "![Difference to the first model by history](strided.png)",
         ]
     if result["control"]:
         parts += ["## Was the distant context used?", _control_table(result["control"])]

@@ -22,8 +22,7 @@ from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import save, styles_of
 from experiments.reports import publish
-from experiments.table4.models import MODELS
-from experiments.table4.questions import CONTEXT, PAIRS, QUESTION_OF
+from experiments.table4.questions import PAIRS, QUESTION_OF
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -257,7 +256,7 @@ def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> "Figure":
     scratch = [model for model in order if model not in going_on]
     titled = {"from scratch": scratch, "with the weights of another model": order[len(scratch) :]}
     kinds = {title: models for title, models in titled.items() if models}
-    figure = Figure(figsize=(13, 1 + 3.7 * len(kinds)), layout="constrained")
+    figure = Figure(figsize=(9.5, 0.7 + 3 * len(kinds)), layout="constrained")
     panels = figure.subplots(len(kinds), 2, sharey="row", squeeze=False)
     styles = styles_of(order)
     for (title, models), (left, right) in zip(kinds.items(), panels, strict=True):
@@ -288,12 +287,10 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
     panels: dict[str, dict[str, list[Row]]] = {}
     for row in comparisons:
         label, other = row["label"], row["to_label"]
-        panel = QUESTION_OF[label, other].panel
-        if panel == CONTEXT:  # of models from scratch differences are far larger
-            scratch = MODELS[other].starts_from is None
-            panel = f"{panel}, {'from scratch' if scratch else 'going on'}"
-        if panel is not None:
-            panels.setdefault(panel, {})[f"{label} minus {other}"] = row["document_position"]
+        question = QUESTION_OF[label, other]
+        if question.by_position:
+            line = f"{label}\nminus {other}"
+            panels.setdefault(question.asks, {})[line] = row["document_position"]
     if panels:
         save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
     else:
