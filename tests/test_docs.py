@@ -70,21 +70,38 @@ def test_the_program_of_the_readme_runs(capsys):
     assert "torch.Size([1, 2048, 8, 64])" in capsys.readouterr().out
 
 
+def told(document: Path) -> str:
+    """What a page says of our measurements."""
+    text = document.read_text()  # evaluation.md goes on with methods, and papers'
+    return text.partition("## Your own runs")[0] if document.name == "evaluation.md" else text
+
+
+def prose(text: str) -> str:
+    """A page without its code, tables, links' targets, and numbers that were not measured."""
+    code, table, target = r"```.*?```|^    .*?$|`.*?`", r"^\|.*?$", r"\]\(.*?\)"
+    others = r"(arXiv|Python)\s[\d.]+"
+    return re.sub(f"{code}|{table}|{target}|{others}", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
 def test_measured_numbers_in_prose_stand_in_a_table_of_the_page(document):
-    text = document.read_text()
-    if document.name == "evaluation.md":  # the rest is about methods, and papers'
-        text = text.partition("## Your own runs")[0]
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    there = [float(number) for number in re.findall(r"\d+\.\d+", "\n".join(tables))]
-    prose = re.sub(r"```.*?```|^(    |\|).*?$|\]\(.*?\)|`.*?`|(arXiv|Python)\s[\d.]+", "", text,
-                   flags=re.DOTALL | re.MULTILINE)  # fmt: skip
+    text = told(document)
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    measured = [float(number) for number in re.findall(r"\d+\.\d+", tables)]
     unknown = []
-    for number in re.findall(r"\d+\.\d+", prose):
+    for number in re.findall(r"\d+\.\d+", prose(text)):
         off = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
-        if not any(abs(float(number) - measured) <= off for measured in there):
+        if not any(abs(float(number) - other) <= off for other in measured):
             unknown.append(number)
     assert not unknown
+
+
+@pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
+def test_a_paragraph_has_three_measured_numbers_at_most(document):
+    paragraphs = re.split(r"\n\n|\n- ", prose(told(document)))
+    without_intervals = [re.sub(r"\([-\d.]+\sto\s[-\d.]+\)", "", p) for p in paragraphs]
+    walls = [p for p in without_intervals if len(re.findall(r"\d+\.\d+", p)) > 3]
+    assert not walls
 
 
 def test_versions_agree():
