@@ -57,4 +57,6 @@ def test_a_wrong_option_needs_no_pytorch() -> None:
 
 def test_a_misspelt_key_needs_no_pytorch() -> None:
     done = run(MISSPELT)
-    assert done.returncode == 1 and done.stderr.startswith("error: optim.momentum: "), done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("error: optim.momentum is not"), (
+        done.stderr
+    )
