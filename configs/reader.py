@@ -1,12 +1,12 @@
 """How a configuration is filled, whatever its schema: a frozen dataclass of dataclasses.
 
-defaults <- the YAML file <- key=value on the command line
+defaults <- what the data tell <- the YAML file <- key=value on the command line
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import omegaconf
 import yaml
@@ -20,6 +20,16 @@ C = TypeVar("C")
 
 class ConfigError(ValueError):
     """A configuration that no run can be made of; the message says which field and why."""
+
+
+@runtime_checkable
+class AsksData(Protocol):
+    """A schema with defaults that depend on the data which a configuration names."""
+
+    @staticmethod
+    def from_data(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those defaults, by key; `given` is what the file and the command line set, likewise."""
+        ...
 
 
 def read_config(schema: type[C], argv: Sequence[str]) -> C:
@@ -107,7 +117,14 @@ def _config_of(
     if unknown:
         raise ConfigError("\n".join(unknown))
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *parts))
+        defaults = OmegaConf.structured(schema)
+        merged = OmegaConf.merge(defaults, *parts)
+        if isinstance(schema, AsksData):
+            keys = [key for _, key, _ in given if "[]" not in key]
+            told = schema.from_data({key: OmegaConf.select(merged, key) for key in keys})
+            layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
+            merged = OmegaConf.merge(defaults, *layers, *parts)
+        config = OmegaConf.to_object(merged)
     except omegaconf.errors.MissingMandatoryValue as error:
         what = f". It is: {known[key].text}" if (key := error.full_key) in known else ""
         raise ConfigError(
@@ -150,13 +167,17 @@ def _inside(section: str, known: Collection[str]) -> list[str]:
 
 def _fails(schema: type, key: str, value: Any) -> bool:
     """Whether the schema takes no such value, whatever else is set."""
-    for name in reversed(key.split(".")):
-        value = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
     try:
-        OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(value))
+        OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(_nested(key, value)))
     except omegaconf.errors.OmegaConfBaseException:
         return True
     return False
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for name in reversed(key.split(".")):
+        value = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
+    return value
 
 
 def _must_be(key: str, value: Any, known: Mapping[str, Setting]) -> str:
