@@ -179,11 +179,11 @@ def test_trains_on_interpreted_triton_kernels(run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["data.path=nowhere"], FileNotFoundError, "nowhere does not exist; prepare it with"),
+        (["data.path=nowhere"], FileNotFoundError, "nowhere does not exist; make it"),
         (
             ["model.vocab_size=500"],
             ValueError,
-            "entries, and model.vocab_size=500: prepare the data with the model's tokenizer",
+            r"entries, and model.vocab_size=500: leave it out, so that it is \d+, or prepare",
         ),
         (
             ["model.vocab_size=257", "run.init_from=nowhere"],
@@ -245,5 +245,5 @@ def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):
     with pytest.raises(SystemExit) as end:
         runpy.run_path("train.py", run_name="__main__")
     # Python prints a text to stderr and exits with 1; nothing else was said before
-    assert re.fullmatch(r"error: optim.momentum: .*", end.value.code)
+    assert re.fullmatch(r"error: optim.momentum is not a setting: .*", end.value.code)
     assert capfd.readouterr() == ("", "")
