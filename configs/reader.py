@@ -109,13 +109,20 @@ def _config_of(
         for at, part in zip((f"{source}: ", ""), parts, strict=False)
         for key, value in _leaves(OmegaConf.to_container(part), known)
     ]
+    # a value at the top, as the task, may mean that all keys are those of another schema
+    of_another = [
+        at + _must_be(key, value, known)
+        for at, key, value in given
+        if key in known and "." not in key and not isinstance(value, list)
+        if _fails(schema, key, value)
+    ]
     unknown = [
         at + refuse(key, known, others or {})
         for at, key, _ in given
         if key not in known and not _inside(key, known)
     ]
-    if unknown:
-        raise ConfigError("\n".join(unknown))
+    if of_another or unknown:
+        raise ConfigError("\n".join(of_another or unknown))
     try:
         defaults = OmegaConf.structured(schema)
         merged = OmegaConf.merge(defaults, *parts)
