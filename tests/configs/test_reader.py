@@ -62,6 +62,7 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "model.n_layer=four"], "^model.n_layer=four must be a whole number$"),
         ([QUICKSTART, "model.n_layer=1.5"], "^model.n_layer=1.5 must be a whole number$"),
         ([QUICKSTART, "optim.batch_tokens=1e6"], "number, without e or point: 1000000$"),
+        ([QUICKSTART, "optim.betas=1.0"], "^optim.betas=1.0 must be a list of 2, each a number$"),
         ([QUICKSTART, "run.compile=maybe"], "^run.compile=maybe must be true or false$"),
         ([QUICKSTART, "run.dtype=float16"], "^run.dtype=float16 must be bfloat16 or float32$"),
         ([QUICKSTART, "optim.betas=[0.9]"], r"^optim.betas=\[0.9\] must be a list of 2, each a n"),
@@ -111,6 +112,8 @@ def test_a_file_of_another_task_is_named_as_such():
     image = str(ROOT / "configs/lra/image.yaml")
     with pytest.raises(ConfigError, match=r"image.yaml: task=classification must be language$"):
         load_config([image])
+    with pytest.raises(ConfigError, match=r"image.yaml: model.n_classes is not a setting: "):
+        load_config([image, "task=language"])
 
 
 def test_defaults_that_the_data_tell():
