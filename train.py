@@ -21,13 +21,13 @@ examples (objective=masked or causal); losses and accuracies are then those of p
 import sys
 
 from configs.command_line import errors_as_sentences
-from training.tasks import help_if_asked, read_run
+from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
     # What follows loads PyTorch, which takes seconds; help, a misspelt key and data that are not
     # there need not wait for it.
     with errors_as_sentences():
-        help_if_asked(__doc__, sys.argv[1:])
+        explain_if_asked(__doc__, sys.argv[1:])
         read_run(sys.argv[1:]).check_prepared()
 
 import math

@@ -109,13 +109,7 @@ def _config_of(
         for at, part in zip((f"{source}: ", ""), parts, strict=False)
         for key, value in _leaves(OmegaConf.to_container(part), known)
     ]
-    unknown = [
-        at + refuse(key, known, others or {})
-        for at, key, _ in given
-        if key not in known and not _inside(key, known)
-    ]
-    if unknown:
-        raise ConfigError("\n".join(unknown))
+    _check_keys(schema, given, known, others or {})
     try:
         defaults = OmegaConf.structured(schema)
         merged = OmegaConf.merge(defaults, *parts)
@@ -144,6 +138,29 @@ def _config_of(
         raise ConfigError(str(error)) from error
     assert isinstance(config, schema)
     return config
+
+
+def _check_keys(
+    schema: type,
+    given: Sequence[tuple[str, str, Any]],
+    known: Mapping[str, Setting],
+    others: Mapping[str, Collection[str]],
+) -> None:
+    """Refuse keys that are no setting; `given` are place, key and value of all that is set."""
+    # a value at the top, as the task, may mean that all keys are those of another schema
+    top = {key: (at, value) for at, key, value in given if key in known and "." not in key}
+    of_another = [
+        at + _must_be(key, value, known)
+        for key, (at, value) in top.items()
+        if not isinstance(value, list) and _fails(schema, key, value)
+    ]
+    unknown = [
+        at + refuse(key, known, others)
+        for at, key, _ in given
+        if key not in known and not _inside(key, known)
+    ]
+    if of_another or unknown:
+        raise ConfigError("\n".join(of_another or unknown))
 
 
 def _leaves(values: Any, known: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,8 +202,9 @@ def _must_be(key: str, value: Any, known: Mapping[str, Setting]) -> str:
         names = ", ".join(other.removeprefix(f"{key}.") for other in inside)
         return f"{key}={written(value)} must be a section, with values of {names}"
     must = f"{key}={written(value)} must be {known[key].kind}"
-    whole = isinstance(value, float) and value.is_integer()
-    return f"{must}, without e or point: {value:.0f}" if whole else must
+    if isinstance(value, float) and value.is_integer() and "whole number" in must:
+        must += f", without e or point: {value:.0f}"
+    return must
 
 
 def _read_yaml(path: Path) -> DictConfig:

@@ -13,8 +13,10 @@ import torch
 
 from configs.command_line import errors_as_sentences
 from configs.reader import ConfigError
+from data.text.shards import Manifest
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
 from training.checkpoint import latest_checkpoint, read_progress
+from training.language.config import load_config
 from training.metrics import read_metrics
 
 
@@ -238,6 +240,15 @@ def test_checkpoint_of_another_model(run):
         run("model.n_layer=3")
     with pytest.raises(ValueError, match="run.resume=never: choose another folder"):
         run("run.resume=never")
+
+
+def test_a_run_keeps_the_vocabulary_of_its_data(run, corpus, tmp_path):
+    entries = Manifest.load(corpus).tokenizer.vocab_size
+    run("optim.max_steps=4", f"model.vocab_size={entries}")  # as configurations once had to
+    run()
+    config = run.out_dir / "config.yaml"
+    config.write_text(config.read_text().replace(str(corpus), str(tmp_path / "moved")))
+    assert load_config([str(config)]).model.vocab_size == entries
 
 
 def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):

@@ -26,7 +26,7 @@ def read_run(argv: Sequence[str]) -> RunConfiguration:
     return read_task_config(SCHEMAS, argv)
 
 
-def help_if_asked(text: str | None, argv: Sequence[str]) -> None:
+def explain_if_asked(text: str | None, argv: Sequence[str]) -> None:
     """Where -h or --help is an argument, print `text` and all settings, and exit.
 
     They are those of the configuration that is named, with its values, or else those of a GPT.

@@ -62,6 +62,7 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "model.n_layer=four"], "^model.n_layer=four must be a whole number$"),
         ([QUICKSTART, "model.n_layer=1.5"], "^model.n_layer=1.5 must be a whole number$"),
         ([QUICKSTART, "optim.batch_tokens=1e6"], "number, without e or point: 1000000$"),
+        ([QUICKSTART, "optim.betas=1.0"], "^optim.betas=1.0 must be a list of 2, each a number$"),
         ([QUICKSTART, "run.compile=maybe"], "^run.compile=maybe must be true or false$"),
         ([QUICKSTART, "run.dtype=float16"], "^run.dtype=float16 must be bfloat16 or float32$"),
         ([QUICKSTART, "optim.betas=[0.9]"], r"^optim.betas=\[0.9\] must be a list of 2, each a n"),
@@ -107,11 +108,43 @@ def test_files_that_are_no_configuration(tmp_path, text, message):
         load_config([str(path)])
 
 
+def test_a_file_of_another_task_is_named_as_such():
+    image = str(ROOT / "configs/lra/image.yaml")
+    with pytest.raises(ConfigError, match=r"image.yaml: task=classification must be language$"):
+        load_config([image])
+    with pytest.raises(ConfigError, match=r"image.yaml: model.n_classes is not a setting: "):
+        load_config([image, "task=language"])
+
+
+def test_defaults_that_the_data_tell():
+    @dataclass(frozen=True)
+    class Inner:
+        size: int = 1
+        path: str = "nowhere"
+
+    @dataclass(frozen=True)
+    class Schema:
+        inner: Inner = field(default_factory=Inner)
+        name: str = "here"
+
+        @staticmethod
+        def from_data(given):
+            return {"inner.size": 3} if given.get("inner.path") == "here" else {}
+
+    def read(text):
+        return from_yaml(Schema, text).inner
+
+    assert read("{}") == Inner()
+    assert read("inner: {path: here}") == Inner(size=3, path="here")
+    assert read("{name: here, inner: {path: '${name}'}}") == Inner(size=3, path="here")
+    assert read("inner: {path: here, size: 2}") == Inner(size=2, path="here")
+
+
 def test_missing_value(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n"
                     "model: {}\ndata: {path: x}\nrun: {}\n")  # fmt: skip
-    with pytest.raises(ConfigError, match="run.out_dir has no value: set it in"):
+    with pytest.raises(ConfigError, match="out_dir has no value: set it in .* line. It is: Folder"):
         load_config([str(path)])
 
 

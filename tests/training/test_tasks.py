@@ -7,7 +7,7 @@ import pytest
 
 from configs.reader import ConfigError
 from configs.settings import settings_of
-from training.tasks import SCHEMAS, help_if_asked
+from training.tasks import SCHEMAS, explain_if_asked
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def terminal(monkeypatch):
 
 def shown(capsys, *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        help_if_asked("Train.", arguments)
+        explain_if_asked("Train.", arguments)
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -43,11 +43,11 @@ def test_help_is_of_the_file_that_is_named(capsys):
     assert "\n  optim.lr=0.25 " in text and "default 0.0006)" in text
     assert "\n  data.path=out/data/lra/image " in text
     with pytest.raises(ConfigError, match="configs/none.yaml is not a file"):
-        help_if_asked("Train.", ["configs/none.yaml", "--help"])
+        explain_if_asked("Train.", ["configs/none.yaml", "--help"])
 
 
 def test_no_help(capsys):
-    help_if_asked("Train.", ["configs/quickstart.yaml", "run.out_dir=--help"])
+    explain_if_asked("Train.", ["configs/quickstart.yaml", "run.out_dir=--help"])
     assert capsys.readouterr().out == ""
 
 
