@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
+from experiments import glance, provenance
 from experiments.attention import hbm_bytes
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PAGES = (Path("README.md"), Path("docs/evaluation.md"), Path("docs/lra.md"))
+PAGES = (
+    Path("README.md"),
+    *(Path(f"docs/{name}.md") for name in ("evaluation", "lra", "speed", "reproduce")),
+)
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
 TEXT_TRIALS = (
@@ -57,6 +61,8 @@ def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "glance": _of(glance.glance_table, **{name: name for name in glance.RESULTS}),
+    "provenance": _of(provenance.provenance_table, **{name: name for name in provenance.RESULTS}),
     "train_speed": _of(train_steps.speed_table, "train_speed"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),
