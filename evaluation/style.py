@@ -77,6 +77,7 @@ def name_ends(axes: "Axes", ends: Mapping[str, tuple[float, str]], gap: float = 
     }
     names = sorted(heights, key=lambda name: heights[name])
     moved = isotonic_regression([heights[name] - gap * n for n, name in enumerate(names)]).x
+    moved = moved.clip(0, max(0, 1 - gap * (len(names) - 1)))
     for number, (name, height) in enumerate(zip(names, moved, strict=True)):
         at = {"transform": axes.transAxes, "va": "center", "fontsize": 9}
         axes.text(1.02, height + gap * number, name, color=ends[name][1], **at)
