@@ -28,6 +28,7 @@ from matplotlib.ticker import LogFormatter
 
 from evaluation.results import COST
 from evaluation.runs import origin_cost
+from evaluation.style import styles_of
 from training.config import RUN_CONFIG
 from training.language.config import load_config
 from training.metrics import METRICS, read_metrics
@@ -48,26 +49,28 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
     Raises:
         FileNotFoundError: a folder has no records.
     """
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(8.5, 4), layout="constrained")
     panels = left, right = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
     names = [run.resolve().name for run in runs]
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+    looks = styles_of(map(str, runs))
+    for run, name in zip(runs, names, strict=True):
         records, is_whole = _read(run)
         title = name if names.count(name) == 1 else str(run)
         if not is_whole:
             title += " (without what its first weights took)"
         for axes, unit, divisor in zip(panels, COST, (1e6, 1), strict=True):
+            look = looks[str(run)]
             for kind, label, style in (
-                ("loss", "training", {"lw": 0.5, "alpha": 0.5}),
-                ("val_loss", "validation", {"marker": "o", "ms": 4, "lw": 1.2}),
+                ("loss", "training", look | {"lw": 0.8, "alpha": 0.5, "marker": ""}),
+                ("val_loss", "validation", look | {"ms": 4, "lw": 1.5}),
             ):
                 drawn = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
                 if not drawn:
                     continue
                 x = [r[unit] / divisor for r in drawn]
                 perplexity = np.exp([r[kind] for r in drawn])
-                axes.plot(x, perplexity, color=f"C{number}", label=f"{title}, {label}", **style)
+                axes.plot(x, perplexity, label=f"{title}, {label}", **style)
                 lows.append(perplexity.min() / MARGIN)
                 if kind == "val_loss" and len(drawn) > 1:
                     tops.append(HEADROOM * perplexity.max())
@@ -84,10 +87,10 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
     nats.set_ylabel("loss, nats per token")
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
-        if axes.lines:
-            axes.legend()
-        else:
+        if not axes.lines:
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
