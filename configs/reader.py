@@ -113,12 +113,11 @@ def _config_of(
     try:
         defaults = OmegaConf.structured(schema)
         merged = OmegaConf.merge(defaults, *parts)
-        if isinstance(schema, AsksData):
-            keys = [key for _, key, _ in given if "[]" not in key]
-            told = schema.from_data({key: OmegaConf.select(merged, key) for key in keys})
-            layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
-            merged = OmegaConf.merge(defaults, *layers, *parts)
-        config = OmegaConf.to_object(merged)
+        keys = [key for _, key, _ in given if "[]" not in key]
+        values = {key: OmegaConf.select(merged, key) for key in keys}
+        told = schema.from_data(values) if isinstance(schema, AsksData) else {}
+        layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
+        config = OmegaConf.to_object(OmegaConf.merge(defaults, *layers, *parts))
     except omegaconf.errors.MissingMandatoryValue as error:
         what = f". It is: {known[key].text}" if (key := error.full_key) in known else ""
         raise ConfigError(
