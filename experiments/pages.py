@@ -96,6 +96,13 @@ PICTURES: dict[Path, Callable[[], "Figure"]] = {
     RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+    RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),
+    **{
+        RESULTS / f"{name}.png": _of(
+            partial(train_steps.draw_losses, name=name.removeprefix("compare_training_")), name
+        )
+        for name in COMPARED.values()
+    },
     RESULTS / "lra_speed.png": _of(
         lambda speed, accuracy: lra.draw_speed(speed, accuracy["references"]), "lra_speed", "lra"
     ),
