@@ -6,7 +6,7 @@ defaults <- what the data tell <- the YAML file <- key=value on the command line
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import omegaconf
 import yaml
@@ -20,16 +20,6 @@ C = TypeVar("C")
 
 class ConfigError(ValueError):
     """A configuration that no run can be made of; the message says which field and why."""
-
-
-@runtime_checkable
-class AsksData(Protocol):
-    """A schema with defaults that depend on the data which a configuration names."""
-
-    @staticmethod
-    def from_data(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those defaults, by key; `given` is what the file and the command line set, likewise."""
-        ...
 
 
 def read_config(schema: type[C], argv: Sequence[str]) -> C:
@@ -102,7 +92,11 @@ def _config_of(
     source: str,
     others: Mapping[str, Collection[str]] | None = None,
 ) -> C:
-    """Later parts replace values of earlier ones; `others` are keys of other schemas."""
+    """Later parts replace values of earlier ones; `others` are keys of other schemas.
+
+    A schema may have a static method `from_data`. It takes all values that are given, by key, and
+    returns defaults that depend on the data which they name, likewise.
+    """
     known = settings_of(schema)
     given = [
         (at, key, value)
@@ -113,12 +107,11 @@ def _config_of(
     try:
         defaults = OmegaConf.structured(schema)
         merged = OmegaConf.merge(defaults, *parts)
-        if isinstance(schema, AsksData):
-            keys = [key for _, key, _ in given if "[]" not in key]
-            told = schema.from_data({key: OmegaConf.select(merged, key) for key in keys})
-            layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
-            merged = OmegaConf.merge(defaults, *layers, *parts)
-        config = OmegaConf.to_object(merged)
+        keys = [key for _, key, _ in given if "[]" not in key]
+        values = {key: OmegaConf.select(merged, key) for key in keys}
+        told = getattr(schema, "from_data", _nothing)(values)
+        layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
+        config = OmegaConf.to_object(OmegaConf.merge(defaults, *layers, *parts))
     except omegaconf.errors.MissingMandatoryValue as error:
         what = f". It is: {known[key].text}" if (key := error.full_key) in known else ""
         raise ConfigError(
@@ -161,6 +154,10 @@ def _check_keys(
     ]
     if of_another or unknown:
         raise ConfigError("\n".join(of_another or unknown))
+
+
+def _nothing(_: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
 
 
 def _leaves(values: Any, known: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
