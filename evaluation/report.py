@@ -27,8 +27,9 @@ import pandas as pd
 from data.files import write_atomically
 from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
 from evaluation.pictures import draw
-from evaluation.results import Row, cost_before, read_result, without_nan, write_result
+from evaluation.results import Row, read_result, without_nan, write_result
 from evaluation.statistics import LEAST_DOCUMENTS
+from evaluation.summary import documents_of, is_shown, models_of, summary
 from evaluation.sums import LEAST_SEEN
 
 RESULT, REPORT = "evaluation.json", "report.md"
@@ -60,12 +61,12 @@ def redraw(folder: Path) -> None:
     result = read_result(path, "data", "strided")
     draw(result, folder)
     write_atomically(folder / REPORT, markdown(result).encode())
-    print("\n\n".join([*_summary(result), f"wrote {folder / REPORT}"]))
+    print("\n\n".join([*summary(result), f"wrote {folder / REPORT}"]))
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The report; numbers that are not known, null or NaN, are dashes."""
-    parts = ["# Evaluation", *_summary(result), *_scored(result)]
+    parts = ["# Evaluation", *summary(result), *_scored(result)]
     for title, rows in _losses(result):
         parts += [f"## {title}", _losses_table(rows), _compared_with(rows)]
     if result["strided"]:
@@ -79,7 +80,7 @@ def markdown(result: dict[str, Any]) -> str:
         if result[name]:
             table = _bins_table(result[name], bins)
             parts += [f"## {title}", f"![{title}]({name}.png)", table]
-            if len(_models(result["runs"])) > 1:
+            if len(models_of(result["runs"])) > 1:
                 parts.append(f"In brackets: no difference shown. Intervals are in {RESULT}.")
     parts += [
         "## How intervals are made",
@@ -107,94 +108,6 @@ def trained_on(runs: list[Row]) -> str:
     return f"Trained on {'; '.join(sorted(places))}."
 
 
-def _documents(row: Any) -> str:
-    """How a model was trained or scored."""
-    return "masked" if row["document_mask"] else "packed"
-
-
-def _summary(result: dict[str, Any]) -> list[str]:
-    """A row for each model with its verdict, and what the columns mean."""
-    chunk, same = (
-        {row["label"]: row for row in result[table]} for table in ("as_trained_chunk", "as_trained")
-    )
-    models = _models(result["runs"])
-    first, *others = models
-    # as others are compared, which is with the first model: on identical tokens, if they can be
-    tables = [rows for rows in (same, chunk) if first in rows]
-    scored = {n: next((rows[n] for rows in tables if n in rows), None) for n in models}
-    masked = any(row and row["document_mask"] for row in scored.values())
-    shorter = any(row and row["history"] != models[n]["context"] for n, row in scored.items())
-    lines = []
-    for label, model in models.items():
-        row = scored[label]
-        gap = row["difference"] if row else None
-        lines.append(
-            {
-                "model": label,
-                "context": f"{model['context']:,}",
-                **({"history": f"{row['history']:,}" if row else "-"} if shorter else {}),
-                **({"documents": _documents(row) if row else "-"} if masked else {}),
-                "training tokens": digits(model["tokens"], ",.0f"),
-                "perplexity, as the paper evaluates": _perplexity(chunk.get(label)),
-                "perplexity, on identical tokens": _perplexity(same.get(label)),
-                **(
-                    {
-                        f"difference to {first}, nats": with_interval(gap["nats"], gap["interval"])
-                        if gap
-                        else "-",
-                        "verdict": _word(gap) if gap else "-",
-                    }
-                    if others
-                    else {}
-                ),
-            }
-        )
-    parts = [*_unfinished(result["runs"]), dict_table(lines).rstrip()]
-    gaps = {label: row["difference"] for label, row in scored.items() if row and row["difference"]}
-    if gaps:
-        parts.append(_how_compared(gaps, same if first in same else {}))
-    return parts
-
-
-def _how_compared(gaps: dict[str, Row], same: dict[str, Row]) -> str:
-    """What the differences of a summary are, by label; `same` are those on identical tokens."""
-    sentences = ["Better or worse: the 95% interval of the difference, in brackets, has no zero."]
-    if any(label in same for label in gaps):
-        tokens = next(iter(same.values()))["tokens"]
-        sentences.append(
-            f"Identical tokens: the same {tokens:,} for all, each with at least "
-            f"{LEAST_SEEN} of the model's history before it."
-        )
-    flattered = [label for label in gaps if label not in same]
-    if flattered:
-        sentences.append(
-            f"Compared as the paper evaluates, which flatters the longer context: "
-            f"{', '.join(flattered)}."
-        )
-    single = [label for label, gap in gaps.items() if gap["seeds"] == 1]
-    if single:
-        names = "all" if len(single) == len(gaps) else ", ".join(single)
-        sentences.append(f"Compared over one seed, by intervals over documents alone: {names}.")
-    return " ".join(sentences)
-
-
-def _perplexity(row: Row | None) -> str:
-    return digits(row["perplexity"], ".2f") if row else "-"
-
-
-def _models(runs: list[Row]) -> dict[str, Row]:
-    """By label, how a model was trained: the means over its seeds, and what it began with, too."""
-    costs = ["tokens", "tokens_per_s", "gpu_hours"]
-    whole = [run | {name: run[name] + c for name, c in cost_before(run).items()} for run in runs]
-    models = {}
-    for label, seeds in pd.DataFrame(whole).groupby("label", sort=False):
-        first, mean = seeds.iloc[0], seeds[costs].astype(float).mean(skipna=False).to_dict()
-        about = {name: first[name] for name in ("positions", "mask", "document_mask")}
-        size = {"seeds": len(seeds), "context": int(first["context_length"])}
-        models[str(label)] = {**size, **about, **mean}
-    return models
-
-
 def _scored(result: dict[str, Any]) -> list[str]:
     """The corpus, and a row for each model."""
     data = result["data"]
@@ -205,12 +118,12 @@ def _scored(result: dict[str, Any]) -> list[str]:
             "context": f"{model['context']:,}",
             "positions": model["positions"],
             "mask": model["mask"],
-            "documents": _documents(model),
+            "documents": documents_of(model),
             "training tokens": digits(model["tokens"], ",.0f"),
             "tokens/s": digits(model["tokens_per_s"], ",.0f"),
             "GPU-hours": digits(model["gpu_hours"], ",.2f"),
         }
-        for label, model in _models(result["runs"]).items()
+        for label, model in models_of(result["runs"]).items()
     ]
     return [
         "## What was scored",
@@ -235,7 +148,7 @@ def _losses_table(rows: list[Row]) -> str:
             "model": row["label"],
             "history": f"{row['history']:,}",
             **({"stride": f"{row['stride']:,}"} if slides else {}),
-            "documents": _documents(row),
+            "documents": documents_of(row),
             "tokens": f"{row['tokens']:,}",
             "nats": with_interval(row["nats"], row["nats_interval"]),
             "perplexity": digits(row["perplexity"], ".2f"),
@@ -280,7 +193,7 @@ def _difference_of(row: Row) -> str:
     """The difference of a bin, in brackets where it is not shown."""
     difference = {"nats": row["difference"], "interval": row["difference_interval"]}
     number = digits(row["difference"], "z.4f")
-    return number if number == "-" or _is_shown(difference) else f"({number})"
+    return number if number == "-" or is_shown(difference) else f"({number})"
 
 
 def _bins_table(rows: list[Row], bins: str) -> str:
@@ -304,39 +217,15 @@ def _bins_table(rows: list[Row], bins: str) -> str:
     return markdown_table([bins, "scored", *names], cells.to_numpy().tolist())
 
 
-def _unfinished(runs: list[Row]) -> list[str]:
-    """A sentence on models whose training had not come to its end, if there are any."""
-    # a step of 0: imported weights, which were not trained here
-    early = [
-        f"{run['label']} (step {run['step']:,} of {run['max_steps']:,})"
-        for run in runs
-        if 0 < run["step"] < run.get("max_steps", 0)  # which early results do not tell
-    ]
-    return [f"Not trained to the end: {', '.join(dict.fromkeys(early))}."] if early else []
-
-
 def verdict(difference: Row) -> str:
     """A difference in words: lower or higher where its 95% interval leaves out zero."""
     nats, (low, high) = difference["nats"], difference["interval"]
-    if not _is_shown(difference):
+    if not is_shown(difference):
         between = f" ({low:z.4f} to {high:z.4f})" if is_known(low, high) else ""
         return f"no difference shown: {digits(nats, 'z.4f')} nats{between}"
     low, high = sorted((abs(low), abs(high)))
     word = "lower" if nats < 0 else "higher"
     return f"{abs(nats):.4f} nats {word} ({low:.4f} to {high:.4f})"
-
-
-def _word(difference: Row) -> str:
-    """The verdict of a summary."""
-    if not _is_shown(difference):
-        return "no difference shown"
-    return "better" if difference["nats"] < 0 else "worse"
-
-
-def _is_shown(difference: Row) -> bool:
-    """Whether the interval leaves out zero."""
-    low, high = difference["interval"]
-    return is_known(low, high) and (low > 0 or high < 0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
