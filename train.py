@@ -20,12 +20,13 @@ examples (objective=masked or causal); losses and accuracies are then those of p
 
 import sys
 
-from configs.command_line import errors_as_sentences
+from configs.command_line import end_at_once_on_ctrl_c, errors_as_sentences, if_interrupted
 from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
     # What follows loads PyTorch, which takes seconds; help, a misspelt key and data that are not
     # there need not wait for it.
+    end_at_once_on_ctrl_c()
     with errors_as_sentences():
         explain_if_asked(__doc__, sys.argv[1:])
         read_run(sys.argv[1:]).check_prepared()
@@ -42,7 +43,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from configs.reader import to_yaml
 from data.files import write_atomically
-from training.checkpoint import Progress, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import (
+    Progress,
+    latest_checkpoint,
+    load_checkpoint,
+    read_optim,
+    save_checkpoint,
+)
 from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
@@ -50,7 +57,7 @@ from training.environment import note_start
 from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
-from training.optim import learning_rate, set_learning_rate
+from training.optim import learning_rate, schedule_change, set_learning_rate
 from training.run_lock import only_run
 from training.stopwatch import Stopwatch
 from training.tasks import RunConfiguration
@@ -169,16 +176,22 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
     task.attach(*ways_to_run(task, config, processes))
 
-    with RunLog(config, start_step=progress.step, is_main=processes.is_main) as log:
+    step = progress.step
+    with (
+        RunLog(config, start_step=step, is_main=processes.is_main) as log,
+        if_interrupted(lambda: f" at step {step}: {what_goes_on(config)}"),
+    ):
         log.say(task.describe())
         if progress.step >= optim.max_steps:
             log.say(f"finished before, see {checkpoint}: evaluating once more")
         elif progress.step:
+            assert checkpoint is not None
             log.say(f"going on from {checkpoint}")
+            if change := schedule_change(progress.step, read_optim(checkpoint), optim):
+                log.say(change)
         elif origin is not None:
             log.say(f"starting with the weights of {origin}")
 
-        step = progress.step
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         validated: Record | None = None
         while True:
@@ -256,9 +269,22 @@ def ways_to_run(
     parallel = DistributedDataParallel(
         fast,
         device_ids=[processes.device] if processes.device.type == "cuda" else None,
-        broadcast_buffers=False,  # tables of constants, the same everywhere
     )
+    # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
+    parallel.broadcast_buffers = False
     return fast, parallel
+
+
+def what_goes_on(config: RunConfiguration) -> str:
+    """What the same command does after this run was stopped."""
+    checkpoint = latest_checkpoint(Path(config.run.out_dir))
+    if checkpoint is None:
+        return (
+            f"the same command begins again, as the first checkpoint comes with step "
+            f"{config.run.save_every} (run.save_every)"
+        )
+    auto = " with run.resume=auto" if config.run.resume == "never" else ""
+    return f"the same command{auto} goes on from {checkpoint}"
 
 
 def record(log: RunLog, task: Task, step: int, what: Record, **values: float) -> None:

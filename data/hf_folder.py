@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import huggingface_hub.errors
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from data.files import load_json
+from data.hub import from_hub
 from data.text.tokenizer import TextTokenizer, gpt2_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
@@ -42,23 +42,17 @@ def find_folder(name: str) -> Path:
     if folder.is_dir():
         return folder
     download = partial(huggingface_hub.snapshot_download, name)
-    # The bases of the hub's error are those of the HTTP client that its version uses, which reports
-    # lost connections by them; a name that cannot be one is a ValueError.
-    http_errors: tuple[type[BaseException], ...] = huggingface_hub.errors.HfHubHTTPError.__bases__
-    try:
+    remedy = (
+        "check the name and the network, or download it elsewhere (hf download "
+        f"{name} --local-dir FOLDER) and give that folder"
+    )
+    with from_hub(f"{name} is no folder here, and", remedy):
         first = [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"]
         folder = Path(download(allow_patterns=first))
         # the pickle only where nothing else is: most repositories hold the same weights twice
         weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
         rest = [CONFIG, TOKENIZER, VOCAB, MERGES, *weights]
         return Path(download(allow_patterns=rest, revision=folder.name))
-    except (OSError, ValueError, *http_errors) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
-            f"{name} is no folder here, and could not be downloaded from the Hugging Face hub "
-            f"({reason}): check the name and the network, or give a folder that holds {CONFIG} "
-            f"and {WEIGHTS}"
-        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

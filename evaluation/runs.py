@@ -17,8 +17,9 @@ from training.checkpoint import Progress, latest_checkpoint, read_progress, read
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, whole_cost
-from training.language.config import TrainConfig, load_config
+from training.language.config import TrainConfig
 from training.metrics import read_evaluations, read_metrics
+from training.tasks import config_of
 
 WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
 HOW = (  # settings that change nothing in what is trained but its rounding
@@ -73,14 +74,16 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     Raises:
         FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
         ConfigError: the configuration is none.
+        ValueError: it is a classifier's.
     """
     checkpoint = checkpoint or latest_checkpoint(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
+    config = config_of(folder, TrainConfig)
     progress, must_match = read_progress(checkpoint)
     return Run(
         folder=folder,
-        config=load_config([str(folder / RUN_CONFIG)]),
+        config=config,
         tokenizer=load_tokenizer(str(folder / TOKENIZER)),
         checkpoint=checkpoint,
         progress=progress,
@@ -134,9 +137,8 @@ def check_same_settings(
 
     Where a run lies may differ, and what else `may_differ` names, as "optim.max_steps".
     """
-    begun = folder / RUN_CONFIG
-    if begun.exists():
-        check_settings(folder, load_config([str(begun)]), config, may_differ=may_differ)
+    if (folder / RUN_CONFIG).exists():
+        check_settings(folder, config_of(folder, TrainConfig), config, may_differ=may_differ)
 
 
 def check_settings(

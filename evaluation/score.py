@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
 from evaluation.runs import Run, describe, labels, open_run
+from evaluation.scoring_bar import ScoringBar
 from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
@@ -125,30 +125,33 @@ def losses_of(
     batch_tokens: int,
     ready: Callable[[int, int, bool], nn.Module],
     processes: Processes,
+    bar: ScoringBar,
 ) -> np.ndarray:
     """(n_tokens,) losses of a run on every process, from its folder where they are known.
 
     All processes take a share, each of them `batch_tokens` at once; `ready` gives the model for a
-    history, a stride and whether documents are masked.
+    history, a stride and whether documents are masked; `bar` moves on.
     """
     known = processes.agree(read_losses(run, stream, scoring) if processes.is_main else None)
+    work = _work(stream, scoring)
     if known is not None:
+        bar.known(work)
         return known
-    title = f"{run.folder.name}: {scoring.name}"
-    if processes.is_main:
-        print(f"{title}, {scoring.n_windows(len(stream)):,} windows", flush=True)
-    began = perf_counter()
     batch_size = max(1, batch_tokens // scoring.history)
     share = {"rank": processes.rank, "world_size": processes.world_size}
     windows = ScoringWindows(stream, scoring, batch_size, **share)
     model = ready(scoring.history, scoring.stride, scoring.document_mask)
     context = partial(autocast, run.config.run.dtype, processes.device)
-    losses = token_losses(model, windows, len(stream), processes, context)
+    batches = bar.over(windows, len(windows), f"{run.folder.name}, {scoring}", work)
+    losses = token_losses(model, batches, len(stream), processes, context)
     if processes.is_main:
-        n_scored, seconds = int((~np.isnan(losses)).sum()), perf_counter() - began
-        print(f"{title}, {n_scored:,} tokens, {seconds:.1f} s", flush=True)
         write_losses(run, stream, scoring, losses)
     return losses
+
+
+def _work(stream: TokenStream, scoring: Scoring) -> int:
+    """Tokens that a model reads."""
+    return scoring.n_windows(len(stream)) * scoring.history
 
 
 def _ready(run: Run, device: torch.device, history: int, *_: int) -> nn.Module:
@@ -226,17 +229,21 @@ def evaluate_runs(
     compared = plan.compared(contexts)
     described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
     scored: list[list[Scored]] = [[] for _ in streams]
-    for name, opened, scorings in zip(names, runs, wanted, strict=True):
-        # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
-        run, config = replace(opened), opened.config
-        at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
-        ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
-        sums: list[dict[Scoring, Sums]] = [{} for _ in described]
-        for scoring in scorings:  # those of one shape are next to each other
-            for corpus, of_corpus in zip(described, sums, strict=True):
-                losses = losses_of(run, corpus.stream, scoring, at_once, ready, processes)
-                of_corpus[scoring] = add_up(losses, scoring, corpus)
-        about = {"label": name, "number": run.seed_number, "about": describe(run)}
-        for of_corpus, of_run in zip(scored, sums, strict=True):
-            of_corpus.append(Scored(config=config, sums=of_run, **about))
+    work = sum(
+        _work(stream, scoring) for of_run in wanted for scoring in of_run for stream in streams
+    )
+    with ScoringBar(work, is_main=processes.is_main) as bar:
+        for name, opened, scorings in zip(names, runs, wanted, strict=True):
+            # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
+            run, config = replace(opened), opened.config
+            at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
+            ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
+            sums: list[dict[Scoring, Sums]] = [{} for _ in described]
+            for scoring in scorings:  # those of one shape are next to each other
+                for corpus, of_corpus in zip(described, sums, strict=True):
+                    losses = losses_of(run, corpus.stream, scoring, at_once, ready, processes, bar)
+                    of_corpus[scoring] = add_up(losses, scoring, corpus)
+            about = {"label": name, "number": run.seed_number, "about": describe(run)}
+            for of_corpus, of_run in zip(scored, sums, strict=True):
+                of_corpus.append(Scored(config=config, sums=of_run, **about))
     return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]

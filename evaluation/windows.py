@@ -84,6 +84,19 @@ class Scoring:
         control = "" if self.control == "none" else f"_{self.control}{self.near}"
         return f"h{self.history}_s{self.stride}_f{self.first}{documents}{control}"
 
+    def __str__(self) -> str:
+        """For people, without what all scorings of an evaluation share: `first` and `near`."""
+        if self.stride == self.history:
+            words = f"chunks of {self.history:,} tokens"
+        else:
+            words = f"history {self.history:,}, stride {self.stride:,}"
+        if self.document_mask:
+            words += ", documents masked"
+        if self.control == "none":
+            return words
+        done = {"intact": "as it is", "shuffle": "shuffled", "replace": "replaced"}[self.control]
+        return f"{words}, distant text {done}"
+
     def n_windows(self, n_tokens: int) -> int:
         """Windows in a stream of n_tokens; what is left over after the last is not scored."""
         return max(0, n_tokens - 1 - self.first) // self.stride

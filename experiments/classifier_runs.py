@@ -14,6 +14,7 @@ from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts
 from training.metrics import read_metrics
+from training.tasks import config_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def finished_folders(out: Path) -> Iterator[Path]:
 
 def read_run_config(folder: Path) -> ClassifyConfig:
     """The configuration of the run in `folder`."""
-    return read_config(ClassifyConfig, [str(folder / RUN_CONFIG)])
+    return config_of(folder, ClassifyConfig)
 
 
 def describe(folder: Path) -> dict[str, Any]:

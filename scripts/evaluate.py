@@ -27,7 +27,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.command_line import command_parser, errors_as_sentences, if_interrupted, read_first
 
 
 @read_first
@@ -123,7 +123,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         document_masks=masks[args.documents],
     )
     torch.set_float32_matmul_precision("high")  # as in training
-    with start_processes(args.device) as processes:
+    with (
+        if_interrupted(lambda: ": what was scored is kept, and the same command scores the rest"),
+        start_processes(args.device) as processes,
+    ):
         evaluated = evaluate_runs(args.runs, plan, processes, args.corpora, args.batch_tokens)
         if not processes.is_main:
             return

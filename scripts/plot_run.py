@@ -1,6 +1,8 @@
 """Draw the perplexity of one run, or of several in one picture, over tokens and over GPU-hours.
 
 python -m scripts.plot_run out/quickstart [RUN ...] [--out perplexity.png]
+
+Of classifiers it draws the accuracy, over examples.
 """
 
 import argparse
@@ -16,30 +18,77 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    add("--out", type=Path, help="picture (default: perplexity.png in the first run)")
+    add(
+        "--out",
+        type=Path,
+        help="picture (default: in the first run)",
+    )
     return parser.parse_args(argv)
 
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from evaluation.results import COST
 from evaluation.runs import origin_cost
 from evaluation.style import styles_of
 from training.config import RUN_CONFIG
-from training.language.config import load_config
+from training.language.config import TrainConfig
 from training.metrics import METRICS, read_metrics
+from training.tasks import read_run
 
 # factors between the highest validation perplexity and the top, the lowest and the bottom
 HEADROOM, MARGIN = 1.5, 1.05
+HOURS = "gpu_hours"
 TOO_HIGH = 100.0  # nats; a loss from here on is that of a run that diverged, and is not drawn
+
+
+class Curve(NamedTuple):
+    """What is drawn of a kind of runs."""
+
+    name: str
+    of: Callable[[Any], Any]
+    """Of the values of records."""
+    training: str
+    """Their key, or that of evaluations:"""
+    validation: str
+    unit: str
+    """The key of how much was learned from."""
+    divisor: float
+    unit_label: str
+
+
+PERPLEXITY = Curve("perplexity", np.exp, "loss", "val_loss", "tokens", 1e6, "tokens seen, millions")
+ACCURACY = Curve(
+    "accuracy, %", lambda share: 100 * np.array(share), "accuracy", "val_accuracy", "examples", 1e3,
+    "examples seen, thousands",
+)  # fmt: skip
+
+
+def curve_of(runs: Sequence[Path]) -> Curve:
+    """What is drawn of these runs.
+
+    Raises:
+        FileNotFoundError: a folder has no records.
+        ValueError: some are of classifiers, and others are not.
+    """
+    kinds = {run: ACCURACY if "accuracy" in _records(run)[0] else PERPLEXITY for run in runs}
+    if len(set(kinds.values())) > 1:
+        named = ", ".join(str(run) for run, kind in kinds.items() if kind is ACCURACY)
+        raise ValueError(
+            f"{named}: run(s) of classifiers, and others are of GPTs, which have no accuracy: draw "
+            "them in pictures of their own"
+        )
+    return kinds[runs[0]]
 
 
 def draw_runs(runs: Sequence[Path]) -> Figure:
     """Perplexity over tokens on the left, over GPU-hours on the right; one colour a run.
+
+    Of classifiers the accuracy, over examples.
 
     Dots are evaluations of the whole validation set, the thin line is exp(training loss). From a
     run's second evaluation on, the picture ends a little above the highest of them: the steep start
@@ -49,6 +98,7 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
     Raises:
         FileNotFoundError: a folder has no records.
     """
+    curve = curve_of(runs)
     figure = Figure(figsize=(8.5, 4), layout="constrained")
     panels = left, right = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
@@ -59,32 +109,33 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
         title = name if names.count(name) == 1 else str(run)
         if not is_whole:
             title += " (without what its first weights took)"
-        for axes, unit, divisor in zip(panels, COST, (1e6, 1), strict=True):
+        for axes, unit, divisor in ((left, curve.unit, curve.divisor), (right, HOURS, 1)):
             look = looks[str(run)]
             for kind, label, style in (
-                ("loss", "training", look | {"lw": 0.8, "alpha": 0.5, "marker": ""}),
-                ("val_loss", "validation", look | {"ms": 4, "lw": 1.5}),
+                (curve.training, "training", look | {"lw": 0.8, "alpha": 0.5, "marker": ""}),
+                (curve.validation, "validation", look | {"ms": 4, "lw": 1.5}),
             ):
                 drawn = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
                 if not drawn:
                     continue
                 x = [r[unit] / divisor for r in drawn]
-                perplexity = np.exp([r[kind] for r in drawn])
-                axes.plot(x, perplexity, label=f"{title}, {label}", **style)
-                lows.append(perplexity.min() / MARGIN)
+                y = curve.of([r[kind] for r in drawn])
+                axes.plot(x, y, label=f"{title}, {label}", **style)
+                lows.append(y.min() / MARGIN)
                 if kind == "val_loss" and len(drawn) > 1:
-                    tops.append(HEADROOM * perplexity.max())
-    left.set_yscale("log")
-    for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-        set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    if tops:
-        left.set_ylim(min(lows), max(tops))
-    left.set_xlabel("tokens seen, millions")
-    left.set_ylabel("perplexity")
+                    tops.append(HEADROOM * y.max())
+    if curve is PERPLEXITY:
+        left.set_yscale("log")
+        for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        if tops:
+            left.set_ylim(min(lows), max(tops))
+        nats = right.secondary_yaxis("right", functions=(np.log, np.exp))
+        nats.set_yscale("linear")
+        nats.set_ylabel("loss, nats per token")
+    left.set_xlabel(curve.unit_label)
+    left.set_ylabel(curve.name)
     right.set_xlabel("GPU-hours of training")
-    nats = right.secondary_yaxis("right", functions=(np.log, np.exp))
-    nats.set_yscale("linear")
-    nats.set_ylabel("loss, nats per token")
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
         if not axes.lines:
@@ -100,23 +151,32 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
     The last evaluation of the run whose weights it started with comes first, and its cost counts;
     that is not known of weights that were imported.
     """
-    records = read_metrics(run)
-    if not records:
-        raise FileNotFoundError(f"{run} has no records in {METRICS}: is it the folder of a run?")
+    records = _records(run)
     path = run / RUN_CONFIG
-    if not path.exists() or (config := load_config([str(path)])).run.init_from is None:
+    if not path.exists() or (config := read_run([str(path)])).run.init_from is None:
         return records, True
+    if not isinstance(config, TrainConfig):  # before its labels, a classifier learns something else
+        return records, False
     before = origin_cost(run, config)
     if before is None:
         return records, False
-    own = [r | {unit: r[unit] + before[unit] for unit in COST if unit in r} for r in records]
+    cost = PERPLEXITY.unit, HOURS
+    own = [r | {unit: r[unit] + before[unit] for unit in cost if unit in r} for r in records]
     return [before, *own], True
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    records = read_metrics(run)
+    if not records:
+        raise FileNotFoundError(f"{run} has no records in {METRICS}: is it the folder of a run?")
+    return records
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    out = args.out or args.runs[0] / "perplexity.png"
+    name = curve_of(args.runs).name.partition(",")[0]
+    out = args.out or args.runs[0] / f"{name}.png"
     draw_runs(args.runs).savefig(out, dpi=120)
     print(f"drew {out}")
 

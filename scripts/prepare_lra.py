@@ -18,7 +18,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.command_line import command_parser, errors_as_sentences, if_interrupted, read_first
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv, yardsticks
 from data.lra.request import TASKS, Request
 from data.pathfinder.parameters import DIFFICULTIES
@@ -100,13 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = options(argv)
     console = Console(soft_wrap=True)
     started = time.perf_counter()
-    with errors_as_sentences():
-        try:
-            with progress.Progress(*_COLUMNS, console=console) as bar:
-                done = prepare(_request(args), args.out, _shown_on(bar))
-        except KeyboardInterrupt:
-            console.print("prepare_lra: stopped; the same command goes on from here.")
-            return 130
+    with (
+        errors_as_sentences(),
+        if_interrupted(lambda: ": the same command goes on from here"),
+    ):
+        with progress.Progress(*_COLUMNS, console=console) as bar:
+            done = prepare(_request(args), args.out, _shown_on(bar))
         if done.finished_before:
             console.print(f"{done.folder} was finished before; nothing to do.")
         else:

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from configs.command_line import command_parser
-from data.text.documents import OPENWEBTEXT, HubSource, open_source
+from configs.command_line import command_parser, errors_as_sentences, if_interrupted, read_first
+from data.text.documents import OPENWEBTEXT, CutSource, HubSource, open_source
 from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
 from data.text.shards import SplitInfo, total
 from data.text.tokenizer import GPT2_SHA256
@@ -25,43 +25,9 @@ NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 """What nanoGPT's preparation of OpenWebText gives."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    args = _parser().parse_args(argv)
-    console = Console()
-    try:
-        source = open_source(
-            args.source,
-            val=args.val,
-            val_ratio=args.val_ratio,
-            text_field=args.text_field,
-            txt_separator=args.txt_separator,
-            hub_config=args.hub_config,
-        )
-        with _Display(console) as display:
-            report = prepare(
-                source,
-                args.out,
-                tokenizer=args.tokenizer,
-                train_bpe=args.train_bpe,
-                shard_tokens=args.shard_tokens,
-                on_progress=display.show,
-            )
-    except (ValueError, OSError) as error:
-        print(f"prepare_text: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("prepare_text: stopped; the same command goes on from here.", file=sys.stderr)
-        return 130
-    if not report.new_text_bytes:
-        print(f"{args.out} was finished before; nothing to do.")
-    _print_report(report, console)
-    if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
-        return _compare_with_nanogpt(report)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add(
@@ -82,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         "--val-ratio",
         type=float,
         metavar="R",
-        help="else: share of the documents for validation (default: 0.0005 hub, 0.01 local)",
+        help="else: share of the documents for validation (default: 0.0005 hub, 0.01 local); where "
+        "that is less than one, of each document (default: 0.1)",
     )
     add("--text-field", default="text", metavar="NAME", help="JSON field or column")
     add(
@@ -100,7 +67,44 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"tokens at which a shard ends with its document (default: {SHARD_TOKENS:,})",
     )
-    return parser
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    args = options(argv)
+    console = Console()
+    source = open_source(
+        args.source,
+        val=args.val,
+        val_ratio=args.val_ratio,
+        text_field=args.text_field,
+        txt_separator=args.txt_separator,
+        hub_config=args.hub_config,
+    )
+    if isinstance(source, CutSource):
+        print(
+            "There are too few documents to keep whole ones for validation: the last "
+            f"{source.val_ratio:.0%} of each, from the beginning of a line on, are held out."
+        )
+    with (
+        if_interrupted(lambda: ": the same command goes on from here"),
+        _Display(console) as display,
+    ):
+        report = prepare(
+            source,
+            args.out,
+            tokenizer=args.tokenizer,
+            train_bpe=args.train_bpe,
+            shard_tokens=args.shard_tokens,
+            on_progress=display.show,
+        )
+    if not report.new_text_bytes:
+        print(f"{args.out} was finished before; nothing to do.")
+    _print_report(report, console)
+    if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
+        return _compare_with_nanogpt(report)
+    return 0
 
 
 class _Display(Progress):
@@ -162,7 +166,7 @@ def _compare_with_nanogpt(report: PrepareReport) -> int:
         print("OpenWebText matches nanoGPT's token counts exactly.")
         return 0
     print(
-        f"prepare_text: OpenWebText came out as {tokens} tokens, but nanoGPT has "
+        f"error: OpenWebText came out as {tokens} tokens, but nanoGPT has "
         f"{NANOGPT_TOKENS}; the dataset or its split has changed, so perplexities will not be "
         "comparable.",
         file=sys.stderr,
@@ -171,4 +175,5 @@ def _compare_with_nanogpt(report: PrepareReport) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with errors_as_sentences():
+        sys.exit(main())

@@ -96,9 +96,11 @@ def sample(
         options["stop_id"] = run.tokenizer.eot_id
     with autocast(dtype, device):
         if len(prompts) == samples == 1:
-            for piece in pieces(run, prompts[0], n_tokens, **options):
-                print(piece, end="", flush=True)
-            print()
+            try:
+                for piece in pieces(run, prompts[0], n_tokens, **options):
+                    print(piece, end="", flush=True)
+            finally:
+                print()
             return
         texts = continuations(run, prompts, n_tokens, samples=samples, **options)
     for number, of_prompt in enumerate(texts, start=1):

@@ -41,8 +41,10 @@ def test_stopping_and_going_on_changes_no_loss(run, tmp_path, options):
     # the schedule is the whole run's: only the process ends early
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.record", stop_after(5))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stopped:
             run(*options)
+    end = f" at step 6: the same command goes on from {latest_checkpoint(run.out_dir)}"
+    assert stopped.value.__notes__ == [end]
     assert latest_checkpoint(run.out_dir).name == "step_00000004"
     parts = run(*options)
     assert parts == whole
@@ -232,6 +234,36 @@ def test_more_processes_than_gpus(run, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="which has 1 GPU.*use --nproc_per_node=1"):
         run("run.device=auto")
+
+
+def test_stopped_before_the_first_checkpoint(run, monkeypatch):
+    monkeypatch.setattr("train.record", stop_after(1))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run()
+    assert stopped.value.__notes__ == [
+        " at step 2: the same command begins again, as the first checkpoint comes with step 4 "
+        "(run.save_every)"
+    ]
+
+
+def test_a_longer_run_changes_the_schedule_and_says_so(run, capsys):
+    run("optim.max_steps=4")
+    capsys.readouterr()
+    run("optim.max_steps=8")
+    said = next(line for line in capsys.readouterr().out.splitlines() if "schedule" in line)
+    assert said.startswith("the schedule changes, as optim.max_steps was 4 and is 8: the learning ")
+    rates = [r["lr"] for r in read_metrics(run.out_dir) if "lr" in r]
+    assert said.endswith(f"goes on with {rates[4]:.3g}, where it was to be 0")
+    run("optim.max_steps=12")
+    run("optim.max_steps=12", "run.keep_last=3")
+    assert "schedule" not in capsys.readouterr().out.partition("finished before")[2]
+
+
+def test_a_constant_rate_needs_no_word(run, capsys):
+    run("optim.max_steps=4", "optim.schedule=constant")
+    run("optim.max_steps=8", "optim.schedule=constant")
+    said = capsys.readouterr().out
+    assert "going on from" in said and "schedule" not in said
 
 
 def test_checkpoint_of_another_model(run):

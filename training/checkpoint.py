@@ -12,12 +12,12 @@ killed while saving leaves its older checkpoints and nothing that could be taken
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -29,8 +29,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from data.files import differing, sync_folder, write_atomically
+from training.config import AdamWConfig
 from training.distributed import Processes
 from training.tasks import RunConfiguration
+
+T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished_"
@@ -198,6 +201,23 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
         FileNotFoundError: There is no finished checkpoint in the folder.
         ValueError: It is damaged.
     """
+    return _read_state(folder, lambda state: (Progress(**state["progress"]), state["must_match"]))
+
+
+def read_optim(folder: Path) -> AdamWConfig:
+    """The optimizer's settings of the run as it saved a checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no finished checkpoint in the folder.
+        ValueError: It is damaged.
+    """
+    names = [field.name for field in fields(AdamWConfig)]
+    return _read_state(
+        folder, lambda state: AdamWConfig(**{k: state["config"]["optim"][k] for k in names})
+    )
+
+
+def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
     path = folder / _STATE
     if not path.exists():
         raise FileNotFoundError(
@@ -205,8 +225,7 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
             "checkpoints/step_... of a run"
         )
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        return Progress(**state["progress"]), state["must_match"]
+        return take(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, error) from error
 

@@ -24,6 +24,22 @@ def learning_rate(step: int, config: AdamWConfig) -> float:
     return config.min_lr + left * (config.lr - config.min_lr)
 
 
+def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | None:
+    """What changes with step `step` as the settings are no longer those of `before`, if it does."""
+    names = ("max_steps", "lr", "min_lr", "schedule", "warmup_steps")
+    values = [(name, getattr(before, name), getattr(now, name)) for name in names]
+    changes = [
+        f"optim.{name} was {was} and is {now_is}" for name, was, now_is in values if was != now_is
+    ]
+    was, is_now = learning_rate(step, before), learning_rate(step, now)
+    if not changes or (was == is_now and before.schedule == now.schedule == "constant"):
+        return None
+    return (
+        f"the schedule changes, as {', '.join(changes)}: the learning rate goes on with "
+        f"{is_now:.3g}, where it was to be {was:.3g}"
+    )
+
+
 def make_optimizer(
     model: nn.Module, config: AdamWConfig, *, capturable: bool = False
 ) -> torch.optim.AdamW:

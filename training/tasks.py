@@ -2,13 +2,23 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from configs.help import settings_help
 from configs.reader import read_task_config
 from training.classification.config import ClassifyConfig
+from training.config import RUN_CONFIG
 from training.language.config import TrainConfig
 
 RunConfiguration = TrainConfig | ClassifyConfig
+C = TypeVar("C", bound=RunConfiguration)
+
+_NAMES = {TrainConfig: "GPT", ClassifyConfig: "classifier"}
+_OTHERS = {
+    TrainConfig: "scripts.evaluate scores it, and scripts.sample lets it write",
+    ClassifyConfig: "metrics.jsonl has its accuracies, and scripts.plot_run draws them",
+}
 
 SCHEMAS: dict[str, type[RunConfiguration]] = {
     "language": TrainConfig,
@@ -50,3 +60,19 @@ its values: of a classifier's, say, configs/lra/image.yaml."""
     sys.stdout.write(settings_help(schema, text, usage=usage, config=config))
     sys.stdout.flush()  # while a reader that has seen enough is no error
     raise SystemExit(0)
+
+
+def config_of(run: Path, schema: type[C]) -> C:
+    """The configuration of the run in a folder, which must be of one task.
+
+    Raises:
+        ValueError: it is of the other one.
+        ConfigError: the folder has none, or one that cannot be read.
+    """
+    config = read_run([str(run / RUN_CONFIG)])
+    if not isinstance(config, schema):
+        raise ValueError(
+            f"{run} is a run of a {_NAMES[type(config)]} (task: {config.task}), where one of a "
+            f"{_NAMES[schema]} is needed: {_OTHERS[type(config)]}"
+        )
+    return config

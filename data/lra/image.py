@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from data.hub import from_hub
+
 HUB_NAME = "uoft-cs/cifar10"
 VOCAB_SIZE = 256
 N_CLASSES = 10
@@ -81,9 +83,11 @@ def to_grey(rgb: np.ndarray) -> np.ndarray:
 
 
 def _read_hub() -> dict[str, LabelledImages]:
-    from datasets import load_dataset
+    remedy = "check the network, or pass --source FOLDER with its published files"
+    with from_hub(HUB_NAME, remedy):
+        from datasets import load_dataset
 
-    splits: Any = load_dataset(HUB_NAME)
+        splits: Any = load_dataset(HUB_NAME)
     read = {}
     for split in _BATCHES:
         rows = splits[split]

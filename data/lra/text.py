@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.hub import from_hub
+
 HUB_NAME = "stanfordnlp/imdb"
 VOCAB_SIZE = 257
 """A byte b has token id b + 1."""
@@ -47,9 +49,11 @@ def read_imdb(source: Path | None = None) -> dict[str, list[Review]]:
         ValueError: The folder holds neither, or a record is malformed; names file and line.
     """
     if source is None:
-        from datasets import load_dataset
+        remedy = "check the network, or pass --source FOLDER with its published files"
+        with from_hub(HUB_NAME, remedy):
+            from datasets import load_dataset
 
-        splits: Any = load_dataset(HUB_NAME)
+            splits: Any = load_dataset(HUB_NAME)
         return {
             split: [_review(row, f"{HUB_NAME}, {split} row {i}") for i, row in enumerate(rows)]
             for split, rows in splits.items()

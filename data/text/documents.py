@@ -8,15 +8,18 @@ as plain JSON values.
 
 import glob
 import hashlib
+import math
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.hub import from_hub
 from data.text.readers import (
     MAX_DOCUMENT_BYTES,
     SUPPORTED,
@@ -31,6 +34,8 @@ SPLIT_SEED = 2357
 """nanoGPT's seed for splitting OpenWebText; other sources split by it too."""
 HUB_VAL_RATIO = 0.0005
 LOCAL_VAL_RATIO = 0.01
+CUT_VAL_RATIO = 0.1
+"""Of each document, where there are too few to give whole ones to validation."""
 
 _HUB_ROWS_PER_READ = 256
 _END_BYTES = 1 << 16
@@ -84,16 +89,14 @@ class HubSource:
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
-        import datasets
+        remedy = (
+            "check the name and the network, or download the dataset elsewhere (hf download "
+            f"--repo-type dataset {self.name}) and give its files: {SUPPORTED}"
+        )
+        with from_hub(f"{self.name} is no local file, and as a dataset", remedy):
+            import datasets
 
-        try:
             rows = datasets.load_dataset(self.name, self.config, split="train")
-        except OSError as error:
-            raise ValueError(
-                f"{self.name!r} is neither a local file nor a dataset that could be loaded from "
-                f"the Hugging Face hub ({error}); check the name and the network, or pass local "
-                f"files: {SUPPORTED}."
-            ) from error
         if self.text_field not in rows.column_names:
             raise ValueError(
                 f"{self.name} has no column {self.text_field!r}, only {rows.column_names}; "
@@ -148,10 +151,15 @@ class FileSource:
                     f"{path} has {self._sizes[path]:,} bytes, too many for one document in memory; "
                     "name what stands between its documents with --txt-separator."
                 )
-        if whole_files == files and not self.val:
+        if whole_files == files and not self.val and not self.are_few():
             splits = {split_of(number, self.val_ratio) for number in range(len(files))}
             if len(splits) < 2:
                 raise ValueError(empty_split_message(len(files), splits.pop()))
+
+    def are_few(self) -> bool:
+        """Whether `val_ratio` of the documents is less than one of them."""
+        enough = math.ceil(1 / self.val_ratio)
+        return sum(1 for _ in islice(self._records(), enough)) < enough
 
     def describe(self) -> dict[str, Any]:
         listing = [
@@ -170,17 +178,78 @@ class FileSource:
         }
 
     def documents(self, start: int = 0) -> Iterator[Document]:
+        for number, (path, load, done) in enumerate(self._records()):
+            if number < start:
+                continue
+            if self.val:
+                split = "val" if path in self._val_files else "train"
+            else:
+                split = split_of(number, self.val_ratio)
+            yield Document(number, split, load(), done)
+
+    def _records(self) -> Iterator[tuple[Path, Callable[[], str], float]]:
+        """The file of each document, what loads its text, and the share of all bytes read."""
         total = max(1, sum(self._sizes.values()))
-        number = read = 0
+        read = 0
         for path, size in self._sizes.items():
-            split = "val" if path in self._val_files else "train"
             for load, done in read_file(path, self.text_field, self.txt_separator):
-                if number >= start:
-                    if not self.val:
-                        split = split_of(number, self.val_ratio)
-                    yield Document(number, split, load(), (read + done * size) / total)
-                number += 1
+                yield path, load, (read + done * size) / total
             read += size
+
+
+@dataclass(frozen=True)
+class CutSource:
+    """Local files of so few documents that each is cut: the end of its text is for validation.
+
+    A document begins as number 2 n and ends as number 2 n + 1; one that is too short for a cut has
+    no end.
+
+    Raises:
+        ValueError: No document can be cut.
+    """
+
+    files: FileSource
+    val_ratio: float = CUT_VAL_RATIO
+    """Share of each text for validation."""
+
+    def __post_init__(self) -> None:
+        longest = count = 0
+        for document in self.files.documents():
+            if cut_position(document.text, self.val_ratio) is not None:
+                return
+            longest, count = max(longest, len(document.text)), count + 1
+        if count:  # of none at all, preparing them tells
+            raise ValueError(
+                f"{', '.join(self.files.names)}: {count} document(s), too few to give whole ones "
+                f"to validation and too short to cut (the longest has {longest} characters); pass "
+                "--val FILE or, for a text file that holds many documents, --txt-separator."
+            )
+
+    def describe(self) -> dict[str, Any]:
+        return self.files.describe() | {"val_ratio": None, "val_cut": self.val_ratio}
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        before = 0.0
+        for whole in self.files.documents(start // 2):
+            cut = cut_position(whole.text, self.val_ratio)
+            number = 2 * whole.number
+            if number >= start:
+                share = 1 if cut is None else cut / len(whole.text)
+                done = before + share * (whole.done - before)
+                yield Document(number, "train", whole.text[:cut], done)
+            if cut is not None:
+                yield Document(number + 1, "val", whole.text[cut:], whole.done)
+            before = whole.done
+
+
+def cut_position(text: str, val_ratio: float) -> int | None:
+    """Where the last `val_ratio` of a text begin, or at most twice as much: with a line.
+
+    Where no line begins there, with a word; None if there is none either.
+    """
+    earliest, latest = (int(len(text) * max(0, 1 - n * val_ratio)) for n in (2, 1))
+    borders = (text.rfind(mark, earliest, latest) + 1 for mark in ("\n", " "))
+    return next((border for border in borders if border > 0), None)
 
 
 class StdlibSource:
@@ -215,7 +284,7 @@ class StdlibSource:
             yield Document(number, split, text, (number + 1) / len(self._files))
 
 
-DocumentSource = HubSource | FileSource | StdlibSource
+DocumentSource = HubSource | FileSource | CutSource | StdlibSource
 
 
 def open_source(
@@ -233,7 +302,8 @@ def open_source(
         names: "stdlib", one dataset name on the Hugging Face hub, or local files, folders, globs.
         val: Local files, folders and globs for validation; without them the source is split.
         val_ratio: Share of the documents for validation; the default is 0.0005 for the hub and
-            0.01 for the rest.
+            0.01 for the rest. Where that is less than one of the documents of local files, each is
+            cut, and it is the share of its text; the default is then 0.1.
         text_field: JSON field or column that holds the text.
         txt_separator: String between the documents of .txt files; without it a file is a document.
         hub_config: Configuration of the hub dataset, where it has several.
@@ -256,7 +326,8 @@ def open_source(
         _refuse(f"the hub dataset {names[0]!r}", local_only)
         return HubSource(names[0], hub_config, text_field, val_ratio or HUB_VAL_RATIO)
     _refuse("local files", {"hub_config": hub_config})
-    return FileSource(names, val, val_ratio or LOCAL_VAL_RATIO, text_field, txt_separator)
+    files = FileSource(names, val, val_ratio or LOCAL_VAL_RATIO, text_field, txt_separator)
+    return CutSource(files, val_ratio or CUT_VAL_RATIO) if not val and files.are_few() else files
 
 
 def _looks_local(name: str) -> bool:
@@ -280,7 +351,8 @@ def empty_split_message(n_documents: int, full_split: str) -> str:
     empty = "val" if full_split == "train" else "train"
     return (
         f"All {n_documents:,} documents fell into {full_split} and none into {empty}; pass --val "
-        "FILE, another --val-ratio, or, for a text file that holds many documents, --txt-separator."
+        "FILE, another --val-ratio (0.1, say), or, for a text file that holds many documents, "
+        "--txt-separator."
     )
 
 

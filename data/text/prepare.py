@@ -54,6 +54,8 @@ class Piece(NamedTuple):
     document: Document
     text: str
     is_last: bool
+    done: float
+    """Share of the source read by its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +204,9 @@ def _encode_rest(
                     state.save(out)
                     safe_tokens = tokens
             if on_progress is not None:
-                on_progress(total(state.splits), batch[-1].document.done)
+                on_progress(total(state.splits), batch[-1].done)
+        if on_progress is not None:
+            on_progress(total(state.splits), 1.0)
         for writer in writers.values():
             writer.close_shard()
         state.save(out)
@@ -237,15 +241,17 @@ def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifes
 
 def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterator[list[Piece]]:
     """Cut documents into pieces, and group those until a batch holds `_BATCH_CHARS` or more."""
-    batch, chars = [], 0
+    batch, chars, before = [], 0, 0.0
     for document in documents:
         texts = list(tokenizer.pieces(document.text, _PIECE_CHARS))
         for number, text in enumerate(texts, start=1):
-            batch.append(Piece(document, text, is_last=number == len(texts)))
+            done = before + number / len(texts) * (document.done - before)
+            batch.append(Piece(document, text, is_last=number == len(texts), done=done))
             chars += len(text)
             if chars >= _BATCH_CHARS:
                 yield batch
                 batch, chars = [], 0
+        before = document.done
     if batch:
         yield batch
 

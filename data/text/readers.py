@@ -202,9 +202,11 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
         for group in range(n_groups):
             # read when its first document is wanted, so that a resumed run skips whole groups
             read = cache(partial(parquet.read_row_group, group, columns=[text_field]))
-            for row in range(parquet.metadata.row_group(group).num_rows):
+            n_rows = parquet.metadata.row_group(group).num_rows
+            for row in range(n_rows):
                 where = f"{path}, row {row} of row group {group}: field {text_field!r}"
-                yield partial(_parquet_text, read, row, where), group / n_groups
+                done = (group + (row + 1) / n_rows) / n_groups
+                yield partial(_parquet_text, read, row, where), done
 
 
 def _parquet_text(read: Callable[[], Any], row: int, where: str) -> str:

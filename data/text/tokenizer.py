@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from data.hub import from_hub
+
 END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
@@ -152,13 +154,12 @@ def load_tokenizer(name: str) -> TextTokenizer:
     elif path.suffix == ".json":
         raise FileNotFoundError(f"Tokenizer {name!r} must be a tokenizer.json file; there is none.")
     else:
-        try:
+        remedy = (
+            "check the name and the network, give the path of a tokenizer.json (hf download "
+            f"{name} tokenizer.json, elsewhere), or train one on the text (--train-bpe 16384)"
+        )
+        with from_hub(f"the tokenizer {name!r}", remedy):
             tokenizer = Tokenizer.from_pretrained(name)
-        except OSError as error:
-            raise ValueError(
-                f"Tokenizer {name!r} could not be loaded from the Hugging Face hub ({error}); "
-                "check the name and the network, or pass the path of a local tokenizer.json."
-            ) from error
     return TextTokenizer(tokenizer, name)
 
 

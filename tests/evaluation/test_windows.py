@@ -259,3 +259,19 @@ def test_names_tell_scorings_apart():
     ]
     assert len({scoring.name for scoring in scorings}) == len(set(scorings)) == len(scorings)
     assert scorings[0].name == "h8_s1_f11"
+
+
+@pytest.mark.parametrize(
+    ("scoring", "words"),
+    [
+        (Scoring(history=1024, stride=1024), "chunks of 1,024 tokens"),
+        (Scoring(history=9, stride=3, first=9), "history 9, stride 3"),
+        (Scoring(history=9, stride=9, document_mask=True), "chunks of 9 tokens, documents masked"),
+        (
+            Scoring(history=9, stride=3, first=9, near=2, control="shuffle"),
+            "history 9, stride 3, distant text shuffled",
+        ),
+    ],
+)
+def test_words_for_people(scoring, words):
+    assert str(scoring) == words

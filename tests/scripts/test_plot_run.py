@@ -72,6 +72,24 @@ def test_writes_the_picture(write_run, tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_accuracies_of_a_classifier(tmp_path, write_run):
+    run = tmp_path / "classifier"
+    run.mkdir()
+    records = [
+        {"step": 5, "examples": 500, "loss": 2.0, "accuracy": 0.25, "gpu_hours": 0.5},
+        {"step": 5, "examples": 500, "val_loss": 2.0, "val_accuracy": 0.5, "gpu_hours": 0.5},
+    ]
+    (run / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    left, right = draw_runs([run]).axes
+    for axes, x in ((left, 0.5), (right, 0.5)):
+        assert [line.get_xydata().tolist() for line in axes.lines] == [[[x, 25]], [[x, 50]]]
+    assert left.get_ylabel() == "accuracy, %" and left.get_yscale() == "linear"
+    plot_run.main([str(run)])
+    assert (run / "accuracy.png").exists()
+    with pytest.raises(ValueError, match=r"classifier: run\(s\) of classifiers, and others"):
+        draw_runs([write_run("gpt", (1, "loss", 3.0, 0.1)), run])
+
+
 def test_a_folder_without_records(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no records in metrics.jsonl"):
         draw_runs([tmp_path])

@@ -4,6 +4,7 @@ import datasets
 import pytest
 
 import scripts.prepare_text
+from configs.command_line import errors_as_sentences
 from data.text.shards import Manifest, TokenStream
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from scripts.prepare_text import main
@@ -39,13 +40,32 @@ def test_a_text_file_becomes_shards_and_a_table(corpus, tmp_path, capsys):
     assert "finished before; nothing to do" in capsys.readouterr().out
 
 
-def test_errors_are_one_sentence_and_a_status(corpus, tmp_path, capsys):
-    assert main([str(corpus), "--out", str(tmp_path / "out"), "--train-bpe", "300"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("prepare_text: All 1 documents fell into train")
-    assert "Traceback" not in error
-    assert main([str(tmp_path / "absent.txt"), "--out", str(tmp_path / "out")]) == 1
-    assert "matches no file" in capsys.readouterr().err
+def test_documents_of_one_split(corpus, tmp_path):
+    options = ["--train-bpe", "300", "--txt-separator", "paragraph 150", "--val-ratio", "0.7"]
+    with pytest.raises(ValueError, match=r"All 2 documents fell into val .*--val-ratio \(0\.1"):
+        main([str(corpus), "--out", str(tmp_path / "out"), *options])
+
+
+def test_one_document_is_cut(corpus, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = [str(corpus), "--out", str(out), "--train-bpe", "300"]
+    assert main(command) == 0
+    assert "the last 10% of each, from the beginning of a line on" in capsys.readouterr().out
+    assert {s: i.documents for s, i in Manifest.load(out).splits.items()} == {"train": 1, "val": 1}
+    streams = [TokenStream(out, split) for split in ("train", "val")]
+    tokenizer = load_tokenizer(str(out))
+    parts = [tokenizer.decode(s.read(0, len(s) - 1).tolist()) for s in streams]
+    assert "".join(parts) == corpus.read_text() and parts[1].startswith("paragraph 2")
+    assert 0.1 <= len(parts[1]) / len(corpus.read_text()) < 0.11
+    assert main(command) == 0
+    with pytest.raises(ValueError, match=r"source.val_cut is 0.1 there and 0.2 here"):
+        main([*command, "--val-ratio", "0.2"])
+
+
+def test_the_bar_ends_full(corpus, tmp_path, capsys):
+    options = ["--train-bpe", "300", "--txt-separator", r"\n\n"]
+    assert main([str(corpus), "--out", str(tmp_path / "out"), *options]) == 0
+    assert " 100% 300 documents " in capsys.readouterr().out
 
 
 def test_validation_files(corpus, tmp_path):
@@ -63,8 +83,11 @@ def test_interruption_says_how_to_go_on(corpus, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(scripts.prepare_text, "prepare", interrupted)
     options = ["--train-bpe", "300", "--txt-separator", r"\n\n"]
-    assert main([str(corpus), "--out", str(tmp_path / "out"), *options]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended, errors_as_sentences():
+        main([str(corpus), "--out", str(tmp_path / "out"), *options])
+    assert ended.value.code == 130
+    said = capsys.readouterr().err
+    assert said == "interrupted: the same command goes on from here\n"
 
 
 def test_openwebtext_is_compared_with_nanogpt(tokenizer_file, tmp_path, capsys, monkeypatch):

@@ -1,13 +1,18 @@
-"""Help shows every setting of a task, and each has its docstring."""
+"""Help shows every setting of a task; a run of one task is none of the other."""
 
 import subprocess
 import sys
 
 import pytest
 
-from configs.reader import ConfigError
+from configs.reader import ConfigError, read_config, to_yaml
 from configs.settings import settings_of
-from training.tasks import SCHEMAS, explain_if_asked
+from evaluation.runs import open_run
+from experiments.classifier_runs import read_run_config
+from training.classification.config import ClassifyConfig
+from training.config import RUN_CONFIG
+from training.language.config import TrainConfig
+from training.tasks import SCHEMAS, config_of, explain_if_asked
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +64,34 @@ def test_a_reader_that_has_seen_enough():
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 141
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """A folder with a configuration, and a checkpoint that nobody should come to read."""
+
+    def make(schema, path):
+        (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+        (tmp_path / RUN_CONFIG).write_text(to_yaml(read_config(schema, [path])))
+        return tmp_path
+
+    return make
+
+
+def test_a_classifier_is_named_as_such(run_of):
+    run = run_of(ClassifyConfig, "configs/lra/image.yaml")
+    assert config_of(run, ClassifyConfig).data.path.endswith("image")
+    with pytest.raises(ValueError, match=r"is a run of a classifier \(task: classification\)"):
+        open_run(run)
+
+
+def test_a_gpt_is_named_as_such(run_of):
+    run = run_of(TrainConfig, "configs/quickstart.yaml")
+    assert config_of(run, TrainConfig).task == "language"
+    with pytest.raises(ValueError, match=r"is a run of a GPT \(task: language\)"):
+        read_run_config(run)
+
+
+def test_a_folder_of_no_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"config.yaml is not a file"):
+        config_of(tmp_path, TrainConfig)

@@ -8,9 +8,9 @@ from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
 from training.checkpoint import latest_checkpoint, read_weights, shared_settings
-from training.config import RUN_CONFIG
 from training.distributed import Processes
-from training.language.config import TrainConfig, load_config
+from training.language.config import TrainConfig
+from training.tasks import config_of
 
 
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
@@ -49,7 +49,7 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
             "checkpoints/, or leave it out to start with random weights"
         )
-    config = load_config([str(folder / RUN_CONFIG)]).model
+    config = config_of(folder, TrainConfig).model
     reasons = differences(config, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:

@@ -189,7 +189,7 @@ def test_no_data_and_no_validation_data(jsonl, tokenizer_file, tmp_path):
     empty = FileSource([str(jsonl([], "empty.jsonl"))])
     with pytest.raises(ValueError, match="holds no documents"):
         prepare(empty, tmp_path / "a", tokenizer=str(tokenizer_file))
-    one = FileSource([str(jsonl(["only"], "one.jsonl"))])
+    one = FileSource([str(jsonl(["only"], "one.jsonl"))])  # `open_source` would cut it
     with pytest.raises(ValueError, match=r"All 1 documents fell into train.*--val FILE"):
         prepare(one, tmp_path / "b", tokenizer=str(tokenizer_file))
     with pytest.raises(FileNotFoundError, match="not finished"):

@@ -176,5 +176,5 @@ def test_offline_hub_says_to_pass_a_file(monkeypatch):
         raise FileNotFoundError("no connection")
 
     monkeypatch.setattr("data.text.tokenizer.Tokenizer.from_pretrained", offline, raising=True)
-    with pytest.raises(ValueError, match=r"pass the path of a local tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"give the path of a tokenizer\.json.*--train-bpe"):
         load_tokenizer("gpt2")
