@@ -3,6 +3,7 @@
     python train.py configs/quickstart.yaml                        one process: a GPU, or the CPU
     torchrun --standalone --nproc_per_node=8 train.py configs/gpt2_small_4k.yaml optim.lr=3e-4
     python train.py configs/pathx/path64.yaml run.seed=7           a classifier
+    python train.py configs/lra/image.yaml --help                  every setting, with its value
 
 The first argument is a configuration, the others replace single values of it. The run goes into
 run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it goes on from its newest
@@ -19,14 +20,16 @@ examples (objective=masked or causal); losses and accuracies are then those of p
 
 import sys
 
-from configs.command_line import errors_as_sentences, help_if_asked, if_interrupted
-from training.tasks import read_run
+from configs.command_line import end_at_once_on_ctrl_c, errors_as_sentences, if_interrupted
+from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
-    # What follows loads PyTorch, which takes seconds; help and a misspelt key need not wait for it.
-    help_if_asked(__doc__)
+    # What follows loads PyTorch, which takes seconds; help, a misspelt key and data that are not
+    # there need not wait for it.
+    end_at_once_on_ctrl_c()
     with errors_as_sentences():
-        read_run(sys.argv[1:])
+        explain_if_asked(__doc__, sys.argv[1:])
+        read_run(sys.argv[1:]).check_prepared()
 
 import math
 from collections.abc import Sequence

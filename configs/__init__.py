@@ -1,1 +1,1 @@
-"""Complete YAML files, one a run, and their reader, which knows no schema."""
+"""Complete YAML files, one a run, and who reads and explains them, which knows no schema."""

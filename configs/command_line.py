@@ -161,7 +161,7 @@ def read_first(options: Callable[P, T]) -> Callable[P, T]:
     So help and a wrong option need not wait for what is imported below it: PyTorch takes seconds.
     """
     if options.__module__ == "__main__":
-        _end_at_once_on_ctrl_c()
+        end_at_once_on_ctrl_c()
         with errors_as_sentences():
             options()  # pyright: ignore[reportCallIssue]
     return options
@@ -169,14 +169,14 @@ def read_first(options: Callable[P, T]) -> Callable[P, T]:
 
 def help_if_asked(text: str | None) -> None:
     """Print `text` and exit where -h or --help is an argument; argparse does so by itself."""
-    _end_at_once_on_ctrl_c()
+    end_at_once_on_ctrl_c()
     if not {"-h", "--help"}.isdisjoint(sys.argv[1:]):
         with errors_as_sentences():
             print(text)
             raise SystemExit(0)
 
 
-def _end_at_once_on_ctrl_c() -> None:
+def end_at_once_on_ctrl_c() -> None:
     """Without a trace of what is being imported, until `errors_as_sentences` has something to say.
 
     Not where SIGINT is ignored, as nohup's shell does for what runs behind it.

@@ -12,100 +12,117 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from evaluation.results import Row
-from evaluation.style import IN_A_ROW, LINES, Styles, save, styles_of
+from evaluation.style import COLOURS, LINES, MARKERS, PLAIN, name_ends, save
 
+A_PANEL = 4  # models: the intervals of more cannot be told apart
 FEW = 0.01  # a bin with a smaller share of the tokens does not widen a panel by its interval
-RARE = 0.001  # a bin with a smaller share is not drawn where only differences are
+RARE = 0.001  # a bin with a smaller share is not drawn
 SHIFT = 0.05  # between models of one history, in doublings, so that all intervals are seen
-DIFFERENCE = "difference", "difference_interval"  # columns of a mean and its interval
+LOSS = "nats", "interval"  # columns of a mean and its interval
+DIFFERENCE = "difference", "difference_interval"
+
+Look = dict[str, Any]  # colour, marker and line of a model
 
 
 def draw(result: dict[str, Any], folder: Path) -> None:
-    """Draw FOLDER/TABLE.png of each table of `result`, and delete pictures that have none."""
-    styles = styles_of(run["label"] for run in result["runs"])
+    """Draw FOLDER/TABLE.png of each table of `result`, and delete pictures that have none.
+
+    What is drawn are differences to the first model; of a single model, its losses.
+    """
+    looks = _looks(dict.fromkeys(run["label"] for run in result["runs"]))
     for name, make in PICTURES.items():
         path = folder / f"{name}.png"
         if result[name]:
-            save(make(result[name], styles), path)
+            save(make(result[name], looks), path)
             print(f"drew {path}")
         else:
             path.unlink(missing_ok=True)
 
 
-def by_history(rows: list[Row], styles: Styles) -> Figure:
-    """Loss by the history of a window; on the right its difference to the first model.
+def by_history(rows: list[Row], looks: Mapping[str, Look]) -> Figure:
+    """Differences to the first model at its longest, by the history of a window.
 
     A line is one model; where a history has several strides or document masks, one of these.
     """
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
+    compared = any(row["difference"] for row in rows)
 
-    def draw_lines(rows: list[Row], *panels: Axes) -> None:
+    def gap(row: Row) -> Row:
+        # what others are compared with stands at zero; some are compared with nothing
+        end = 0 if row["label"] == rows[0]["label"] else math.nan
+        return row["difference"] or {"nats": end, "interval": [end, end]}
+
+    def draw_lines(axes: Axes, rows: list[Row]) -> None:
         lines: dict[tuple[str, int | None, bool], list[Row]] = {}
         for row in rows:
             line = row["label"], row["stride"] if strides else None, row["document_mask"]
             lines.setdefault(line, []).append(row)
+        ends = {}
         for number, ((label, stride, masked), line) in enumerate(lines.items()):
-            look: dict[str, Any] = {**styles[label], "label": label}
+            look, name = dict(looks[label]), label
             if stride is not None:
-                look["label"] += f", stride {stride:,}"
+                name += f", stride {stride:,}"
                 look["linestyle"] = LINES[strides.index(stride) % len(LINES)]
             if masked:
-                look |= {"label": f"{look['label']}, documents masked", "markerfacecolor": "white"}
+                name += ", documents masked"
+                look["markerfacecolor"] = "white"
+            columns = LOSS if compared else ("nats", "nats_interval")
+            means, low, high = _estimates([gap(r) for r in line] if compared else line, *columns)
             shift = 2 ** (SHIFT * (number - (len(lines) - 1) / 2))
             histories = shift * np.array([row["history"] for row in line])
-            # what others are compared with stands at zero; some are compared with nothing
-            end = 0 if label == rows[0]["label"] else math.nan
-            gaps = [row["difference"] or {"nats": end, "interval": [end, end]} for row in line]
-            drawn = _estimates(line, "nats", "nats_interval"), _estimates(gaps, "nats", "interval")
-            for axes, (means, low, high) in zip(panels, drawn, strict=False):
-                errors = np.maximum(0, [means - low, high - means])  # means of few may lie outside
-                axes.errorbar(histories, means, errors, ms=5, lw=1.2, capsize=3, **look)
-
-    two = any(row["difference"] for row in rows)
-    figure = _rows_of_panels(rows, two, "tokens that the model may see", draw_lines)
-    for axes in figure.axes:
+            errors = np.maximum(0, [means - low, high - means])  # means of few may lie outside
+            axes.errorbar(histories, means, errors, ms=5, lw=1.5, capsize=3, **look)
+            if not np.isnan(means[-1]):
+                ends[name] = means[-1], look["color"]
         axes.set_xticks(sorted({row["history"] for row in rows}))
         axes.margins(x=0.1)
-    return figure
+        name_ends(axes, ends, gap=0.09)
+
+    one = [row for row in rows if row["label"] == rows[0]["label"]]
+    # the first model has no line of its own where it is but what others are compared with
+    drawn = rows if not compared or len(one) > 1 else [row for row in rows if row not in one]
+    title = f"difference to {rows[0]['label']}" if compared else "loss"
+    return _panels(drawn, draw_lines, title, "tokens that the model may see")
 
 
-def by_bin(rows: list[Row], styles: Styles, *, x_label: str) -> Figure:
-    """Loss over the middles of logarithmic bins; on the right its difference to the first model."""
+def by_bin(rows: list[Row], looks: Mapping[str, Look], *, x_label: str) -> Figure:
+    """Differences to the first model over the middles of logarithmic bins."""
+    first, *others = _labels(rows)
+    columns = DIFFERENCE if others else LOSS
 
-    def draw_lines(rows: list[Row], loss: Axes, *differences: Axes) -> None:
-        lines = {label: [row for row in rows if row["label"] == label] for label in _labels(rows)}
+    def draw_lines(axes: Axes, rows: list[Row]) -> None:
+        lines = {
+            label: _frequent([row for row in rows if row["label"] == label], RARE)
+            for label in _labels(rows)
+        }
         for label, line in lines.items():
-            look = {**styles[label], "label": label}
-            _band(loss, line, ("nats", "interval"), look)
-            for axes in differences:
-                _band(axes, line, DIFFERENCE, look)
-        for axes in differences:
+            _band(axes, line, columns, looks[label])
+        if others:
             _limit(axes, lines.values())
+        name_ends(axes, _ends(lines, columns, looks), gap=0.09)
 
-    return _rows_of_panels(rows, len(_labels(rows)) > 1, x_label, draw_lines)
+    drawn = [row for row in rows if row["label"] != first] if others else rows
+    return _panels(drawn, draw_lines, f"difference to {first}" if others else "loss", x_label)
 
 
 def differences_by_bin(panels: Mapping[str, Mapping[str, list[Row]]], x_label: str) -> Figure:
     """Differences over the middles of logarithmic bins: by panel, the rows of each line."""
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(6 * columns, 5 * rows), layout="constrained")
-    for number, (title, lines) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(rows, columns, number)
-        styles = styles_of(lines)
-        for label, line in lines.items():
-            look = {**styles[label], "label": label}
-            _band(axes, _frequent(line, RARE), DIFFERENCE, look)
-        axes.axhline(0, color="black", lw=0.8, zorder=1)
-        axes.set_title(title)
-        axes.set_ylabel("difference, nats per token")
-        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-        _logarithmic(axes, x_label)
+    figure = Figure(figsize=(8.5, 0.5 + 2.4 * len(panels)), layout="constrained")
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
+        looks = _looks(["", *lines])
+        shown = {label: _frequent(line, RARE) for label, line in lines.items()}
+        for label, line in shown.items():
+            _band(axes, line, DIFFERENCE, looks[label])
+        _finish(axes, title)
+        name_ends(axes, _ends(shown, DIFFERENCE, looks), gap=0.16)
+    _logarithmic(grid[-1], x_label)
+    figure.supylabel("difference, nats per token", size=10)
     return figure
 
 
-PICTURES: dict[str, Callable[[list[Row], Styles], Figure]] = {
+PICTURES: dict[str, Callable[[list[Row], Mapping[str, Look]], Figure]] = {
     "strided": by_history,
     "chunk_position": partial(by_bin, x_label="position in the window"),
     "document_position": partial(by_bin, x_label="tokens before the scored one in its document"),
@@ -113,34 +130,43 @@ PICTURES: dict[str, Callable[[list[Row], Styles], Figure]] = {
 }
 
 
-def _rows_of_panels(
-    rows: list[Row], two: bool, x_label: str, draw_lines: Callable[..., None]
-) -> Figure:
-    """A panel for the loss, and one for its difference to the first model if there are `two`.
+def _looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Colour and marker of models; the first, which others are compared with, alone is grey."""
+    first, *others = labels
+    looks = {first: {"color": PLAIN, "marker": MARKERS[-1]}}
+    for number, label in enumerate(others):
+        look = number % len(COLOURS)
+        looks[label] = {"color": COLOURS[look], "marker": MARKERS[look]}
+    return looks
 
-    More models than can be told apart go to further rows of panels, each with the first of all.
-    """
-    first, *others = _labels(rows)
-    groups = [others[at : at + IN_A_ROW] for at in range(0, len(others), IN_A_ROW)] or [[]]
-    figure = Figure(figsize=(11 if two else 6.5, 4.5 * len(groups)), layout="constrained")
-    parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
-    for part, group in zip(parts, groups, strict=True):
-        loss, *differences = part.subplots(1, 1 + two, squeeze=False)[0]
-        draw_lines([row for row in rows if row["label"] in (first, *group)], loss, *differences)
-        loss.set_ylabel("loss, nats per token")
-        for axes in differences:
-            axes.set_ylabel(f"difference to {first}, nats per token")
-            axes.axhline(0, color="black", lw=0.8, zorder=1)
-        for axes in part.axes:
-            _logarithmic(axes, x_label)
-        handles, names = loss.get_legend_handles_labels()
-        columns = min(3, len(names))
-        part.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
+
+def _panels(
+    rows: list[Row], draw_lines: Callable[[Axes, list[Row]], None], title: str, x_label: str
+) -> Figure:
+    """Panels below each other, of as many models as can be told apart."""
+    labels = _labels(rows)
+    groups = [labels[at : at + A_PANEL] for at in range(0, len(labels), A_PANEL)]
+    figure = Figure(figsize=(8.5, 0.6 + 2.5 * len(groups)), layout="constrained")
+    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
+    _logarithmic(panels[-1], x_label)
+    for axes, group in zip(panels, groups, strict=True):
+        draw_lines(axes, [row for row in rows if row["label"] in group])
+        _finish(axes)
+    figure.supylabel(f"{title}, nats per token", size=10)
     return figure
 
 
 def _labels(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["label"] for row in rows))
+
+
+def _finish(axes: Axes, title: str = "") -> None:
+    if title:
+        axes.set_title(title, size=10, loc="left")
+    low, high = axes.get_ylim()
+    if low < 0 < high:
+        axes.axhline(0, color="black", lw=0.8, zorder=1)
+    axes.grid(alpha=0.3)
 
 
 def _logarithmic(axes: Axes, x_label: str) -> None:
@@ -149,7 +175,18 @@ def _logarithmic(axes: Axes, x_label: str) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(_short)
     axes.set_xlabel(x_label)
-    axes.grid(alpha=0.3)
+
+
+def _ends(
+    lines: Mapping[str, list[Row]], columns: tuple[str, str], looks: Mapping[str, Look]
+) -> dict[str, tuple[float, str]]:
+    """Where the lines end whose names stand beside them, and their colours."""
+    ends = {}
+    for label, line in lines.items():
+        known = [mean for mean in _estimates(line, *columns)[0] if not math.isnan(mean)]
+        if known:
+            ends[label] = known[-1], looks[label]["color"]
+    return ends
 
 
 def _limit(axes: Axes, lines: Iterable[list[Row]]) -> None:

@@ -1,20 +1,33 @@
-"""How pictures look: the colours, markers and lines of what is compared; and how one is written."""
+"""How pictures look: one palette, lines that are named where they end; and how one is written."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's, which people tell apart whatever colours they see; without their yellow
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's, which people tell apart whatever colours they see, without their yellow; black is
+# the paper's, and two of ours are warm where others are not
+OURS, OUR_SPARSE, PAPER, PLAIN = "#D55E00", "#E69F00", "#000000", "#999999"
+PEERS = {
+    "SDPA flash": "#0072B2",
+    "SDPA cuDNN": "#56B4E9",
+    "SDPA math": PLAIN,
+    "standard": PLAIN,
+    "FlexAttention": "#009E73",
+    "flash-attn-4": "#CC79A7",
+    "Triton tutorial": "#7B4FA3",
+    "nanoGPT, flash": "#0072B2",  # on the same attention
+    "nanoGPT, cuDNN": "#56B4E9",
+}
+COLOURS = (OURS, "#0072B2", "#009E73", "#CC79A7", OUR_SPARSE, "#56B4E9")  # of models beside models
 MARKERS = "os^Dv<>"
 LINES = ("-", "--", ":", "-.")
-IN_A_ROW = len(COLOURS) - 1  # models beside the first, which alone has its colour
 
 Styles = dict[str, dict[str, str]]  # colour, marker and line by label
 
@@ -27,17 +40,44 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def styles_of(labels: Iterable[str]) -> Styles:
-    """Colour, marker and line for each label, in their order; the same for the same labels.
-
-    The colour of the first, which others are compared with, does not come again.
-    """
+    """Colour, marker and line for each label, in their order; the same for the same labels."""
     looks = {}
     for number, label in enumerate(dict.fromkeys(labels)):
-        turn, colour = (0, 0) if number == 0 else divmod(number - 1, IN_A_ROW)
-        colour += number > 0
+        turn, colour = divmod(number, len(COLOURS))
         looks[label] = {
             "color": COLOURS[colour],
             "marker": MARKERS[(colour + turn) % len(MARKERS)],  # moved on, so that no pair is twice
             "linestyle": LINES[turn % len(LINES)],
         }
     return looks
+
+
+def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
+    """How the line of an attention is drawn: ours thick, before the others."""
+    if name != "ours":
+        return {"color": PEERS[name], "lw": 1.5}
+    if sparse:  # narrower, so that both are seen where they are equal
+        return {"color": OUR_SPARSE, "lw": 1.5, "zorder": 4}
+    return {"color": OURS, "lw": 4, "zorder": 3}
+
+
+def name_ends(axes: "Axes", ends: Mapping[str, tuple[float, str]], gap: float = 0.06) -> None:
+    """Write the names of lines to the right of a panel whose limits are final.
+
+    Args:
+        axes: the panel.
+        ends: by name, where its line ends, in units of the y axis, and the colour of its name.
+        gap: least distance of two names, as a share of the panel's height.
+    """
+    from scipy.optimize import isotonic_regression  # slow to load: --help should not wait for it
+
+    heights = {
+        name: axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1]
+        for name, (y, _) in ends.items()
+    }
+    names = sorted(heights, key=lambda name: heights[name])
+    moved = isotonic_regression([heights[name] - gap * n for n, name in enumerate(names)]).x
+    moved = moved.clip(0, max(0, 1 - gap * (len(names) - 1)))
+    for number, (name, height) in enumerate(zip(names, moved, strict=True)):
+        at = {"transform": axes.transAxes, "va": "center", "fontsize": 9}
+        axes.text(1.02, height + gap * number, name, color=ends[name][1], **at)

@@ -1,8 +1,9 @@
-"""Write the tables of README.md and of the pages in docs from the measurements in docs/results.
+"""Write the tables of README.md and of the pages in docs, and pictures, from docs/results.
 
 python -m experiments.pages
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is one of TABLES.
+The pictures are those of PICTURES.
 """
 
 from configs.command_line import help_if_asked
@@ -14,16 +15,29 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from evaluation.results import read_result
+from evaluation.results import Row, read_result
+from evaluation.style import save
+from experiments import glance, provenance
+from experiments.attention import hbm_bytes
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
+from experiments.table4 import forest
 from experiments.table4 import report as table4
 from experiments.train_steps import tables as train_steps
 
-PAGES = (Path("README.md"), Path("docs/evaluation.md"), Path("docs/lra.md"))
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+PAGES = (
+    Path("README.md"),
+    *(Path(f"docs/{name}.md") for name in ("evaluation", "lra", "speed", "reproduce")),
+)
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
 TEXT_TRIALS = (
@@ -35,18 +49,20 @@ TEXT_TRIALS = (
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def _of(table: Callable[..., str], *names: str, **named: str) -> Callable[[], str]:
-    """What writes a table of the results of these names."""
+def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
+    """What makes a table or a picture of the results of these names."""
 
-    def write() -> str:
+    def made() -> T:
         results = [read_result(RESULTS / f"{name}.json") for name in names]
         by_name = {key: read_result(RESULTS / f"{name}.json") for key, name in named.items()}
-        return table(*results, **by_name)
+        return make(*results, **by_name)
 
-    return write
+    return made
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "glance": _of(glance.glance_table, **{name: name for name in glance.RESULTS}),
+    "provenance": _of(provenance.provenance_table, **{name: name for name in provenance.RESULTS}),
     "train_speed": _of(train_steps.speed_table, "train_speed"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),
@@ -69,6 +85,30 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
+    """What draws the rows of a result."""
+    return _of(lambda result: draw(result["rows"]), name)
+
+
+PICTURES: dict[Path, Callable[[], "Figure"]] = {
+    RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
+    RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
+    RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
+    RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
+    RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+    RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),
+    **{
+        RESULTS / f"{name}.png": _of(
+            partial(train_steps.draw_losses, name=name.removeprefix("compare_training_")), name
+        )
+        for name in COMPARED.values()
+    },
+    RESULTS / "lra_speed.png": _of(
+        lambda speed, accuracy: lra.draw_speed(speed, accuracy["references"]), "lra_speed", "lra"
+    ),
+}
+
+
 def fill(text: str) -> str:
     """`text` with each table in its place written anew.
 
@@ -82,7 +122,10 @@ def main() -> None:
     """Run the command."""
     for page in PAGES:
         page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, draw in PICTURES.items():
+        save(draw(), path)
     print(f"wrote the tables of {', '.join(map(str, PAGES))}")
+    print(f"drew {', '.join(map(str, PICTURES))}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Attention in Triton. Importing this needs neither a GPU nor Triton."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernels.attention import flash_attention
+    from kernels.block_mask import BlockSparseMask
 
-__all__ = ["flash_attention"]
+__all__ = ["BlockSparseMask", "flash_attention"]
+
+_MODULES = {"flash_attention": "kernels.attention", "BlockSparseMask": "kernels.block_mask"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load PyTorch when the function is asked for: a configuration reads nothing but limits."""
-    if name != "flash_attention":
+    """Load PyTorch when a name is asked for: a configuration reads nothing but limits."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kernels.attention import flash_attention
-
-    return flash_attention
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -19,13 +19,14 @@ class ClassifierConfig(BlockConfig):
     """
 
     vocab_size: int
-    """Token ids the model knows."""
+    """Token ids that the model knows: at least as many as the data have."""
 
     n_classes: int
-    """Labels to tell apart."""
+    """Labels to tell apart: as many as the data have."""
 
     context_length: int
-    """Tokens of a batch's rows, padding included."""
+    """Tokens of an example, padding included: at least those of the longest image; longer texts are
+    cut."""
 
     n_layer: int = 2
     n_head: int = 2
@@ -39,7 +40,7 @@ class ClassifierConfig(BlockConfig):
     pixels of an image."""
 
     grid_width: int | None = None
-    """Pixels in a row of a square image; None where the tokens are a text."""
+    """Pixels in a row of a square image; null where the tokens are a text."""
 
     embedding: Literal["none", "learned", "sinusoidal", "row_column"] = "learned"
     """What is added to the embedded tokens: a learned vector a position, sinusoids of it, or
@@ -49,10 +50,10 @@ class ClassifierConfig(BlockConfig):
     """How queries and keys are turned: by their position in the sequence, or by row and column."""
 
     min_wavelength: float = 4.0
-    """Axial rotary only: pixels in which the fastest pair turns once."""
+    """rotary=axial only: pixels in which the fastest pair turns once."""
 
     max_wavelength: float = 1024.0
-    """Axial rotary only: pixels in which the slowest pair turns once."""
+    """rotary=axial only: pixels in which the slowest pair turns once."""
 
     local_start: float = 0.0
     """With rotary positions: the score by which each head begins by looking at a neighbour, more
@@ -60,8 +61,8 @@ class ClassifierConfig(BlockConfig):
     alike."""
 
     pooling: Literal["mean", "max", "mean_max", "cls"] = "mean"
-    """Over the tokens that are not padding; mean_max is both side by side, cls a token of its own
-    before the others."""
+    """How an example's tokens become one vector: their mean, their max, or both side by side,
+    padding left out; or, with cls, a token of its own before the others."""
 
     documents: int = 1
     """Sequences that an example consists of: 1, or 2 that are encoded apart and compared by the

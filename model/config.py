@@ -37,17 +37,18 @@ class MaskConfig:
     """
 
     pattern: Literal["dense", "butterfly"] = "dense"
-    """dense: every key up to the query. butterfly: block i of queries sees the blocks of keys whose
-    number differs from i in at most one bit, those of the window, and the global ones."""
+    """Which keys attention visits. dense: all, or all up to the query where it is causal.
+    butterfly: block i of queries sees the blocks of keys whose number differs from i in at most one
+    bit, those of the window, and the global ones; on long sequences it is far cheaper."""
 
     block_size: int = 128
-    """Tokens in a block."""
+    """Butterfly only: tokens in a block, 16, 32, 64, 128 or 256."""
 
     window_blocks: int = 2
-    """Block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
+    """Butterfly only: block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
 
     global_blocks: int = 1
-    """So many first blocks are seen by all."""
+    """Butterfly only: so many blocks, the first ones, are seen by all; 0 for none."""
 
     def __post_init__(self) -> None:
         check_choices(self, "model.mask")
@@ -97,22 +98,26 @@ class BlockConfig:
     """
 
     n_layer: int = 12
-    """Transformer blocks."""
+    """Transformer blocks, one after the other."""
 
     n_head: int = 12
-    """Attention heads in a block."""
+    """Attention heads in a block. Each is n_embd / n_head wide, which must be a whole number of at
+    most 256."""
 
     n_embd: int = 768
-    """Width of the residual stream."""
+    """Width of the residual stream: numbers that stand for one token between two blocks."""
 
     dropout: float = 0.0
-    """Dropout rate of the embeddings and of what each layer adds to the residual stream."""
+    """Dropout rate of the embeddings and of what each layer adds to the residual stream, from 0 to
+    below 1."""
 
     attention_dropout: float = 0.0
-    """Dropout rate of the attention probabilities."""
+    """Dropout rate of the attention probabilities, from 0 to below 1."""
 
     attention: Attention = "auto"
-    """Which implementation computes attention; auto takes the fastest that serves the device."""
+    """Who computes attention. auto: the fastest that serves the device. triton: our kernels, on a
+    GPU. sdpa: PyTorch's. reference: ours in plain PyTorch, anywhere. unfused: as before
+    FlashAttention, with all scores in memory."""
 
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a butterfly of blocks."""
@@ -166,7 +171,8 @@ class ModelConfig(BlockConfig):
     """
 
     vocab_size: int = 50_257
-    """Token ids the model knows, and logits it gives."""
+    """Token ids that the model knows, and logits that it gives. Leave it out of a configuration:
+    training takes as many as the tokenizer of data.path has."""
 
     vocab_multiple: int = 64
     """The embedding table is padded to a multiple of this many rows, because GPUs multiply such
@@ -176,7 +182,8 @@ class ModelConfig(BlockConfig):
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
 
     positions: Literal["learned", "rotary"] = "learned"
-    """learned: one vector a position (GPT-2). rotary: q and k are turned by their position."""
+    """How the model knows where a token stands. learned: a vector for each position, as in GPT-2.
+    rotary: queries and keys are turned by their position (RoPE)."""
 
     rope_base: float = DEFAULT_ROPE_BASE
     """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger

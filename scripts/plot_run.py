@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from evaluation.runs import origin_cost
+from evaluation.style import styles_of
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig
 from training.metrics import METRICS, read_metrics
@@ -98,26 +99,28 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
         FileNotFoundError: a folder has no records.
     """
     curve = curve_of(runs)
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(8.5, 4), layout="constrained")
     panels = left, right = figure.subplots(ncols=2, sharey=True)
     tops, lows = [], []
     names = [run.resolve().name for run in runs]
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+    looks = styles_of(map(str, runs))
+    for run, name in zip(runs, names, strict=True):
         records, is_whole = _read(run)
         title = name if names.count(name) == 1 else str(run)
         if not is_whole:
             title += " (without what its first weights took)"
         for axes, unit, divisor in ((left, curve.unit, curve.divisor), (right, HOURS, 1)):
+            look = looks[str(run)]
             for kind, label, style in (
-                (curve.training, "training", {"lw": 0.5, "alpha": 0.5}),
-                (curve.validation, "validation", {"marker": "o", "ms": 4, "lw": 1.2}),
+                (curve.training, "training", look | {"lw": 0.8, "alpha": 0.5, "marker": ""}),
+                (curve.validation, "validation", look | {"ms": 4, "lw": 1.5}),
             ):
                 drawn = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
                 if not drawn:
                     continue
                 x = [r[unit] / divisor for r in drawn]
                 y = curve.of([r[kind] for r in drawn])
-                axes.plot(x, y, color=f"C{number}", label=f"{title}, {label}", **style)
+                axes.plot(x, y, label=f"{title}, {label}", **style)
                 lows.append(y.min() / MARGIN)
                 if kind == "val_loss" and len(drawn) > 1:
                     tops.append(HEADROOM * y.max())
@@ -135,10 +138,10 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
     right.set_xlabel("GPU-hours of training")
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
-        if axes.lines:
-            axes.legend()
-        else:
+        if not axes.lines:
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 

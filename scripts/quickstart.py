@@ -33,9 +33,7 @@ def main(argv: Sequence[str]) -> None:
     run = Path(config.run.out_dir)
 
     print("\n1. Tokenizing Python's standard library\n")
-    status = prepare_text.main(
-        ["stdlib", "--train-bpe", str(config.model.vocab_size), "--out", config.data.path]
-    )
+    status = prepare_text.main(["stdlib", "--train-bpe", "4096", "--out", config.data.path])
     if status != 0:
         raise SystemExit(status)
 

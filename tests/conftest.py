@@ -97,14 +97,12 @@ def other_corpus(corpus, tmp_path_factory):
 @pytest.fixture(scope="session")
 def make_run(corpus):
     """Write a small configuration into a folder; returns a function that trains with it."""
-    vocab_size = json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
 
     def make(folder):
         config = folder / "config.yaml"
         config.write_text(
             f"""
-            model: {{vocab_size: {vocab_size}, context_length: 32, n_layer: 2, n_head: 2,
-                     n_embd: 32, dropout: 0.1}}
+            model: {{context_length: 32, n_layer: 2, n_head: 2, n_embd: 32, dropout: 0.1}}
             data: {{path: {corpus}}}
             optim: {{max_steps: 8, batch_tokens: 256, micro_batch_size: 2, lr: 1.0e-2,
                      warmup_steps: 2}}

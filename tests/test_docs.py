@@ -3,16 +3,19 @@
 import ast
 import math
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "docs" / "kernels.md"
-DOCUMENTS = [KERNELS, ROOT / "docs" / "evaluation.md", ROOT / "docs" / "lra.md", ROOT / "README.md"]
+README, KERNELS = ROOT / "README.md", ROOT / "docs" / "kernels.md"
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEASURED = [README, *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "lra", "speed"))]
 
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 
@@ -54,6 +57,59 @@ def test_functions_are_defined_where_the_link_says(document):
     ]
     assert document != KERNELS or len(named) > 40
     assert [(name, target) for name, target in named if name not in definitions(target)] == []
+
+
+def test_the_readme_is_short():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 130 and len(text.encode()) <= 9000
+
+
+def test_the_program_of_the_readme_runs(capsys):
+    (program,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    exec(compile(program, str(README), "exec"), {})
+    assert "torch.Size([1, 2048, 8, 64])" in capsys.readouterr().out
+
+
+def told(document: Path) -> str:
+    """What a page says of our measurements."""
+    text = document.read_text()  # evaluation.md goes on with methods, and papers'
+    return text.partition("## Your own runs")[0] if document.name == "evaluation.md" else text
+
+
+def prose(text: str) -> str:
+    """A page without its code, tables, links' targets, and numbers that were not measured."""
+    code, table, target = r"```.*?```|^    .*?$|`.*?`", r"^\|.*?$", r"\]\(.*?\)"
+    others = r"(arXiv|Python)\s[\d.]+"
+    return re.sub(f"{code}|{table}|{target}|{others}", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
+def test_measured_numbers_in_prose_stand_in_a_table_of_the_page(document):
+    text = told(document)
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    measured = [float(number) for number in re.findall(r"\d+\.\d+", tables)]
+    unknown = []
+    for number in re.findall(r"\d+\.\d+", prose(text)):
+        off = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
+        if not any(abs(float(number) - other) <= off for other in measured):
+            unknown.append(number)
+    assert not unknown
+
+
+@pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
+def test_a_paragraph_has_three_measured_numbers_at_most(document):
+    paragraphs = re.split(r"\n\n|\n- ", prose(told(document)))
+    without_intervals = [re.sub(r"\([-\d.]+\sto\s[-\d.]+\)", "", p) for p in paragraphs]
+    walls = [p for p in without_intervals if len(re.findall(r"\d+\.\d+", p)) > 3]
+    assert not walls
+
+
+def test_versions_agree():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changes = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert changes and changes[1] == version == citation["version"]
+    assert changes[2] == str(citation["date-released"])
 
 
 def test_densities_are_those_of_the_code():

@@ -13,8 +13,10 @@ import torch
 
 from configs.command_line import errors_as_sentences
 from configs.reader import ConfigError
+from data.text.shards import Manifest
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
 from training.checkpoint import latest_checkpoint, read_progress
+from training.language.config import load_config
 from training.metrics import read_metrics
 
 
@@ -181,11 +183,11 @@ def test_trains_on_interpreted_triton_kernels(run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["data.path=nowhere"], FileNotFoundError, "nowhere does not exist; prepare it with"),
+        (["data.path=nowhere"], FileNotFoundError, "nowhere does not exist; make it"),
         (
             ["model.vocab_size=500"],
             ValueError,
-            "entries, and model.vocab_size=500: prepare the data with the model's tokenizer",
+            r"entries, and model.vocab_size=500: leave it out, so that it is \d+, or prepare",
         ),
         (
             ["model.vocab_size=257", "run.init_from=nowhere"],
@@ -272,10 +274,19 @@ def test_checkpoint_of_another_model(run):
         run("run.resume=never")
 
 
+def test_a_run_keeps_the_vocabulary_of_its_data(run, corpus, tmp_path):
+    entries = Manifest.load(corpus).tokenizer.vocab_size
+    run("optim.max_steps=4", f"model.vocab_size={entries}")  # as configurations once had to
+    run()
+    config = run.out_dir / "config.yaml"
+    config.write_text(config.read_text().replace(str(corpus), str(tmp_path / "moved")))
+    assert load_config([str(config)]).model.vocab_size == entries
+
+
 def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["train.py", str(run.config), "optim.momentum=1"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path("train.py", run_name="__main__")
     # Python prints a text to stderr and exits with 1; nothing else was said before
-    assert re.fullmatch(r"error: optim.momentum: .*", end.value.code)
+    assert re.fullmatch(r"error: optim.momentum is not a setting: .*", end.value.code)
     assert capfd.readouterr() == ("", "")

@@ -19,36 +19,40 @@ class RunConfig:
     out_dir: str
     """Folder of the run: config.yaml, metrics.jsonl, checkpoints. Made if missing."""
     seed: int = 1111
-    """Of the weights, the order of the data and dropout."""
+    """Seed of the first weights, the order of the data and dropout, at least 0."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto takes a GPU where there is one."""
+    """What computes: auto takes a GPU where there is one, and the CPU elsewhere."""
     dtype: Dtype = "bfloat16"
-    """Of the activations and matrix products; the weights are always float32."""
+    """Precision of the activations and matrix products; the weights are always float32."""
     compile: bool = True
-    """Whether torch.compile fuses the model."""
+    """Whether torch.compile fuses the model: the first step takes a minute or so, the others less
+    time."""
     deterministic: bool = True
-    """Whether the same run must give the same bits: free with our attention (docs/results has the
-    measurement); PyTorch's may be slower with it."""
+    """Whether the same run must give the same bits: free with our attention; PyTorch's may be
+    slower with it."""
     log_every: int = 10
-    """Steps between records of the training loss; also how often host and GPU wait for each
-    other."""
+    """Optimizer steps between records of the training loss; also how often host and GPU wait for
+    each other."""
     eval_every: int = 1000
-    """Steps between passes over the whole validation set; there is always one at the end."""
+    """Optimizer steps between passes over the whole validation set; there is always one at the
+    end."""
     save_every: int = 1000
-    """Steps between checkpoints; there is always one at the end."""
+    """Optimizer steps between checkpoints, a multiple of log_every; there is always one at the
+    end."""
     keep_last: int = 2
-    """Checkpoints to keep."""
+    """How many checkpoints to keep, the newest ones."""
     resume: Literal["auto", "never"] = "auto"
-    """auto goes on from the newest checkpoint in out_dir; never refuses a folder that has one."""
+    """What a run does whose out_dir has checkpoints. auto: it goes on from the newest. never: it
+    refuses."""
     init_from: str | None = None
     """Folder of a run whose newest weights (a classifier's: its best) this run starts with;
     optimizer, steps and data order are new. Read at the first start only: later starts go on from
     out_dir, and must name a folder that is called the same, so that config.yaml always tells where
     the weights came from."""
     wandb: Literal["disabled", "offline", "online"] = "disabled"
-    """Weights & Biases: offline keeps its files in out_dir."""
+    """Whether Weights & Biases keeps records, too: online, or offline in files in out_dir."""
     wandb_project: str = "papilio"
-    """Project that wandb files the run under."""
+    """Project of Weights & Biases that the run belongs to."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -69,21 +73,22 @@ class AdamWConfig:
     max_steps: int
     """Optimizer steps of the whole run."""
     lr: float = 6e-4
-    """Peak learning rate."""
+    """Learning rate at its highest, after the warm-up."""
     min_lr: float = 0.0
-    """Learning rate at the last step."""
+    """Learning rate at the last step, at most lr."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Shape of the decay from lr to min_lr after the warm-up."""
+    """How the learning rate falls from lr to min_lr after the warm-up; constant: it stays lr."""
     warmup_steps: int = 0
-    """Steps in which the learning rate rises linearly from 0 to lr."""
+    """First steps, in which the learning rate rises linearly from 0 to lr: fewer than max_steps."""
     weight_decay: float = 0.1
-    """Decay of matrices and embeddings; biases and normalisation are never decayed."""
+    """AdamW's decay of matrices and embeddings; biases and normalisation are never decayed. 0 turns
+    it off."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment."""
+    """AdamW's decay rates of the first and second moment, each from 0 to below 1."""
     eps: float = 1e-8
-    """AdamW's epsilon."""
+    """AdamW's epsilon, which keeps it from dividing by 0: above 0."""
     grad_clip: float = 1.0
-    """Largest norm of the gradient; 0 turns clipping off."""
+    """Largest norm of the gradient, which is scaled down to it; 0 turns clipping off."""
 
     def __post_init__(self) -> None:
         check_positive(self, "optim", "max_steps")

@@ -15,16 +15,16 @@ class Phase:
     paths: list[str]
     """Prepared tasks whose training examples take turns: equal shares of each batch."""
     steps: int
-    """Optimizer steps that it lasts."""
+    """Optimizer steps that the phase lasts."""
     batch_size: int | None = None
-    """Examples of one step, over all GPUs; None: optim.batch_size."""
+    """Examples of one step, over all GPUs; null: optim.batch_size."""
     context_length: int | None = None
     """Tokens of an example: of an image whose zero pixels are left out, which may have no more, or
-    the first ones of a text. None: model.context_length."""
+    the first ones of a text. null: model.context_length."""
     zeros_share: float | None = None
     """Share of an image's zero pixels that are tokens where data.zeros=tokens, each with this
     probability; context_length has room for them and for those above zero. So a model that learned
-    without them meets them little by little. None: all."""
+    without them meets them little by little. null: all."""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -45,21 +45,25 @@ class ExamplesConfig:
     """A prepared task, how its images become tokens, and what else is trained on before it."""
 
     path: str
-    """Folder that `scripts.prepare_lra` wrote: validation, test, and training after all phases."""
+    """Folder of a prepared task: its examples are those of validation and test, and of training
+    after all phases. `python -m scripts.prepare_lra TASK --out FOLDER` makes it as FOLDER/TASK."""
     phases: list[Phase] = field(default_factory=list)
-    """A curriculum: what is trained on first, one phase after the other."""
+    """A curriculum: what is trained on before data.path, one phase after the other, each with the
+    settings data.phases[]."""
     zeros: Zeros = "tokens"
     """tokens: every pixel is one. padding: pixels of 0 are hidden, as the benchmark's own code
     does; we leave them out, which is the same and far cheaper."""
     order: Order = "raster"
-    """Of pixels that are tokens: row by row, or in patches of 8 x 16 (for block-sparse masks)."""
+    """In which order pixels that are tokens follow each other. raster: row by row. tiles: in
+    patches of 8 x 16 (for block-sparse masks)."""
     augment: Augment = "none"
-    """Training images mirrored left to right, or turned and mirrored in all 8 ways, at random."""
+    """What happens to training images at random. mirror: left to right. dihedral: turned and
+    mirrored in all 8 ways."""
     shift: int = 0
     """Pixels by which training images are moved at most, up or down and left or right, at random;
     what comes in repeats the edge."""
     val_examples: int | None = None
-    """How many of the validation examples, the first ones, choose the best weights; None: all."""
+    """How many of the validation examples, the first ones, choose the best weights; null: all."""
 
     def __post_init__(self) -> None:
         if self.val_examples is not None and self.val_examples < 1:

@@ -1,5 +1,6 @@
 """What can be asked of `data.lra.tasks.prepare`."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,3 +84,23 @@ class Request:
         length, of = self.contour_length, self.distractors_of
         suffix = "" if names.get(length) == "hard" else f"-{names.get(length, f'length{length}')}"
         return self.task + suffix + ("" if of in (None, length) else f"-distractors{of}")
+
+
+_NAME = re.compile(
+    r"(?P<task>[a-z]+\d*)(-tokens(?P<shortest>\d+)to(?P<longest>\d+))?(-(?P<difficulty>[a-z]+))?"
+    r"(-length(?P<contour_length>\d+))?(-distractors(?P<distractors_of>\d+))?"
+)
+
+
+def command_for(folder: Path) -> str:
+    """The command that prepares a folder of this name; TASK stands for a name that is no task."""
+    match = _NAME.fullmatch(folder.name)
+    if match is None or match["task"] not in TASKS:
+        words = ["TASK"]
+    else:
+        options = {name: value for name, value in match.groupdict().items() if value}
+        words = [options.pop("task")]
+        words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
+        if words == ["retrieval"]:  # the only one that neither the hub has nor we generate
+            words += ["--source FOLDER"]
+    return " ".join(("python -m scripts.prepare_lra", *words, f"--out {folder.parent}"))

@@ -116,13 +116,13 @@ class Manifest:
         """
         if not (folder / MANIFEST).exists():
             if not folder.is_dir():
-                why = "does not exist; prepare it with"
+                why = "does not exist; make it of text files, or folders of them, with"
             elif (folder / PROGRESS).exists():
                 why = "is not finished; run the prepare command again, it goes on where it stopped"
             else:
-                why = f"holds no {MANIFEST}, so it is no folder of token shards; prepare one with"
+                why = f"holds no {MANIFEST}, so it is no folder of token shards; make one with"
             raise FileNotFoundError(
-                f"{folder} {why}: python -m scripts.prepare_text SOURCE --out {folder}"
+                f"{folder} {why}: python -m scripts.prepare_text TEXT... --out {folder}"
             )
         values = load_json(folder / MANIFEST)
         if values.get("format_version") != FORMAT_VERSION:

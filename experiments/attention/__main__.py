@@ -52,15 +52,19 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from evaluation.results import Row, Stage, collect_rows
+from evaluation.style import save
 from experiments.attention import hbm_bytes, report
 from experiments.attention.cases import Case, Sparsity
 from experiments.attention.measure import measure_case
 from experiments.attention.peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
 PEER_LENGTHS = (1024, 4096, 16_384)
@@ -171,7 +175,7 @@ class Preset(NamedTuple):
     stages: Callable[[bool], Iterable[Stage]]
     relate: Callable[[list[Row]], None]
     columns: list[str]
-    draw: Callable[[list[Row], Path], None]
+    draw: Callable[[list[Row]], "Figure"]
 
 
 PRESETS = {
@@ -202,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         report.show(rows, preset.columns)
     if any(row["status"] == "ok" for row in rows):  # else there is nothing to draw
-        preset.draw(rows, out.with_suffix(".png"))
+        save(preset.draw(rows), out.with_suffix(".png"))
     print(f"wrote {out}")
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong, and have no speed")

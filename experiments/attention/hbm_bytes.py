@@ -24,20 +24,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from evaluation.style import save
+from evaluation.style import OUR_SPARSE, OURS, PLAIN
 from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS
 from experiments.reports import table
 from kernels.options import AttentionOptions, with_mask
 from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARTS = ("forward", "backward")
 METRICS = {"dram__bytes_read.sum": "read_bytes", "dram__bytes_write.sum": "written_bytes"}
@@ -234,22 +236,36 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     print(f"the paper, forward and backward on an A100: {paper}")
 
 
-def draw(rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Draw counted and measured GB as bars, of each part."""
-    import pandas as pd
+def draw(rows: Sequence[dict[str, Any]]) -> "Figure":
+    """GB of the forward and the backward pass as bars: measured, and two ways to count them."""
+    # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
-    def heights(moved: dict[str, Any]) -> dict[str, float]:
-        measured = sum(moved.get(key, 0) for key in METRICS.values()) or float("nan")
-        moved = {"counted, minimum": moved["minimum"], "counted, tile loads": moved["loaded"]}
-        return {name: x / 1e9 for name, x in (moved | {"measured": measured}).items()}
+    kinds = {"measured": 1.0, "counted, each byte once": 0.55, "counted, tile loads": 0.25}
+    colours = {"standard": PLAIN, "ours": OURS, "ours, butterfly": OUR_SPARSE}
+    figure = Figure(figsize=(8.5, 4), layout="constrained")
+    for axes, part in zip(figure.subplots(1, 2, sharey=True), PARTS, strict=True):
+        for place, row in enumerate(rows):
+            moved = row["bytes"][part]
+            counts = (_measured(moved), moved["minimum"], moved["loaded"])
+            colour = colours[row["name"]]
+            for turn, (gigabytes, alpha) in enumerate(zip(counts, kinds.values(), strict=True)):
+                if gigabytes is not None:
+                    y = place + 0.27 * (turn - 1)
+                    bar = axes.barh(y, gigabytes / 1e9, 0.25, alpha=alpha, color=colour)
+                    axes.bar_label(bar, fmt="%.1f", fontsize=9, padding=2)
+        axes.set_title(part, size=10)
+        axes.set_xlabel("HBM traffic, GB")
+        axes.margins(x=0.12)
+        axes.spines[["right", "top"]].set_visible(False)
+    first = figure.axes[0]
+    first.set_yticks(range(len(rows)), [row["name"].replace(", ", ",\n") for row in rows])
+    first.invert_yaxis()
+    handles = [first.barh(0, 0, color="black", alpha=alpha, label=n) for n, alpha in kinds.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+    return figure
 
-    bars = {f"{row['name']}\n{part}": heights(row["bytes"][part]) for row in rows for part in PARTS}
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = pd.DataFrame.from_dict(bars, orient="index").plot.bar(
-        ax=figure.subplots(), rot=0, width=0.8, ylabel="HBM traffic, GB"
-    )
-    for drawn in axes.containers:
-        axes.bar_label(drawn, fmt="%.1f", fontsize=7)
-    axes.legend(fontsize=8)
-    save(figure, out)
+
+def _measured(moved: dict[str, Any]) -> int | None:
+    """Bytes read and written; None where there was no profiler."""
+    return sum(moved[key] for key in METRICS.values()) if "read_bytes" in moved else None

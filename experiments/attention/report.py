@@ -5,12 +5,14 @@ what it needs.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.results import Row
-from evaluation.style import save
+from evaluation.style import OUR_SPARSE, OURS, PLAIN, line_of, name_ends
 from experiments.reports import table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -164,66 +166,104 @@ def _both(row: Row, what: str, how: str) -> str:
 # ---- drawn
 
 
-def draw_peers(rows: list[Row], out: Path) -> None:
-    """Draw TFLOP/s of dense attention as bars: a panel for each head dimension, mask and part."""
-    import pandas as pd
-    from matplotlib.figure import Figure
+def draw_peers(rows: list[Row]) -> "Figure":
+    """TFLOP/s of dense attention over length: a panel for each pass, mask and head dimension.
 
-    dense = pd.DataFrame(rows).query("mask == 'dense'")
-    lengths = dense.query("name != 'ours'")["seq_len"].unique().tolist()
-    dense = dense.query(f"seq_len in {lengths}")
-    names = dense["name"].unique()
-    panels = list(dict.fromkeys(zip(dense["head_dim"], dense["causal"], strict=True)))
-    figure = Figure(figsize=(3.4 * len(panels), 6), layout="constrained")
-    grid = figure.subplots(2, len(panels), sharey="row", squeeze=False)
-    for column, (head_dim, causal) in zip(grid.T, panels, strict=True):
-        panel = dense.query(
-            f"head_dim == {head_dim} and causal == {causal} and seq_len in @lengths"
-        )
+    Lengths at which ours ran alone are left out; a cross is where memory did not suffice.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    dense = [row for row in rows if row["mask"] == "dense"]
+    lengths = sorted({row["seq_len"] for row in dense if row["name"] != "ours"})
+    dense = [row for row in dense if row["seq_len"] in lengths]
+    panels = sorted({(not row["causal"], row["head_dim"]) for row in dense})
+    figure = Figure(figsize=(9.5, 6), layout="constrained")
+    grid = figure.subplots(2, len(panels), sharex=True, sharey=True, squeeze=False)
+    lines = {}
+    for column, (full, head_dim) in zip(grid.T, panels, strict=True):
+        some = [r for r in dense if (not r["causal"], r["head_dim"]) == (full, head_dim)]
+        column[0].set_title(f"{'full' if full else 'causal'}, head_dim {head_dim}", size=10)
         for axes, part in zip(column, PASSES, strict=True):
-            speeds = panel.pivot(index="seq_len", columns="name", values=f"{part}_tflops")
-            speeds = speeds.reindex(columns=names)  # one colour each, also where one is missing
-            speeds.plot.bar(ax=axes, rot=0, width=0.8, legend=False)
-            axes.set_title(f"{part}, head_dim {head_dim}, {'causal' if causal else 'full'}", size=9)
-            axes.set(xlabel="tokens", ylabel="TFLOP/s")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=8)
-    save(figure, out)
+            for name in dict.fromkeys(row["name"] for row in some):
+                of = [row for row in some if row["name"] == name]
+                right = [row for row in of if row["status"] == "ok"]
+                (lines[name],) = axes.plot(
+                    [row["seq_len"] for row in right],
+                    [row[f"{part}_tflops"] for row in right],
+                    marker="o",
+                    ms=4,
+                    **line_of(name),
+                )
+                for row in (row for row in of if row["status"] == "out of memory"):
+                    at, colour = (row["seq_len"], 0), line_of(name)["color"]
+                    axes.plot(*at, "x", ms=7, mew=2, color=colour, clip_on=False)
+                    above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+                    axes.annotate("OOM", at, **above, fontsize=8, color=colour)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths, [f"{n // 1024}K" for n in lengths])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.margins(x=0.1)
+            axes.grid(alpha=0.3)
+    grid[0, 0].set_ylim(bottom=0)
+    figure.supxlabel("tokens", size=10)
+    for part, axes in zip(PASSES, grid[:, 0], strict=True):
+        axes.set_ylabel(f"{part}, TFLOP/s")
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, frameon=False)
+    return figure
 
 
-def draw_paper(rows: list[Row], out: Path) -> None:
-    """Draw time and memory against length, as Figure 3 does, for the plain variant."""
-    import pandas as pd
+def draw_paper(rows: list[Row]) -> "Figure":
+    """Time and memory against length, as Figure 3 has them, for the plain variant."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
-    plain = pd.DataFrame(rows).query("variant == 'plain' and status == 'ok'")
-    sparse = plain["mask"] != "dense"
-    plain = plain.assign(label=plain["name"].where(~sparse, plain["name"] + ", block-sparse"))
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    lines: dict[tuple[str, bool], list[Row]] = {}
+    ends_early = set()
+    for row in rows:
+        line = row["name"], row["mask"] != "dense"
+        if row["variant"] == "plain" and row["status"] == "ok":
+            lines.setdefault(line, []).append(row)
+        elif row["status"] == "out of memory":
+            ends_early.add(line)
+    figure = Figure(figsize=(8.5, 4), layout="constrained")
     panels = {"both_ms": "forward and backward, ms", "peak_mib": "peak memory, MiB"}
     for axes, (key, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        lines = plain.pivot(index="seq_len", columns="label", values=key)[plain["label"].unique()]
-        lines.plot(ax=axes, style="o-", ms=3, loglog=True, legend=False)
+        ends = {}
+        for (name, sparse), line in lines.items():
+            look = line_of(name, sparse=sparse)
+            x, y = ([row[what] for row in line] for what in ("seq_len", key))
+            axes.plot(x, y, marker="o", ms=4, **look)
+            name += ",\nblock-sparse" if sparse else ",\nthen OOM" * ((name, sparse) in ends_early)
+            ends[name] = y[-1], look["color"]
         axes.set_xscale("log", base=2)
-        axes.set(xlabel="tokens", ylabel=title)
-    figure.axes[0].legend(fontsize=8)
-    save(figure, out)
+        axes.set_yscale("log")
+        lengths = sorted({row["seq_len"] for line in lines.values() for row in line})[::3]
+        axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_title(title, size=10)
+        axes.set_xlabel("tokens")
+        axes.grid(alpha=0.3)
+        name_ends(axes, ends, gap=0.09)
+    return figure
 
 
-def draw_sparsity(rows: list[Row], out: Path) -> None:
-    """Draw time against density, with the line of proportionality."""
-    import pandas as pd
+def draw_sparsity(rows: list[Row]) -> "Figure":
+    """Time against density, with the line of proportionality."""
     from matplotlib.figure import Figure
 
-    right = pd.DataFrame(rows).query("status == 'ok'")
-    patterns = right["mask"].str.split().str[0]
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    right = [row for row in rows if row["status"] == "ok"]
+    looks = {"dense": ("o", OURS), "butterfly": ("o", OUR_SPARSE), "window": ("^", OUR_SPARSE)}
+    figure = Figure(figsize=(8.5, 3.8), layout="constrained")
     for axes, part in zip(figure.subplots(1, 2), PASSES, strict=True):
-        for pattern, points in right.groupby(patterns):
-            axes.plot(points["density"], points[f"{part}_ms"], "o", ms=4, label=pattern)
-        for dense_ms in right.loc[patterns == "dense", f"{part}_ms"]:
-            axes.plot([0, 1], [0, dense_ms], "k:", lw=1, label="density x dense time")
+        for pattern, (marker, colour) in looks.items():
+            some = [row for row in right if row["mask"].split()[0] == pattern]
+            x, y = ([row[what] for row in some] for what in ("density", f"{part}_ms"))
+            axes.plot(x, y, marker, color=colour, ms=7, label=f"ours, {pattern}")
+            if pattern == "dense" and some:
+                axes.plot([0, 1], [0, y[0]], ":", color=PLAIN, label="in proportion to density")
         axes.set(xlabel="density, share of the blocks", ylabel=f"{part}, ms")
         axes.set_ylim(bottom=0)
-    figure.axes[0].legend(fontsize=8)
-    save(figure, out)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(frameon=False)
+    return figure

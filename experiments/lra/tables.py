@@ -1,15 +1,12 @@
 """The tables and the picture of a report on Long Range Arena, of what report.py collected."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
-from evaluation.style import styles_of
+from evaluation.style import OUR_SPARSE, OURS, PAPER, PLAIN
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
 
@@ -163,12 +160,12 @@ def yardsticks_table(result: Result) -> str:
 def speed_table(speed: Mapping[str, Any]) -> str:
     """Milliseconds of a training step by task and attention, of experiments.lra.speed."""
     lines = []
-    for (task, captured), group in groupby(speed["rows"], lambda r: (r["task"], r["captured"])):
+    for (_, captured), group in groupby(speed["rows"], lambda r: (r["task"], r["captured"])):
         rows = {row["attention"]: row for row in group}
-        first, data = rows["standard"], rows["standard"]["data"]
+        first = rows["standard"]
         lines.append(
             {
-                "task": TASKS[task].title + ("" if data == TASKS[task].folder else f" (on {data})"),
+                "task": _timed_title(first),
                 "tokens that are not padding": f"{first['tokens_share']:.0%} of "
                 f"{first['context_length']:,}",
                 "CUDA graph": "yes" if captured else "no",
@@ -190,39 +187,84 @@ def speed_table(speed: Mapping[str, Any]) -> str:
     return table(lines)
 
 
+def _timed_title(row: Row) -> str:
+    """The task of a timed row, and what it was timed on if that is another's data."""
+    title, data = TASKS[row["task"]].title, row["data"]
+    return title if data == TASKS[row["task"]].folder else f"{title} (on {data})"
+
+
+COLOUR_OF = {"standard": PLAIN, "dense": OURS, "butterfly": OUR_SPARSE}
+
+
 def draw(result: Result) -> "Figure":
-    """Validation accuracy over examples seen: a panel a task, a line an attention, seeds thin."""
+    """Test accuracy with its interval: a panel a task that was trained, a row a model."""
     # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    curves: dict[str, dict[str, list[Row]]] = {}
-    for run in result["runs"]:
-        curves.setdefault(run["task"], {}).setdefault(run["attention"], []).append(run["curve"])
-    tasks = [task for task in TASKS if task in curves]
-    n_columns = math.ceil(math.sqrt(len(tasks)))
-    n_rows = math.ceil(len(tasks) / n_columns)
-    figure = Figure(figsize=(1 + 4 * n_columns, 0.7 + 3 * n_rows), layout="constrained")
-    panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
-    styles = styles_of(ATTENTIONS)
-    lines = {}
-    for task, axes in zip(tasks, panels, strict=False):
-        for attention in (a for a in ATTENTIONS if a in curves[task]):
-            look: dict[str, Any] = {**styles[attention], "marker": ""}
-            seeds = [curve["val_accuracy"] for curve in curves[task][attention]]
-            millions = np.array(curves[task][attention][0]["examples"]) / 1e6
-            if len(seeds) > 1:
-                axes.plot(millions, np.transpose(seeds), **look, lw=0.6, alpha=0.5)
-            (line,) = axes.plot(millions, np.mean(seeds, axis=0), **look, lw=1.6)
-            lines[ATTENTIONS[attention]] = line
-        other = result["references"][0]
-        if task in other["accuracy"]:
-            line = axes.axhline(other["accuracy"][task], color="#888888", ls=":", lw=1)
-            lines[f"{other['model']}, on test"] = line
-        axes.set_title(TASKS[task].title, loc="left", fontsize=10)
+    found = {(row["task"], row["attention"]): row for row in result["rows"]}
+    tasks = [task for task in TASKS if any(task == of for of, _ in found)]
+    trained = [name for name in ATTENTIONS if any(name == of for _, of in found)]
+    others = result["references"]
+    names = [other["model"].replace(" (", "\n(") for other in others]
+    names += [ATTENTIONS[name] for name in trained]
+    figure = Figure(figsize=(8.5, 1 + 0.42 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for axes, task in zip(panels, tasks, strict=True):
+        for y, other in enumerate(others):
+            if task in other["accuracy"]:
+                axes.plot(other["accuracy"][task], y, "D", ms=5, color=PAPER)
+        for y, attention in enumerate(trained, start=len(others)):
+            if row := found.get((task, attention)):
+                mean, (low, high) = row["test_accuracy"], row["interval"]
+                look = {"color": COLOUR_OF[attention], "ms": 6, "lw": 2, "capsize": 3}
+                axes.errorbar([mean], [y], xerr=[[mean - low], [high - mean]], fmt="o", **look)
+        axes.set_title(TASKS[task].title, size=10)
+        axes.set_yticks(range(len(names)), names)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.margins(x=0.15)
         axes.grid(alpha=0.3)
-    for axes in panels[len(tasks) :]:
-        axes.set_axis_off()
-    figure.supxlabel("training examples seen, millions", fontsize=10)
-    figure.supylabel("validation accuracy, %", fontsize=10)
-    figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, fontsize=9)
+        axes.spines[["right", "top"]].set_visible(False)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel("test accuracy, %; ours with 95% intervals", size=10)
+    return figure
+
+
+def draw_speed(speed: Mapping[str, Any], references: Sequence[Row]) -> "Figure":
+    """How many times faster a step is than with standard attention, of experiments.lra.speed.
+
+    A row a task, and their geometric mean, beside which that of `references` stands.
+    """
+    from matplotlib.figure import Figure
+
+    titles = {"captured": "as CUDA graphs, as trained", "plain": "launched kernel by kernel"}
+    modes = {mode: titles[mode] for mode in titles if mode in speed["geometric_means"]}
+    ours = [name for name in ATTENTIONS if name != "standard"]
+    theirs = [other["speedup"] for other in references if other["speedup"]]
+    label = f"the paper's: {' and '.join(f'{speedup}x' for speedup in theirs)}"
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
+    widths = (2, 1)[: len(modes)]
+    panels = figure.subplots(1, len(modes), sharey=True, width_ratios=widths, squeeze=False)[0]
+    for axes, (mode, title) in zip(panels, modes.items(), strict=True):
+        rows = [row for row in speed["rows"] if row["captured"] == (mode == "captured")]
+        tasks = {row["task"]: _timed_title(row) for row in rows}
+        for turn, name in enumerate(ours):
+            speedups = [row["speedup"] for row in rows if row["attention"] == name]
+            speedups.append(speed["geometric_means"][mode]["speedup"][name])
+            places = [y + 0.38 * turn - 0.19 for y in range(len(speedups))]
+            look = {"color": COLOUR_OF[name], "label": ATTENTIONS[name]}
+            bars = axes.barh(places, speedups, 0.34, **look)
+            axes.bar_label(bars, fmt="%.1fx", padding=3, fontsize=9)
+        for turn, speedup in enumerate(theirs):
+            ends = len(tasks) + 0.38 * turn - 0.36, len(tasks) + 0.38 * turn - 0.02
+            axes.plot([speedup] * 2, ends, color=PAPER, lw=3, label=None if turn else label)
+        axes.set_yticks(range(len(tasks) + 1), [*tasks.values(), "geometric mean"])
+        axes.axvline(1, color=PLAIN, lw=1)
+        axes.margins(x=0.12)
+        axes.set_title(title, size=10)
+        axes.spines[["right", "top"]].set_visible(False)
+    panels[0].invert_yaxis()
+    figure.supxlabel("times faster than standard attention", size=10)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
     return figure

@@ -8,7 +8,7 @@ from experiments.reports import result_file
 FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from data.lra.store import open_split
 from evaluation.markdown import digits
 from evaluation.results import Row, add_runs, read_result, write_result
 from evaluation.statistics import wilson
-from evaluation.style import styles_of
+from evaluation.style import OUR_SPARSE, OURS
+from evaluation.style import PAPER as PAPER_COLOUR
 from experiments.classifier_runs import describe, finished_folders, read_run_config
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
 from experiments.reports import mean_text, publish, table
@@ -35,6 +36,7 @@ PAPER = [
 """arXiv 2205.14135, Table 6: test accuracy in percent; None: at chance or out of memory, as were
 all other models there."""
 
+CHANCE = 50  # percent
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
@@ -156,37 +158,39 @@ def _last_devices(starts: list[Row]) -> str:
 
 
 def draw(result: Result) -> "Figure":
-    """Validation accuracy over the images seen in all stages so far, a line a stage and seed."""
+    """Test accuracy of each stage that the paper has, too: a bar a seed, from chance on."""
     # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    stages: dict[str, list[Row]] = {}
+    for run in result["runs"]:
+        if STAGES[run["stage"]].beside:
+            stages.setdefault(run["stage"], []).append(run)
+    paper: dict[str, Row] = {row["model"]: row for row in result["paper"]}
+    figure = Figure(figsize=(8.5, 1 + 0.85 * len(stages)), layout="constrained")
     axes = figure.subplots()
-    styles = styles_of(STAGES)
-    runs = {f"{run['stage']}_seed{run['seed']}": run for run in result["runs"]}
-    lines = {}
-    for run in runs.values():
-        first, curve = images_before(run, runs), run["curve"]
-        look: dict[str, Any] = {**styles[run["stage"]], "marker": "", "lw": 1.4}
-        millions = [(first + n) / 1e6 for n in curve["examples"]]
-        (lines[STAGES[run["stage"]].title],) = axes.plot(millions, curve["val_accuracy"], **look)
-    axes.axhline(50, color="#888888", lw=0.8)
-    for row in result["paper"]:
-        axes.axhline(row["pathx"], color="#888888", ls=":", lw=1)
-        name, right = f"{row['model']} on Path-X, the paper's", axes.get_yaxis_transform()
-        above = {"transform": right, "ha": "right", "va": "bottom"}
-        axes.text(1, row["pathx"], name, **above, fontsize=8, color="#888888")
-    axes.set_xlabel("training images seen, millions, with those of the stages before")
-    axes.set_ylabel("validation accuracy, %")
-    axes.grid(alpha=0.3)
-    figure.legend(lines.values(), lines, fontsize=9, loc="outside upper center", ncols=3)
+    for line, (name, runs) in enumerate(stages.items()):
+        for number, run in enumerate(runs):
+            y, accuracy = line + 0.26 * (number - (len(runs) - 1) / 2), run["test_accuracy"]
+            low, high = run["test_interval"]
+            colour = OURS if run["attention"] == "dense" else OUR_SPARSE
+            axes.barh(y, accuracy - CHANCE, 0.24, left=CHANCE, color=colour)
+            ends = {"xerr": [[accuracy - low], [high - accuracy]], "capsize": 2}
+            axes.errorbar([accuracy], [y], color="black", lw=1, **ends)
+            text = f"{accuracy:.1f}, seed {run['seed']}"
+            axes.text(high + 0.5, y, text, va="center", fontsize=9)
+        model, images = STAGES[name].beside or ("", "")
+        theirs = paper[model][images]
+        axes.plot([theirs] * 2, [line - 0.4, line + 0.4], color=PAPER_COLOUR, lw=2.5)
+        words = {"ha": "center", "va": "bottom", "fontsize": 9}
+        axes.text(theirs, line - 0.42, f"the paper's {theirs:.1f}", **words)
+    titles = [STAGES[name].title.replace(", ", "\n") for name in stages]
+    axes.set_yticks(range(len(stages)), titles)
+    axes.set(xlim=(CHANCE, 100), ylim=(len(stages) - 0.5, -0.75))
+    axes.set_xlabel("test accuracy, %, with 95% interval; chance is 50%")
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["right", "top"]].set_visible(False)
     return figure
-
-
-def images_before(run: Row, runs: Mapping[str, Row]) -> int:
-    """Images seen in the stages that a run begins with, as far as they are among `runs`."""
-    before = runs.get(run["begins_with"] or "")
-    return 0 if before is None else before["examples"] + images_before(before, runs)
 
 
 if FILE is not None:

@@ -9,11 +9,9 @@ class Question(NamedTuple):
     asks: str
     pairs: tuple[tuple[str, str], ...]
     """Of a model and what it is compared with."""
-    panel: str | None = None
-    """Of the picture by position in the document, if it is drawn there."""
+    by_position: bool = False
+    """Whether the differences are drawn by position in the document, too."""
 
-
-CONTEXT, BUTTERFLY = "a longer context", "butterfly instead of dense attention"
 
 QUESTIONS = (
     Question(
@@ -23,17 +21,17 @@ QUESTIONS = (
             ("4k_learned", "1k_learned"),
             ("4k_documents", "1k_documents"),
         ),
-        CONTEXT,
+        by_position=True,
     ),
     Question(
         "the batches of the longer context, 1K attention",
         (("1k_of_4k", "1k"), ("1k_then_1k_of_4k", "1k_then_1k")),
-        CONTEXT,
+        by_position=True,
     ),
     Question(
         "the longer attention, same batches",
         (("4k", "1k_of_4k"), ("1k_then_4k", "1k_then_1k_of_4k")),
-        CONTEXT,
+        by_position=True,
     ),
     Question("longer context from scratch, equal time", (("4k", "1k_same_time"),)),
     Question(
@@ -45,12 +43,12 @@ QUESTIONS = (
             ("1k_then_16k_butterfly", "1k_then_1k"),
             ("1k_then_16k", "1k_then_4k"),
         ),
-        CONTEXT,
+        by_position=True,
     ),
     Question(
         "longer context for a trained 1K model, equal time",
         (("1k_then_4k", "1k_then_1k_same_time"),),
-        CONTEXT,
+        by_position=True,
     ),
     Question(
         "a trained 1K model instead of from scratch, equal time",
@@ -59,12 +57,12 @@ QUESTIONS = (
     Question(
         "butterfly instead of dense, equal tokens",
         tuple((f"{name}_butterfly", name) for name in ("4k", "16k", "1k_then_4k", "1k_then_16k")),
-        BUTTERFLY,
+        by_position=True,
     ),
     Question(
         "butterfly instead of dense, equal time",
         tuple((f"{name}_butterfly_same_time", name) for name in ("4k", "16k", "1k_then_16k")),
-        BUTTERFLY,
+        by_position=True,
     ),
     Question(
         "documents masked instead of packed, equal tokens",

@@ -20,10 +20,9 @@ from evaluation.markdown import dict_table, digits, is_known, markdown_table, wi
 from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
-from evaluation.style import save, styles_of
+from evaluation.style import COLOURS, name_ends, save, styles_of
 from experiments.reports import publish
-from experiments.table4.models import MODELS
-from experiments.table4.questions import CONTEXT, PAIRS, QUESTION_OF
+from experiments.table4.questions import PAIRS, QUESTION_OF
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -244,42 +243,43 @@ def nats(difference: Row | None) -> str:
 
 
 def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> "Figure":
-    """Validation perplexity over tokens and over GPU-hours, one line a model.
+    """Validation perplexity over tokens and over GPU-hours, one line a model, few models a row.
 
-    Models that started with the weights of another have a row of their own: their curves would
+    Models that started with the weights of another have rows of their own: their curves would
     lie on the ends of the others'.
     """
     # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogFormatter
 
-    order = sorted(curves, key=lambda model: model in going_on)
-    scratch = [model for model in order if model not in going_on]
-    titled = {"from scratch": scratch, "with the weights of another model": order[len(scratch) :]}
-    kinds = {title: models for title, models in titled.items() if models}
-    figure = Figure(figsize=(13, 1 + 3.7 * len(kinds)), layout="constrained")
-    panels = figure.subplots(len(kinds), 2, sharey="row", squeeze=False)
-    styles = styles_of(order)
-    for (title, models), (left, right) in zip(kinds.items(), panels, strict=True):
+    groups = []
+    for kind in (False, True):
+        models = [model for model in curves if (model in going_on) == kind]
+        n_rows = max(1, math.ceil(len(models) / len(COLOURS)))
+        most = math.ceil(len(models) / n_rows)
+        groups += [models[n : n + most] for n in range(0, len(models), most or 1)]
+    figure = Figure(figsize=(8.5, 0.6 + 2.6 * len(groups)), layout="constrained")
+    panels = figure.subplots(len(groups), 2, sharey="row", squeeze=False)
+    for models, (left, right) in zip(groups, panels, strict=True):
         perplexity = {m: np.exp([p["val_loss"] for p in curves[m]]) for m in models}
-        for model, values in perplexity.items():
-            look: dict[str, Any] = {**styles[model], "label": model, "ms": 4, "lw": 1.2}
+        looks = styles_of(models)
+        for model, look in looks.items():
             for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
-                axes.plot([p[unit] / divisor for p in curves[model]], values, **look)
+                x = [p[unit] / divisor for p in curves[model]]
+                axes.plot(x, perplexity[model], **look, ms=4, lw=1.2)
                 axes.grid(alpha=0.3, which="both")
-        ends = [values[-1] for values in perplexity.values()]
+        ends = {model: values[-1] for model, values in perplexity.items()}
         highest = max(values.max() for values in perplexity.values())
         left.set_yscale("log")
         # a little above the ends: the steep start would leave no room to tell them apart
-        left.set_ylim(0.97 * min(ends), 1.03 * min(highest, 1.6 * max(ends)))
+        left.set_ylim(0.97 * min(ends.values()), 1.03 * min(highest, 1.6 * max(ends.values())))
         for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
             set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-        right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
-        if len(kinds) > 1:
-            left.set_title(title, loc="left", fontsize=10)
+        name_ends(right, {m: (ends[m], looks[m]["color"]) for m in models}, gap=0.09)
+        left.set_title("going on" if models[0] in going_on else "from scratch", loc="left", size=10)
     panels[-1, 0].set_xlabel("training tokens, millions")
     panels[-1, 1].set_xlabel("GPU-hours of training")
-    figure.supylabel("validation perplexity", fontsize=10)
+    figure.supylabel("validation perplexity", size=10)
     return figure
 
 
@@ -288,12 +288,10 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
     panels: dict[str, dict[str, list[Row]]] = {}
     for row in comparisons:
         label, other = row["label"], row["to_label"]
-        panel = QUESTION_OF[label, other].panel
-        if panel == CONTEXT:  # of models from scratch differences are far larger
-            scratch = MODELS[other].starts_from is None
-            panel = f"{panel}, {'from scratch' if scratch else 'going on'}"
-        if panel is not None:
-            panels.setdefault(panel, {})[f"{label} minus {other}"] = row["document_position"]
+        question = QUESTION_OF[label, other]
+        if question.by_position:
+            line = f"{label}\nminus {other}"
+            panels.setdefault(question.asks, {})[line] = row["document_position"]
     if panels:
         save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
     else:

@@ -48,11 +48,11 @@ from data.text.shards import Manifest
 from evaluation.results import write_result
 from evaluation.runs import check_same_settings
 from evaluation.style import save
-from experiments.train_steps.tables import gaps_table, losses_table
+from experiments.train_steps.tables import draw_losses, gaps_table, losses, losses_table
 from training.language.config import TrainConfig, load_config
 from training.metrics import read_metrics
 
-IMPLS = {"triton": "Triton (ours)", "sdpa": "SDPA (PyTorch)"}
+IMPLS = ("triton", "sdpa")
 SKIPPED = 3  # records of the speed that are left out: compiling, and clocks that still rise
 
 
@@ -126,33 +126,6 @@ def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def losses(run: dict[str, Any]) -> np.ndarray:
-    """The training losses of a summary."""
-    return np.array(run["curve"])[:, 1]
-
-
-def draw(runs: dict[str, dict[str, Any]], out: Path, title: str) -> None:
-    """The curves of all runs, and below them their distance from the mean of the SDPA runs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    base = np.mean([losses(run) for name, run in runs.items() if name.startswith("sdpa")], axis=0)
-    for name, run in runs.items():
-        impl, number = name.split()
-        style = {"color": "C1" if impl == "triton" else "C0", "lw": 1}
-        style["label"] = IMPLS[impl] if number == "1" else None
-        tokens = np.array(run["curve"])[:, 0] / 1e6
-        top.plot(tokens, losses(run), **style)
-        bottom.plot(tokens, losses(run) - base, **style)
-    top.set(title=title, ylabel="training loss, nats per token")
-    bottom.set(xlabel="tokens seen, millions", ylabel="minus the mean of SDPA")
-    for axes in (top, bottom):
-        axes.grid(alpha=0.3)
-    top.legend()
-    save(figure, out)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
@@ -167,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "runs": runs,
     }
     write_result(path, result)
-    draw(runs, path.with_suffix(".png"), f"{args.name}: attention in Triton and in PyTorch")
+    save(draw_losses(result, args.name), path.with_suffix(".png"))
     print(losses_table(**{args.name: result}))
     print(gaps_table(**{args.name: result}))
     print(f"wrote {path} and its picture")

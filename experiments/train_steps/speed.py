@@ -45,7 +45,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evaluation.results import Row, collect_rows
 from evaluation.style import save
-from experiments.train_steps.tables import speed_table
+from experiments.train_steps.tables import draw_speed, speed_table
 from model.config import GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from model.gpt import GPT
@@ -198,22 +198,6 @@ def check_loss(rows: list[Row]) -> None:
     print(f"{last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
 
-def draw(rows: list[Row], out: Path) -> None:
-    """Draw tokens/s as bars, grouped by context length."""
-    import pandas as pd  # both are slow to load: --help should not wait for them
-    from matplotlib.figure import Figure
-
-    frame = pd.DataFrame(rows).assign(speed=lambda rows: rows["tokens_per_s"] / 1e3)
-    speed = frame.pivot(index="context_length", columns="name", values="speed")
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = speed[frame["name"].unique()].plot.bar(ax=figure.subplots(), rot=0, width=0.8)
-    for bars in axes.containers:
-        axes.bar_label(bars, fmt="%.0f", fontsize=7)
-    axes.set(xlabel="context length, tokens", ylabel="training speed, thousand tokens/s")
-    axes.legend(fontsize=8)
-    save(figure, out)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
@@ -224,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = collect_rows(
         args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
     )
-    draw(rows, args.out.with_suffix(".png"))
+    save(draw_speed({"rows": rows}), args.out.with_suffix(".png"))
     print(speed_table({"rows": rows}))
     print(f"wrote {args.out} and its picture")
 

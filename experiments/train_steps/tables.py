@@ -1,9 +1,15 @@
-"""The tables of training steps in README.md and docs."""
+"""The tables and pictures of training steps in README.md and docs."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from evaluation.style import OURS, PEERS
 from experiments.reports import table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -61,3 +67,67 @@ def gaps_table(**results: Result) -> str:
         for context, result in results.items()
         for what, title in (("curve", "training curve, mean"), ("validation", "validation, final"))
     )
+
+
+def losses(run: Mapping[str, Any]) -> np.ndarray:
+    """The training losses of a run, of `experiments.train_steps.same_losses`."""
+    return np.array(run["curve"])[:, 1]
+
+
+def draw_speed(result: Result) -> "Figure":
+    """Thousand tokens/s, a panel a context, and how many times those of nanoGPT on flash."""
+    # matplotlib takes a second to load, which --help should not wait for
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rows = result["rows"]
+    contexts, names = (
+        list(dict.fromkeys(r[key] for r in rows)) for key in ("context_length", "name")
+    )
+    figure = Figure(figsize=(8.5, 0.9 + 0.4 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
+    for axes, context in zip(panels, contexts, strict=True):
+        speeds = {r["name"]: r["tokens_per_s"] for r in rows if r["context_length"] == context}
+        base = speeds.get("nanoGPT, flash")
+        for name, speed in speeds.items():
+            color = PEERS.get(name, OURS)
+            bars = axes.barh(names.index(name), speed / 1e3, 0.75, color=color)
+            text = f"{speed / 1e3:.0f}" + (f", {speed / base:.2f}x" if base else "")
+            axes.bar_label(bars, [text], padding=3, fontsize=9)
+        axes.set_title(f"context {context:,}", size=10)
+        axes.margins(x=0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.spines[["right", "top"]].set_visible(False)
+    panels[0].set_yticks(range(len(names)), [name.replace(", not", ",\nnot") for name in names])
+    panels[0].invert_yaxis()
+    figure.supxlabel(
+        "thousand tokens/s, and how many times those of nanoGPT on SDPA flash", size=10
+    )
+    return figure
+
+
+def draw_losses(result: Result, name: str) -> "Figure":
+    """The curves of all runs, and below them their distance from the mean of those on SDPA."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])
+    looks = {
+        "triton": {"color": OURS, "lw": 2.5, "label": "ours"},
+        "sdpa": {"color": PEERS["SDPA flash"], "lw": 1.5, "label": "PyTorch's (SDPA)"},
+    }
+    runs = result["runs"]
+    base = np.mean([losses(run) for n, run in runs.items() if n.startswith("sdpa")], axis=0)
+    for run, values in runs.items():
+        impl, number = run.split()
+        look = looks[impl] if number == "1" else looks[impl] | {"label": None}
+        tokens = np.array(values["curve"])[:, 0] / 1e6
+        top.plot(tokens, losses(values), **look)
+        bottom.plot(tokens, losses(values) - base, **look)
+    top.set(title=f"{name}, all from one seed", ylabel="loss, nats")
+    bottom.set(xlabel="tokens seen, millions", ylabel="minus the mean on SDPA, nats")
+    bottom.axhline(0, color="black", lw=0.8, zorder=1)
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    bottom.legend(frameon=False)
+    return figure

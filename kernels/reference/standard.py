@@ -172,7 +172,8 @@ def dropout_keep_mask(
     tests/kernels/reference/test_standard.py can tell.
 
     Args:
-        seed: an integer in [0, 2^63), or an int64 tensor that holds one.
+        seed: an integer in [0, 2^63), or an int64 tensor with one element, whose value is not
+            looked at: that would wait for a GPU, and torch.compile could not trace it.
         n_head: of q.
         dropout_p: probability in [0, 1) that an entry is dropped.
 
@@ -180,10 +181,9 @@ def dropout_keep_mask(
         (batch, n_head, seq_q, seq_k) bool.
 
     Raises:
-        ValueError: seed or dropout_p is out of range.
+        ValueError: seed, an integer, or dropout_p is out of range.
     """
-    seed = int(seed)
-    if not 0 <= seed < 2**63:
+    if isinstance(seed, int) and not 0 <= seed < 2**63:
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
@@ -191,8 +191,8 @@ def dropout_keep_mask(
     def counters(n: int) -> Tensor:
         return _GOLDEN * torch.arange(n, dtype=torch.int64, device=device)
 
-    seed_lo, seed_hi = torch.tensor([seed & _LOW_32_BITS, seed >> 32], device=device)
-    seed_key = _mix(seed_lo) ^ _mix(seed_hi ^ _SALT)
+    seed = torch.as_tensor(seed, dtype=torch.int64, device=device).reshape(())
+    seed_key = _mix(seed) ^ _mix((seed >> 32) ^ _SALT)  # `_mix` takes the low 32 bits of each
     head_key = _mix(seed_key + counters(batch * n_head)).view(batch, n_head, 1)
     query, key = (torch.arange(n, device=device) for n in (seq_q, seq_k))
     row_key = _stir(head_key + _GOLDEN * (query & ~8))  # (B, H, T_q)

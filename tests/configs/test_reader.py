@@ -1,8 +1,9 @@
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from configs.reader import ConfigError, from_yaml, to_yaml
+from configs.reader import ConfigError, from_yaml, read_config, to_yaml
 from training.language.config import TrainConfig, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def test_yaml_of_an_older_run_has_defaults_and_that_of_a_newer_one_is_refused():
     older = [line for line in lines if "document_mask" not in line]
     assert len(older) == len(lines) - 1
     assert from_yaml(TrainConfig, "\n".join(older)) == config
-    with pytest.raises(ConfigError, match=r"run\.of_the_future: "):
+    with pytest.raises(ConfigError, match=r"run\.of_the_future is not a setting: run has "):
         from_yaml(TrainConfig, to_yaml(config) + "  of_the_future: 1\n")
 
 
@@ -52,13 +53,23 @@ def test_command_line_wins_over_the_file():
         ([], "name a configuration first"),
         (["optim.lr=1"], "name a configuration first"),
         (["configs/none.yaml"], "configs/none.yaml is not a file"),
-        ([QUICKSTART, "model.n_layers=4"], "n_layers.*"),
+        ([QUICKSTART, "model.n_layers=4"], "model.n_layers is not .*mean model.n_layer?"),
         ([QUICKSTART, "--optim.lr=1"], "must read key=value"),
         ([QUICKSTART, "optim.lr"], "'optim.lr' must read key=value"),
         ([QUICKSTART, "optim.betas=[0.9,{a:[0.1]}]"], "'optim.betas=.*' must hold YAML after"),
-        ([QUICKSTART, "model.n_layer=four"], "model.n_layer: .*four"),
-        ([QUICKSTART, "optim.batch_tokens=1e6"], "optim.batch_tokens: .*"),
-        ([QUICKSTART, "run.dtype=float16"], "run.dtype: .*float16"),
+        ([QUICKSTART, "=1"], "'=1' must read key=value"),
+        ([QUICKSTART, "optim.lr=abc"], "^optim.lr=abc must be a number$"),
+        ([QUICKSTART, "model.n_layer=four"], "^model.n_layer=four must be a whole number$"),
+        ([QUICKSTART, "model.n_layer=1.5"], "^model.n_layer=1.5 must be a whole number$"),
+        ([QUICKSTART, "optim.batch_tokens=1e6"], "number, without e or point: 1000000$"),
+        ([QUICKSTART, "optim.betas=1.0"], "^optim.betas=1.0 must be a list of 2, each a number$"),
+        ([QUICKSTART, "run.compile=maybe"], "^run.compile=maybe must be true or false$"),
+        ([QUICKSTART, "run.dtype=float16"], "^run.dtype=float16 must be bfloat16 or float32$"),
+        ([QUICKSTART, "optim.betas=[0.9]"], r"^optim.betas=\[0.9\] must be a list of 2, each a n"),
+        ([QUICKSTART, "optim.betas=[0.9,b]"], r'^optim.betas=\[0.9,"b"\] must be a list of 2'),
+        ([QUICKSTART, "run.seed=null"], "^run.seed=null must be a whole number$"),
+        ([QUICKSTART, "data=3"], "^data=3 must be a section, with values of path, document_mask"),
+        ([QUICKSTART, "run.seed=${optim.seed}"], "run.seed: Interpolation key 'optim.seed' not"),
         ([QUICKSTART, "model.n_head=3"], "model.n_embd=128 must be divisible by model.n_head=3"),
         ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),
         ([QUICKSTART, "optim.lr=0"], "optim.lr must be a finite number above 0, got 0.0"),
@@ -85,7 +96,7 @@ def test_errors_name_the_field(argv, message):
     [
         ("optim: {lr: [", "must be a YAML file, and cannot be read as one: .* line 2"),
         ("- model\n- data", "must map model, data, optim and run .* holds a list"),
-        ("hello", "'hello' .*"),
+        ("hello", "hello is not a setting: a configuration has task, model, data"),
         ("", "model.*has no value"),
         ("\xff\xfe", "must be a YAML file"),
     ],
@@ -97,11 +108,43 @@ def test_files_that_are_no_configuration(tmp_path, text, message):
         load_config([str(path)])
 
 
+def test_a_file_of_another_task_is_named_as_such():
+    image = str(ROOT / "configs/lra/image.yaml")
+    with pytest.raises(ConfigError, match=r"image.yaml: task=classification must be language$"):
+        load_config([image])
+    with pytest.raises(ConfigError, match=r"image.yaml: model.n_classes is not a setting: "):
+        load_config([image, "task=language"])
+
+
+def test_defaults_that_the_data_tell():
+    @dataclass(frozen=True)
+    class Inner:
+        size: int = 1
+        path: str = "nowhere"
+
+    @dataclass(frozen=True)
+    class Schema:
+        inner: Inner = field(default_factory=Inner)
+        name: str = "here"
+
+        @staticmethod
+        def from_data(given):
+            return {"inner.size": 3} if given.get("inner.path") == "here" else {}
+
+    def read(text):
+        return from_yaml(Schema, text).inner
+
+    assert read("{}") == Inner()
+    assert read("inner: {path: here}") == Inner(size=3, path="here")
+    assert read("{name: here, inner: {path: '${name}'}}") == Inner(size=3, path="here")
+    assert read("inner: {path: here, size: 2}") == Inner(size=2, path="here")
+
+
 def test_missing_value(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n"
                     "model: {}\ndata: {path: x}\nrun: {}\n")  # fmt: skip
-    with pytest.raises(ConfigError, match="run.out_dir has no value: set it in"):
+    with pytest.raises(ConfigError, match="out_dir has no value: set it in .* line. It is: Folder"):
         load_config([str(path)])
 
 
@@ -109,3 +152,46 @@ def test_batch_that_does_not_divide_over_the_gpus():
     config = load_config([QUICKSTART])
     with pytest.raises(ValueError, match=r"\* 3 GPU\(s\) = 6144: 6144 would do"):
         config.grad_accum_steps(world_size=3)
+
+
+def test_all_that_is_wrong_in_a_file_is_named_with_the_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {n_layers: 4, mask: {blocks: 64}}\noptim: {learning_rate: 1}\n")
+    with pytest.raises(ConfigError) as error:
+        load_config([str(path), "run.output_dir=out"])
+    assert str(error.value).splitlines() == [
+        f"{path}: model.n_layers is not a setting: did you mean model.n_layer?",
+        f"{path}: model.mask.blocks is not a setting: did you mean model.mask.block_size?",
+        f"{path}: optim.learning_rate is not a setting: did you mean optim.lr?",
+        "run.output_dir is not a setting: did you mean run.out_dir?",
+    ]
+    path.write_text("model: {n_layer: 1.5}\noptim: {lr: fast}\n")
+    with pytest.raises(ConfigError) as error:
+        load_config([str(path)])
+    assert str(error.value).splitlines() == [
+        f"{path}: model.n_layer=1.5 must be a whole number",
+        f"{path}: optim.lr=fast must be a number",
+    ]
+
+
+def test_items_of_a_list(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("{}")
+
+    @dataclass(frozen=True)
+    class Item:
+        steps: int = 1
+        path: str | None = None
+
+    @dataclass(frozen=True)
+    class Schema:
+        items: list[Item] = field(default_factory=list)
+
+    def read(items):
+        return read_config(Schema, [str(path), f"items={items}"])
+
+    assert read("[{steps: 2}, {path: a}]").items == [Item(2), Item(path="a")]
+    with pytest.raises(ConfigError, match=r"^items\[\].step is not .* items\[\].steps\?$"):
+        read("[{steps: 2}, {step: 2}]")
+    with pytest.raises(ConfigError, match=r"^items\[\].steps=x must be a whole number$"):
+        read("[{steps: 2}, {steps: x}]")

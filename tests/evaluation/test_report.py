@@ -11,7 +11,7 @@ import pytest
 from evaluation import report
 from evaluation.plan import Plan
 from evaluation.report import markdown, verdict, write_report
-from tests.evaluation.known_losses import find, made_up_run, tables_of
+from tests.evaluation.known_losses import made_up_run, tables_of
 
 TABLES = ("chunk", "strided", "control", "chunk_position", "document_position", "document_length")
 PICTURES = ("strided", "chunk_position", "document_position", "document_length")
@@ -59,9 +59,11 @@ def sections(text):
     return found
 
 
-def first_line(result):
-    (line,) = [x for x in markdown(result).splitlines() if x.startswith("- **")]
-    return line
+def summary(result):
+    """The cells of the first table, its header first."""
+    title, unfinished, table, *_ = markdown(result).split("\n\n")
+    assert title == "# Evaluation" and unfinished.startswith("Not trained to the end: ")
+    return [line.strip("| ").split(" | ") for line in table.splitlines()]
 
 
 def test_losses_are_those_of_the_tables(result):
@@ -124,31 +126,71 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
             report.redraw(tmp_path)
 
 
-def test_the_first_lines_say_what_the_rows_say(result):
-    short, whole = result["as_trained"]
-    assert (whole["stride"], whole["document_mask"]) == (4, False)
-    low, high = (-end for end in reversed(whole["difference"]["interval"]))
-    assert first_line(result) == (
-        "- **long against short**, each with at least 7/8 of its context, on "
-        f"{whole['tokens']:,} identical tokens: {-whole['difference']['nats']:.4f} nats lower "
-        f"({low:.4f} to {high:.4f}); "
-        f"perplexity {whole['perplexity']:.2f} against {short['perplexity']:.2f}; when long may "
-        # seeds are 0.001 apart, but in each pair of them the models are equal
-        "see only 16 tokens, no difference shown: 0.0000 nats (0.0000 to 0.0000)."
-    )
-    # what remains is told as a part of the difference where it is one, and of as many documents
-    rest = find(result["strided"], LONG, history=16, stride=4, document_mask=False)
-    rest["difference"] |= {"nats": -0.2, "interval": [-0.3, -0.1]}
-    whole["difference"] |= {"nats": -0.3, "interval": [-0.4, -0.2]}
-    assert "; of that, 0.2000 nats (0.1000 to 0.3000) remain when long" in first_line(result)
-    whole["difference"] |= {"nats": -0.3, "interval": [-0.7, 0.1]}
-    assert "no difference shown: -0.3000 nats (-0.7000 to 0.1000);" in first_line(result)
-    assert first_line(result).endswith("16 tokens, 0.2000 nats lower (0.1000 to 0.3000).")
-    # where nothing slides for a model, the paper's windows are compared, and that is said
-    result["as_trained"] = [short]
-    assert "as the paper evaluates, which flatters the longer context" in first_line(result)
+def test_the_summary_comes_first_and_says_what_the_rows_say(result):
+    short, long = result["as_trained"]
+    assert (long["stride"], long["document_mask"]) == (4, False)
+    low, high = long["difference"]["interval"]
+    chunks = {row["label"]: f"{row['perplexity']:.2f}" for row in result["as_trained_chunk"]}
+    header, _, *rows = summary(result)
+    assert header[4:] == ["perplexity, on identical tokens", "difference to short, nats", "verdict"]
+    assert rows == [
+        [SHORT, "16", "700", chunks[SHORT], f"{short['perplexity']:.2f}", "-", "-"],
+        [
+            *(LONG, "64", "700", chunks[LONG], f"{long['perplexity']:.2f}"),
+            f"{long['difference']['nats']:.4f} ({low:.4f} to {high:.4f})",
+            "better",
+        ],
+    ]
+    tokens = f"Identical tokens: the same {long['tokens']:,} for all, each with at least 7/8 of"
+    assert tokens in markdown(result) and "over one seed" not in markdown(result)
+    long["difference"]["seeds"] = 1
+    assert "intervals over documents alone: all." in markdown(result)
+
+
+@pytest.mark.parametrize(
+    ("nats", "interval", "word"),
+    [
+        (-0.031, [-0.035, -0.027], "better"),
+        (0.031, [0.027, 0.035], "worse"),
+        (-0.031, [-0.07, 0.001], "no difference shown"),
+        (None, [None, None], "no difference shown"),
+    ],
+)
+def test_the_verdict_of_the_summary_follows_the_interval(nats, interval, word, result):
+    result["as_trained"][1]["difference"] |= {"nats": nats, "interval": interval}
+    assert summary(result)[-1][-1] == word
+
+
+def test_what_is_not_compared_on_identical_tokens_is_told(result):
+    short, long = result["as_trained"]
+    long["history"] = 32  # less than its context of 64
+    assert [row[2] for row in summary(result)] == ["history", "---", "16", "32"]
+    long["document_mask"] = True
+    assert [row[3] for row in summary(result)] == ["documents", "---", "packed", "masked"]
+    # where nothing slides for a model, or for the first, the paper's windows are compared
+    for rows in ([short], [long]):
+        result["as_trained"] = rows
+        text = markdown(result)
+        assert "the paper evaluates, which flatters the longer context: long." in text
+        assert "Identical tokens:" not in text
+        assert summary(result)[-1][-1] != "-"
     result["as_trained_chunk"] = []
-    assert "- **long against short**: not scored in the same way." in first_line(result)
+    assert summary(result)[-1][-2:] == ["-", "-"]
+
+
+def test_a_model_alone_has_no_verdict(result):
+    for name in ("runs", *TABLES, "as_trained", "as_trained_chunk"):
+        result[name] = [row for row in result[name] if row["label"] == SHORT]
+    assert summary(result)[0][-1] == "perplexity, on identical tokens"
+
+
+def test_differences_in_bins_that_are_not_shown_are_in_brackets(result):
+    rows = [row for row in result["document_position"] if row["label"] == LONG]
+    rows[0] |= {"difference": -0.5, "difference_interval": [-0.6, -0.4]}
+    rows[1] |= {"difference": -0.5, "difference_interval": [-1.1, 0.1]}
+    rows[2] |= {"difference": -0.5, "difference_interval": [None, None]}
+    cells = [row[3] for row in sections(markdown(result))["By position in the document"]]
+    assert cells[:3] == ["-0.5000", "(-0.5000)", "(-0.5000)"]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +219,8 @@ def test_files(result, tmp_path, capsys):
     assert written == result
     for name in PICTURES:
         assert (out / f"{name}.png").stat().st_size > 10_000
-    row = find(result["strided"], LONG, history=64, stride=4, document_mask=False)
-    assert f"{row['nats']:.4f}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert all(f"| {' | '.join(cells)} |" in printed for cells in summary(result))
 
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     for path in out.iterdir():

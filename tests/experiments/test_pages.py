@@ -18,3 +18,12 @@ def test_tables_are_replaced_whole(monkeypatch):
     assert pages.fill(text) == text.replace("| old |\n| older |", "| new |")
     with pytest.raises(KeyError, match="b"):
         pages.fill(text.replace("table: a", "table: b"))
+
+
+def test_pictures_are_drawn_beside_their_results(monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "PAGES", ())
+    assert all(path.exists() and path.parent == pages.RESULTS for path in pages.PICTURES)
+    moved = {tmp_path / path.name: draw for path, draw in pages.PICTURES.items()}
+    monkeypatch.setattr(pages, "PICTURES", moved)
+    pages.main()
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in moved)

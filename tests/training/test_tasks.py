@@ -1,14 +1,69 @@
-"""Runs of one task where those of the other are needed."""
+"""Help shows every setting of a task; a run of one task is none of the other."""
+
+import subprocess
+import sys
 
 import pytest
 
 from configs.reader import ConfigError, read_config, to_yaml
+from configs.settings import settings_of
 from evaluation.runs import open_run
 from experiments.classifier_runs import read_run_config
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig
-from training.tasks import config_of
+from training.tasks import SCHEMAS, config_of, explain_if_asked
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def shown(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        explain_if_asked("Train.", arguments)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_setting_explains_itself(schema):
+    for setting in settings_of(schema).values():
+        assert setting.text and setting.text[-1] == ".", setting.key
+        assert "None" not in setting.text, f"{setting.key}: YAML says null"
+
+
+@pytest.mark.parametrize("argument", ["-h", "--help"])
+def test_help_is_of_a_gpt(capsys, argument):
+    text = shown(capsys, argument)
+    assert text.startswith("usage: train.py CONFIG [key=value ...]\n\nTrain.\n\nSettings of a GPT")
+    assert all(f"\n  {key}" in text for key in settings_of(SCHEMAS["language"]))
+    assert "\n  optim.lr=0.0006 " in text and "\n  objective" not in text
+
+
+def test_help_is_of_the_file_that_is_named(capsys):
+    text = shown(capsys, "configs/lra/image.yaml", "--help", "optim.lr=0.25")
+    assert all(f"\n  {key}" in text for key in settings_of(SCHEMAS["classification"]))
+    assert "\n  optim.lr=0.25 " in text and "default 0.0006)" in text
+    assert "\n  data.path=out/data/lra/image " in text
+    with pytest.raises(ConfigError, match="configs/none.yaml is not a file"):
+        explain_if_asked("Train.", ["configs/none.yaml", "--help"])
+
+
+def test_no_help(capsys):
+    explain_if_asked("Train.", ["configs/quickstart.yaml", "run.out_dir=--help"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_has_seen_enough():
+    """As `head` has: the first line comes, and nothing is said of the rest."""
+    command = [sys.executable, "train.py", "--help"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 141
 
 
 @pytest.fixture

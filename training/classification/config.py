@@ -1,9 +1,12 @@
 """The configuration of a classifier's run."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from data.lra.config import ExamplesConfig
+from data.lra.request import command_for
+from data.lra.store import MANIFEST, Manifest
 from model.classifier_config import ClassifierConfig
 from model.config import check_positive
 from training.config import AdamWConfig, RunConfig
@@ -19,7 +22,7 @@ class ExampleOptimConfig(AdamWConfig):
     batch_size: int
     """Examples of one optimizer step, over all GPUs."""
     eval_batch_size: int | None = None
-    """Examples that one GPU takes through the model at a time where it is scored; None: as many as
+    """Examples that one GPU takes through the model at a time where it is scored; null: as many as
     in training."""
 
     def __post_init__(self) -> None:
@@ -34,15 +37,17 @@ class ClassifyConfig:
     """Everything that `train.py` is told of a classifier."""
 
     task: Literal["classification"] = "classification"
+    """What is trained: classification is a classifier, language a GPT."""
     model: ClassifierConfig
     data: ExamplesConfig
     optim: ExampleOptimConfig
     run: RunConfig
     objective: Objective = "labels"
-    """labels: those of the examples. Of their tokens, so that another run may start with what was
-    learned, masked: those hidden at random; causal: each from those before it."""
+    """What is learned. labels: those of the examples. Or their tokens, so that another run may
+    start with what was learned, masked: those hidden at random; causal: each from those before
+    it."""
     hidden_share: float = HIDDEN_SHARE
-    """Masked only: the share of tokens that is hidden, on average."""
+    """objective=masked only: the share of tokens that is hidden, on average; between 0 and 1."""
 
     def __post_init__(self) -> None:
         phase_steps = sum(phase.steps for phase in self.data.phases)
@@ -58,6 +63,24 @@ class ClassifyConfig:
             )
         self._check_phases()
         self._check_objective()
+
+    def check_prepared(self) -> None:
+        """Refuse to start where examples to learn from are not prepared.
+
+        Raises:
+            FileNotFoundError: there are none; the message says how to make them.
+            ValueError: their manifest is damaged.
+        """
+        folders = [Path(path) for path in self.data.training_paths]
+        missing = [folder for folder in folders if not (folder / MANIFEST).is_file()]
+        if missing:
+            what, them = f"data.path={missing[0]} is", "it"
+            if missing != [Path(self.data.path)]:
+                what, them = f"{len(missing)} folders of data.path and data.phases are", "them"
+            commands = "\n  ".join(command_for(folder) for folder in missing)
+            raise FileNotFoundError(f"{what} not prepared; make {them} with:\n  {commands}")
+        for folder in folders:
+            Manifest.load(folder)
 
     def _check_phases(self) -> None:
         """What the phases of a curriculum may have as context_length and zeros_share."""

@@ -19,7 +19,12 @@ _HEAD = ("head_in.", "head_out.")
 
 
 def check_data(config: ClassifyConfig) -> None:
-    """Raise ValueError where a set of examples is none for the model."""
+    """Refuse examples that are not prepared, or none for the model.
+
+    Raises:
+        ValueError, FileNotFoundError: how they differ, or what prepares them.
+    """
+    config.check_prepared()
     model = config.model
     for path in config.data.training_paths:
         there = Manifest.load(Path(path))

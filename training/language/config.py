@@ -1,11 +1,13 @@
 """The configuration of a GPT's run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from configs.reader import read_config
 from data.text.config import DataConfig
+from data.text.shards import MANIFEST, Manifest
 from model.config import ModelConfig, check_positive
 from training.config import AdamWConfig, RunConfig
 
@@ -15,9 +17,11 @@ class OptimConfig(AdamWConfig):
     """How a language model is optimized, and the size of a step."""
 
     batch_tokens: int
-    """Tokens of one optimizer step, over all GPUs and accumulated micro-batches."""
+    """Tokens of one optimizer step, over all GPUs: a multiple of micro_batch_size * context_length
+    * GPUs. What a GPU does not take at once, it takes in several micro-batches, whose gradients add
+    up."""
     micro_batch_size: int
-    """Sequences that one GPU takes through the model at a time."""
+    """Sequences that one GPU takes through the model at a time: as many as its memory holds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,6 +33,7 @@ class TrainConfig:
     """Everything that `train.py` is told of a GPT."""
 
     task: Literal["language"] = "language"
+    """What is trained: language is a GPT, classification a classifier."""
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig
@@ -36,6 +41,30 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self.grad_accum_steps(world_size=1)
+
+    @staticmethod
+    def from_data(given: Mapping[str, Any]) -> dict[str, Any]:
+        """model.vocab_size, where it is not given and prepared data are: that of their tokenizer.
+
+        Raises:
+            ValueError: their manifest is damaged.
+        """
+        path = given.get("data.path")
+        if "model.vocab_size" in given or path is None or not (Path(path) / MANIFEST).is_file():
+            return {}
+        return {"model.vocab_size": Manifest.load(Path(path)).tokenizer.vocab_size}
+
+    def check_prepared(self) -> None:
+        """Refuse to start where the data are not prepared.
+
+        Raises:
+            FileNotFoundError: there are none; the message says how to make them.
+            ValueError: their manifest is damaged.
+        """
+        try:
+            Manifest.load(Path(self.data.path))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"data.path={error}") from error
 
     def grad_accum_steps(self, world_size: int) -> int:
         """Micro-batches that each GPU takes through the model in one optimizer step.

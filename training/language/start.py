@@ -25,9 +25,9 @@ def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
     if tokenizer.vocab_size > known or (fresh and tokenizer.vocab_size != known):
         raise ValueError(
             f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
-            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: "
-            f"prepare the data with the model's tokenizer, or set model.vocab_size="
-            f"{tokenizer.vocab_size}; only run.init_from may bring a model of more ids"
+            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: leave it out, so that "
+            f"it is {tokenizer.vocab_size}, or prepare the data with the model's tokenizer; only "
+            "run.init_from may bring a model of more ids"
         )
     beside = stream.path / TOKENIZER
     if load_tokenizer(str(beside)).sha256 != tokenizer.sha256:

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
 
 from configs.reader import to_yaml
 from experiments.lra import report
@@ -15,7 +17,7 @@ from experiments.lra.report import (
     with_others,
     write_report,
 )
-from experiments.lra.tables import accuracy_table
+from experiments.lra.tables import accuracy_table, draw, draw_speed
 from experiments.lra.tasks import ATTENTIONS
 from tests.experiments.tiny_lra import make_tasks
 
@@ -132,6 +134,11 @@ def test_report(tmp_path, capsys):
     assert cells[6].startswith("90.0 (") and cells[7:] == ["40.8", "3.0x"]
     assert "| Pathfinder | marker positions | 67.0 |" in text
     assert "| Retrieval (on pairs) | 25% of 1,024 | yes | 9.00 ms (1.00x) |" in text
+    listops, image, pairs = draw(result).axes
+    of_image = [row for row in result["rows"] if row["task"] == "image"]
+    points = [np.ravel(x.get_xdata())[0] for x in image.lines if x.get_marker() == "o"]
+    assert points == [row["test_accuracy"] for row in of_image]
+    assert [axes.get_title() for axes in (listops, pairs)] == ["ListOps", "Pairs (in-house)"]
     picture = path.with_suffix(".png")
     assert picture.stat().st_size > 10_000
 
@@ -141,6 +148,19 @@ def test_report(tmp_path, capsys):
     report.redraw(path)
     assert path.with_suffix(".md").read_text() == text
     assert picture.stat().st_size > 10_000
+
+
+def test_speeds_are_drawn_beside_the_papers():
+    plain = [row | {"captured": False, "speedup": 1.5} for row in SPEED["rows"]]
+    means = {"plain": SPEED["geometric_means"]["captured"], **SPEED["geometric_means"]}
+    speed = {"rows": [*SPEED["rows"], *plain], "geometric_means": means}
+    captured, _ = draw_speed(speed, [{"speedup": None}, {"speedup": 2.4}, {"speedup": 2.8}]).axes
+    widths = [bar.get_width() for bar in captured.patches if isinstance(bar, Rectangle)]
+    assert widths == [3, 3, 3.0, 6, 4.5, 4.25]  # dense, then the butterfly, their means last
+    assert [np.ravel(line.get_xdata())[0] for line in captured.lines] == [2.4, 2.8, 1]
+    assert [x.get_text() for x in captured.get_yticklabels()] == [
+        "Image", "Retrieval (on pairs)", "geometric mean"
+    ]  # fmt: skip
 
 
 def test_with_all_tasks_the_paper_keeps_its_averages(tmp_path):

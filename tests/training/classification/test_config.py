@@ -77,3 +77,22 @@ def test_zeros_may_come_in_little_by_little():
 def test_what_makes_no_sense_is_refused(overrides: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         configured(*overrides)
+
+
+def test_examples_that_are_not_prepared(tmp_path):
+    folders = [str(tmp_path / name) for name in ("image", "pathfinder32-length2")]
+    alone = configured(f"data.path={folders[0]}")
+    command = "python -m scripts.prepare_lra"
+    with pytest.raises(FileNotFoundError) as error:
+        alone.check_prepared()
+    assert str(error.value) == (
+        f"data.path={folders[0]} is not prepared; make it with:\n  {command} image --out {tmp_path}"
+    )
+    phases = f"data.phases=[{{paths: [{', '.join(folders)}], steps: 1}}]"
+    with pytest.raises(FileNotFoundError) as error:
+        configured(f"data.path={folders[0]}", phases).check_prepared()
+    assert str(error.value).splitlines() == [
+        "2 folders of data.path and data.phases are not prepared; make them with:",
+        f"  {command} image --out {tmp_path}",
+        f"  {command} pathfinder32 --contour-length 2 --out {tmp_path}",
+    ]

@@ -261,7 +261,7 @@ def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypat
         ("model.grid_width=null", r"model.embedding=row_column needs rows and columns"),
         ("data.zeros=tokens", r"context_length is room for pixels above zero"),
         ("optim.batch_size=0", r"optim.batch_size=0 must be at least 1"),
-        ("data.path=nowhere", r"nowhere.manifest.json does not exist; prepare the task"),
+        ("data.path=nowhere", r"data.path=nowhere is not prepared; make it with"),
         ("model.grid_width=64", r"model.grid_width=64 and .*dots needs 16"),
         ("model.n_classes=5", r"model.n_classes=5 and .*dots needs 2"),
         ("model.vocab_size=10", r"model.vocab_size=10 and .*dots needs 256"),

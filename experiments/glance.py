@@ -1,0 +1,180 @@
+"""The results at a glance: the table of README.md, a question a line."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from evaluation.markdown import dict_table
+from evaluation.results import Row
+from experiments.pathx.stages import DENSE, SPARSE
+from experiments.table4.forest import differences
+
+Results = Mapping[str, Mapping[str, Any]]  # by the names of their files
+
+LENGTH, HEAD_DIM = 16_384, 64  # of the attention that is compared with its peers
+CONTEXT = 4096  # of the training step
+
+
+class Line(NamedTuple):
+    """A question, and who answers it."""
+
+    question: str
+    answer: Callable[[Results], tuple[str, str]]
+    """Gives ours, and the paper's or that of the best peer."""
+    command: str
+    """What made the numbers, a module of experiments."""
+    section: str
+    """Of docs/reproduce.md: how to call it."""
+    page: str
+    """Of docs, with its section: what else is to be said."""
+
+
+def glance_table(**results: Mapping[str, Any]) -> str:
+    """All of `LINES`, of the results that `RESULTS` names."""
+    return dict_table(
+        {
+            "question": line.question,
+            "ours": ours,
+            "the paper, or the best peer": theirs,
+            "made by": f"[`{line.command}`](docs/reproduce.md#{line.section})",
+            "more": f"[{line.page.partition('.')[0]}](docs/{line.page})",
+        }
+        for line in LINES
+        for ours, theirs in [line.answer(results)]
+    )
+
+
+def _longer_context(results: Results) -> tuple[str, str]:
+    theirs = {row["model"]: row["perplexity"] for row in results["table4_hours"]["paper"]}
+    short, long = (theirs[f"FlashAttention, {context}"] for context in ("1K", "4K"))
+    return _nats(results, "1k_then_1k"), f"from scratch: perplexity {long} against {short}"
+
+
+def _longer_context_in_equal_time(results: Results) -> tuple[str, str]:
+    return _nats(results, "1k_then_1k_same_time"), "not reported"
+
+
+def _nats(results: Results, other: str) -> str:
+    """What a 1K model that goes on at 4K is better or worse than, a token."""
+    found = differences(results["table4_hours"])["1k_then_4k", other]
+    low, high = found["interval"]
+    if low < 0 < high:
+        return f"no difference shown: {found['nats']:.3f} nats a token ({low:.3f} to {high:.3f})"
+    near, far = sorted(map(abs, (low, high)))
+    verdict = "better" if high < 0 else "worse"
+    return f"{verdict} by {abs(found['nats']):.3f} nats a token ({near:.3f} to {far:.3f})"
+
+
+def _pathx(results: Results) -> tuple[str, str]:
+    return _accuracies(results, "pathx_dense"), _papers(results, DENSE, "pathx")
+
+
+def _path256(results: Results) -> tuple[str, str]:
+    return _accuracies(results, "path256_butterfly"), _papers(results, SPARSE, "path256")
+
+
+def _accuracies(results: Results, stage: str) -> str:
+    runs = [run for run in results["pathx"]["runs"] if run["stage"] == stage]
+    return " and ".join(f"{run['test_accuracy']:.1f}%" for run in runs)
+
+
+def _papers(results: Results, model: str, column: str) -> str:
+    (row,) = (row for row in results["pathx"]["paper"] if row["model"] == model)
+    return f"{row[column]:.1f}%"
+
+
+def _lra_speed(results: Results) -> tuple[str, str]:
+    ours = results["lra_speed"]["geometric_means"]["captured"]["speedup"]
+    dense, sparse = (row["speedup"] for row in results["lra"]["references"] if row["speedup"])
+    return (
+        f"{ours['dense']:.1f} times dense, {ours['butterfly']:.1f} butterfly",
+        f"{dense:.1f} times dense, {sparse:.1f} block-sparse",
+    )
+
+
+def _dense(results: Results) -> tuple[str, str]:
+    def speeds(row: Row) -> str:
+        return f"{row['forward_tflops']:.0f} / {row['backward_tflops']:.0f} TFLOP/s"
+
+    wanted = {"seq_len": LENGTH, "head_dim": HEAD_DIM, "causal": True, "mask": "dense"}
+    rows = {
+        row["name"]: row
+        for row in results["attention_peers"]["rows"]
+        if row["status"] == "ok" and wanted.items() <= row.items()
+    }
+    ours = rows.pop("ours")
+    best = min(rows.values(), key=lambda row: row["both_ms"])
+    return speeds(ours), f"{best['name']}: {speeds(best)}"
+
+
+def _block_sparse(results: Results) -> tuple[str, str]:
+    (row,) = (
+        row
+        for row in results["attention_paper"]["rows"]
+        if (row["variant"], row["seq_len"]) == ("plain", LENGTH) and row["mask"] != "dense"
+    )
+    return f"{row['speedup']:.1f} times", f"{row['paper_speedup']:.1f} times"
+
+
+def _training_step(results: Results) -> tuple[str, str]:
+    rows = [r for r in results["train_speed"]["rows"] if r["context_length"] == CONTEXT]
+    speeds = {row["name"]: f"{row['tokens_per_s']:,.0f} tokens/s" for row in rows}
+    peers = [f"{name}: {speed}" for name, speed in speeds.items() if name.startswith("nanoGPT")]
+    return speeds["ours, triton"], "; ".join(peers)
+
+
+def _equal_losses(results: Results) -> tuple[str, str]:
+    apart = results["compare_training_gpt2_small_1k"]["distances"]
+    return (
+        f"{apart['different']['validation']:.4f} nats apart",
+        f"two runs on the same attention: {apart['same']['validation']:.4f}",
+    )
+
+
+TABLE4 = "experiments.table4", "table-4", "evaluation.md#what-our-runs-say"
+PATHX = "experiments.pathx", "path-x-and-path-256", "lra.md#path-x-and-path-256"
+LRA = "experiments.lra.speed", "long-range-arena", "lra.md#table-3"
+ATTENTION = "experiments.attention", "attention"
+STEPS, LOSSES = "experiments.train_steps.speed", "experiments.train_steps.same_losses"
+
+LINES = (
+    Line(
+        "Does a model that began at 1K gain by going on at 4K, on equal tokens?",
+        _longer_context,
+        *TABLE4,
+    ),
+    Line("And in equal time?", _longer_context_in_equal_time, *TABLE4),
+    Line("Path-X, 16,384 pixels, dense attention", _pathx, *PATHX),
+    Line("Path-256, 65,536 pixels, butterfly", _path256, *PATHX),
+    Line("Long Range Arena, training speed over standard attention", _lra_speed, *LRA),
+    Line(
+        f"Causal attention, {LENGTH:,} tokens, head_dim {HEAD_DIM}, forward / backward",
+        _dense,
+        *ATTENTION,
+        "speed.md#attention-beside-its-peers",
+    ),
+    Line(
+        f"Block-sparse over dense attention, {LENGTH:,} tokens",
+        _block_sparse,
+        *ATTENTION,
+        "speed.md#figure-3",
+    ),
+    Line(
+        f"GPT-2 small, a training step at {CONTEXT:,} tokens",
+        _training_step,
+        STEPS,
+        "training-steps",
+        "speed.md#a-training-step",
+    ),
+    Line(
+        "Validation loss on our attention and on PyTorch's",
+        _equal_losses,
+        LOSSES,
+        "training-steps",
+        "speed.md#equal-losses",
+    ),
+)
+
+RESULTS = (
+    "table4_hours", "pathx", "lra", "lra_speed", "attention_peers", "attention_paper",
+    "train_speed", "compare_training_gpt2_small_1k",
+)  # fmt: skip

@@ -1,0 +1,118 @@
+"""What a longer context and a butterfly mask are worth: differences and their intervals, drawn."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evaluation.results import Row
+from evaluation.style import OUR_SPARSE, OURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Result = Mapping[str, Any]
+
+LIMIT = 0.17
+"""Nats; what lies further out would press all others together: an arrow points there."""
+COLUMNS = 1.18, 1.37  # of the numbers, to the right of the panel
+
+BUTTERFLY = "A butterfly instead of dense attention"
+ROWS = {
+    "A trained 1K model goes on at 4K instead of 1K": {
+        "equal tokens": ("1k_then_4k", "1k_then_1k"),
+        "equal time": ("1k_then_4k", "1k_then_1k_same_time"),
+    },
+    "It goes on at 16K, equal tokens": {
+        "instead of 1K": ("1k_then_16k", "1k_then_1k"),
+        "instead of 4K": ("1k_then_16k", "1k_then_4k"),
+    },
+    "From scratch, instead of 1K": {
+        "2K, equal tokens": ("2k", "1k"),
+        "4K, equal tokens": ("4k", "1k"),
+        "4K, equal time": ("4k", "1k_same_time"),
+    },
+    "1K and then 4K, instead of 4K from scratch": {"equal time": ("4k_from_1k", "4k")},
+    BUTTERFLY: {
+        "4K from scratch, equal tokens": ("4k_butterfly", "4k"),
+        "4K from scratch, equal time": ("4k_butterfly_same_time", "4k"),
+        "16K from scratch, equal tokens": ("16k_butterfly", "16k"),
+        "16K from scratch, equal time": ("16k_butterfly_same_time", "16k"),
+        "1K goes on at 16K, equal tokens": ("1k_then_16k_butterfly", "1k_then_16k"),
+        "1K goes on at 16K, equal time": ("1k_then_16k_butterfly_same_time", "1k_then_16k"),
+    },
+}
+"""By what is asked, the pairs of models that answer it, the second being what was there before."""
+
+
+def differences(result: Result) -> dict[tuple[str, str], Row]:
+    """By pair of models, their difference on identical tokens, of a result with one corpus."""
+    (rows,) = result["comparisons"].values()
+    return {(row["label"], row["to_label"]): row["strided"] for row in rows}
+
+
+def draw(larger: Result, smaller: Result) -> "Figure":
+    """A row a comparison, of a result of much training (filled) and of one of less (open)."""
+    # matplotlib takes a second to load, which --help should not wait for
+    from matplotlib.figure import Figure
+
+    found = {_name(result): differences(result) for result in (larger, smaller)}
+    groups = {
+        title: kept
+        for title, rows in ROWS.items()
+        if (kept := {r: p for r, p in rows.items() if any(p in of for of in found.values())})
+    }
+    n_lines = sum(1 + len(rows) for rows in groups.values())
+    height = 1.3 + 0.3 * n_lines
+    figure = Figure(figsize=(8.5, height))
+    axes = figure.add_axes((0.44, 0.6 / height, 0.4, 1 - 1.1 / height))
+    axes.set(xlim=(-LIMIT, LIMIT), ylim=(n_lines - 0.3, -1.2), yticks=[])
+    axes.set_xlabel("better  ←   nats per token, 95% interval   →  worse")
+    axes.axvline(0, color="black", lw=1)
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["left", "right", "top"]].set_visible(False)
+
+    def write(column: float, line: float, text: str, **look: Any) -> None:
+        """Beside the panel, whose width is 1."""
+        at = {"transform": axes.get_yaxis_transform(), "va": "center"}
+        axes.text(column, line, text, **at, **look)
+
+    line = 0
+    for column, name in zip(COLUMNS, found, strict=True):
+        write(column, -0.8, name.split()[0], ha="right")
+    for title, rows in groups.items():
+        write(-1.08, line, title, weight="bold")
+        for label, pair in rows.items():
+            line += 1
+            write(-1.04, line, label)
+            colour = OUR_SPARSE if title == BUTTERFLY else OURS
+            for number, of in enumerate(found.values()):
+                if pair in of:
+                    _mark(axes, of[pair], line + 0.3 * number - 0.15, colour, filled=number == 0)
+                    write(COLUMNS[number], line, f"{of[pair]['nats']:+.3f}", ha="right")
+        line += 1
+    handles = [
+        axes.errorbar([], [], fmt="o", mfc=colour, color="black", label=name)
+        for colour, name in zip(("black", "white"), found, strict=True)
+    ]
+    figure.legend(handles=handles, loc="upper center", ncols=2, frameon=False)
+    return figure
+
+
+def _name(result: Result) -> str:
+    """How much the models were trained from scratch, and how often."""
+    (models,) = result["rows"].values()
+    seeds = models[0]["seeds"]
+    return f"{models[0]['tokens'] / 1e6:.0f}M training tokens, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def _mark(axes: "Axes", gap: Row, y: float, colour: str, *, filled: bool) -> None:
+    """A mean and its interval, or an arrow towards them."""
+    nats, (low, high) = gap["nats"], gap["interval"]
+    if abs(nats) > LIMIT:
+        side = LIMIT if nats > 0 else -LIMIT
+        tip = {"arrowstyle": "->", "color": colour, "lw": 1.5}
+        near = {"va": "center", "ha": "right" if nats > 0 else "left", "fontsize": 9}
+        axes.annotate(f"{nats:+.3f}", (side, y), (0.8 * side, y), arrowprops=tip, **near)
+        return
+    look = {"color": colour, "mfc": colour if filled else "white", "ms": 5, "capsize": 2}
+    axes.errorbar([nats], [y], xerr=[[nats - low], [high - nats]], fmt="o", lw=1.5, **look)

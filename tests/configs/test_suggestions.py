@@ -1,0 +1,52 @@
+import re
+
+import pytest
+
+from configs.settings import settings_of
+from configs.suggestions import OTHER_NAMES, refuse
+from training.classification.config import ClassifyConfig
+from training.language.config import TrainConfig
+
+GPT = settings_of(TrainConfig)
+CLASSIFIER = settings_of(ClassifyConfig)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("model.n_layers", "model.n_layers is not a setting: did you mean model.n_layer?"),
+        ("optim.learning_rate", "optim.learning_rate is not a setting: did you mean optim.lr?"),
+        ("learning_rate", "learning_rate is not a setting: did you mean optim.lr?"),
+        ("model.block_size", "model.block_size is not a setting: did you mean model.context_len"),
+        ("mask.block_size", "mask.block_size is not a setting: did you mean model.mask.block_size"),
+        ("model.mask.window", "model.mask.window is not .* did you mean model.mask.window_blocks"),
+        ("batch_size", "did you mean optim.micro_batch_size or optim.batch_tokens"),
+        ("model.lr", "model.lr is not a setting: lr is a setting of optim: optim.lr$"),
+        ("lr", "^lr is a setting of optim: optim.lr$"),
+        ("optimizer.lr", "optimizer.lr is not a setting: lr is a setting of optim: optim.lr$"),
+        ("pattern", "^pattern is a setting of model.mask: model.mask.pattern$"),
+        ("objective", "^objective is a setting of task=classification$"),
+        ("data.phases", "^data.phases is a setting of task=classification$"),
+        ("grid_width", "not a setting: model.grid_width is a setting of task=classification$"),
+        ("data.momentum", "not a setting: data has path, document_mask, consecutive_windows$"),
+        ("teacher.forcing", "not a setting: a configuration has task, model, data, optim, run$"),
+    ],
+)
+def test_what_was_meant(key, sentence):
+    assert re.search(sentence, refuse(key, GPT, {"task=classification": CLASSIFIER}))
+
+
+def test_what_a_classifier_calls_otherwise():
+    others = {"task=language": GPT}
+    assert "mean optim.batch_size?" in refuse("optim.total_batch_size", CLASSIFIER, others)
+    assert refuse("optim.batch_tokens", CLASSIFIER, others) == (
+        "optim.batch_tokens is a setting of task=language"
+    )
+    assert refuse("objectiv", CLASSIFIER, others).endswith("did you mean objective?")
+
+
+def test_other_names_lead_to_settings():
+    ours = {key.rpartition(".")[2] for key in {*GPT, *CLASSIFIER}}
+    assert {name for names in OTHER_NAMES.values() for name in names} <= ours
+    # of a GPT's, only one that means something else here is among the other names
+    assert {key.rpartition(".")[2] for key in GPT} & OTHER_NAMES.keys() == {"block_size"}

@@ -1,0 +1,51 @@
+"""The answers of README.md's table follow from the results."""
+
+import pytest
+
+from evaluation.results import read_result
+from experiments import glance
+from experiments.pages import RESULTS
+
+
+def comparison(nats, interval):
+    strided = {"nats": nats, "interval": interval}
+    row = {"label": "1k_then_4k", "to_label": "1k_then_1k", "strided": strided}
+    return {"table4_hours": {"comparisons": {"text": [row]}}}
+
+
+@pytest.mark.parametrize(
+    ("nats", "interval", "said"),
+    [
+        (-0.0242, [-0.0292, -0.0189], "better by 0.024 nats a token (0.019 to 0.029)"),
+        (0.02, [0.01, 0.03], "worse by 0.020 nats a token (0.010 to 0.030)"),
+        (-0.01, [-0.03, 0.01], "no difference shown: -0.010 nats a token (-0.030 to 0.010)"),
+    ],
+)
+def test_a_difference_is_called_what_its_interval_shows(nats, interval, said):
+    assert glance._nats(comparison(nats, interval), "1k_then_1k") == said
+
+
+def test_the_best_peer_is_the_fastest_that_ran():
+    problem = {"seq_len": 16_384, "head_dim": 64, "causal": True, "mask": "dense", "status": "ok"}
+
+    def row(name, ms, **changes):
+        speeds = {"forward_tflops": 1000 / ms, "backward_tflops": 2000 / ms, "both_ms": ms}
+        return {"name": name, **problem, **speeds, **changes}
+
+    rows = [
+        row("ours", 4.0),
+        row("slow", 10.0),
+        row("good", 5.0),
+        row("noncausal", 1.0, causal=False),
+        {"name": "math", **problem, "status": "out of memory"},
+    ]
+    answer = glance._dense({"attention_peers": {"rows": rows}})
+    assert answer == ("250 / 500 TFLOP/s", "good: 200 / 400 TFLOP/s")
+
+
+def test_each_question_has_two_answers_and_a_place():
+    results = {name: read_result(RESULTS / f"{name}.json") for name in glance.RESULTS}
+    lines = glance.glance_table(**results).splitlines()[2:]
+    assert len(lines) == len(glance.LINES)
+    for cells in (line.strip("|").split("|") for line in lines):
+        assert len(cells) == 5 and all(cell.strip() for cell in cells)

@@ -1,0 +1,61 @@
+"""Shipped configurations train on a CPU: shrunk, and compiled as they ask for or eager."""
+
+import functools
+
+import pytest
+import torch
+
+import train
+from tests.experiments.tiny_lra import TINY, make_tasks
+from tests.training_runs import losses
+
+STEPS = ("optim.max_steps=2", "optim.warmup_steps=1", "run.log_every=1", "run.eval_every=2")
+TINY_GPT = (
+    *("model.vocab_size=289", "model.context_length=64", "model.n_layer=2", "model.n_embd=32"),
+    *("model.n_head=2", "optim.batch_tokens=128", "optim.micro_batch_size=1", "run.device=cpu"),
+    *("run.dtype=float32", *STEPS),
+)
+TINY_CLASSIFIER = (*TINY, *STEPS)
+BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "data.document_mask=true")
+
+KINDS = {
+    "gpt2_small_1k": TINY_GPT,
+    "gpt2_medium_4k": (*TINY_GPT, *BUTTERFLY),
+    "quickstart": TINY_GPT,
+    "lra/listops": TINY_CLASSIFIER,
+    "lra/image": TINY_CLASSIFIER,
+    "lra/retrieval": TINY_CLASSIFIER,
+    "lra/pathfinder_rotary": TINY_CLASSIFIER,
+}
+CASES = [
+    *[(name, "aot_eager", 1e-4) for name in KINDS],
+    # and C++ code, which takes half a minute each, and draws other numbers for dropout
+    *[
+        pytest.param(name, "inductor", 0.5, marks=pytest.mark.slow)
+        for name in ("gpt2_small_1k", "lra/listops")
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def data(corpus, tmp_path_factory):
+    """By the first word of a configuration's name, what it is trained on."""
+    tasks = tmp_path_factory.mktemp("lra")
+    make_tasks(tasks, "listops", "image", "retrieval", "pathfinder32")
+    texts = {"gpt2": corpus, "quickstart": corpus}
+    return texts | {folder.name.removesuffix("32"): folder for folder in tasks.iterdir()}
+
+
+@pytest.mark.parametrize(("name", "backend", "rel"), CASES)
+def test_compiled_and_eager_runs_have_the_same_losses(
+    name, backend, rel, data, tmp_path, monkeypatch
+):
+    """With the attention dropout of the file, whose seeds torch draws alike in both."""
+    monkeypatch.setattr("torch.compile", functools.partial(torch.compile, backend=backend))
+    path = data[name.removeprefix("lra/").split("_")[0]]
+    for compiled in ("true", "false"):
+        argv = [f"configs/{name}.yaml", *KINDS[name], "model.dropout=0", f"data.path={path}"]
+        train.main([*argv, f"run.compile={compiled}", f"run.out_dir={tmp_path / compiled}"])
+    eager = losses(tmp_path / "false")
+    assert set(eager) == {1, 2}
+    assert losses(tmp_path / "true") == pytest.approx(eager, rel=rel)

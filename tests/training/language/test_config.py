@@ -1,0 +1,59 @@
+"""What a GPT's configuration takes from the prepared data."""
+
+import json
+
+import pytest
+
+from training.language.config import load_config
+
+QUICKSTART = "configs/quickstart.yaml"
+
+
+@pytest.fixture
+def entries(corpus):
+    """Of the corpus's tokenizer."""
+    return json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
+
+
+def vocab_size(*arguments):
+    return load_config([*map(str, arguments)]).model.vocab_size
+
+
+def test_vocabulary_is_that_of_the_data(corpus, entries):
+    assert vocab_size(QUICKSTART, f"data.path={corpus}") == entries
+    linked = [f"run.out_dir={corpus}", "data.path=${run.out_dir}"]
+    assert vocab_size(QUICKSTART, *linked) == entries
+
+
+def test_vocabulary_that_is_given_is_kept(corpus, tmp_path):
+    assert vocab_size(QUICKSTART, f"data.path={corpus}", "model.vocab_size=9") == 9
+    (tmp_path / "manifest.json").write_text("damaged, and not read")
+    assert vocab_size(QUICKSTART, f"data.path={tmp_path}", "model.vocab_size=9") == 9
+
+
+def test_where_no_data_are_prepared(tmp_path):
+    config = load_config([QUICKSTART, f"data.path={tmp_path / 'none'}"])
+    assert config.model.vocab_size == 50_257
+    with pytest.raises(FileNotFoundError) as error:
+        config.check_prepared()
+    assert str(error.value) == (
+        f"data.path={tmp_path / 'none'} does not exist; make it of text files, or folders of them, "
+        f"with: python -m scripts.prepare_text TEXT... --out {tmp_path / 'none'}"
+    )
+    with pytest.raises(FileNotFoundError, match=r"holds no manifest.json.* --out "):
+        load_config([QUICKSTART, f"data.path={tmp_path}"]).check_prepared()
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest.json is damaged"):
+        load_config([QUICKSTART, f"data.path={tmp_path}"])
+
+
+def test_prepared_data(corpus):
+    load_config([QUICKSTART, f"data.path={corpus}"]).check_prepared()
+
+
+def test_no_path_at_all(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {}\ndata: {}\nrun: {out_dir: x}\n"
+                    "optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n")  # fmt: skip
+    with pytest.raises(ValueError, match=r"data.path has no value: set .*m scripts.prepare_text "):
+        load_config([str(path)])
