@@ -20,6 +20,8 @@ _received: list[int] = []
 """The signal that ends this process: what it raises, others may catch and raise anew."""
 _PATIENCE = 3.0
 """Seconds within which torchrun ends the other processes of a machine when one of them fails."""
+_LONG_STEP = 10.0
+"""Seconds that a signal waits for the main thread; torchrun kills after 30."""
 
 
 @contextmanager
@@ -85,12 +87,34 @@ def _signals_raised() -> Iterator[None]:
 
     for number in before:
         signal.signal(number, stop)
+    if before and _place() is not None:
+        _end_when_stuck()
     try:
         yield
     finally:
         if not _received:  # else this process ends
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _end_when_stuck() -> None:
+    """From now on, end after a signal whose handler does not come to run.
+
+    Python calls it between two steps of the main thread, which may wait in NCCL for ever, for a
+    process that has ended.
+    """
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes)
+
+    def watch() -> None:
+        while (number := os.read(reads, 1)[0]) not in _STOPPED:
+            pass
+        time.sleep(_LONG_STEP)
+        if not _received:
+            os._exit(128 + number)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _is_stop(error: BaseException) -> bool:

@@ -50,6 +50,14 @@ with errors_as_sentences(), if_interrupted(lambda: f" at step {step}"):
     %s
 """
 SLEEPS = "time.sleep(60)"
+STUCK = """
+    import ctypes, threading
+    lock = ctypes.CDLL(None).pthread_mutex_lock  # waits through signals, and here for itself
+    mutex = ctypes.create_string_buffer(64)
+    lock(mutex)
+    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
+    lock(mutex)
+"""
 SWALLOWS = """
     try:
         time.sleep(60)
@@ -145,6 +153,13 @@ def test_signals_under_torchrun(alone):
     assert stopped(WAITS % SLEEPS, *twice, **second) == (130, "")
     assert stopped(WAITS % SLEEPS, signal.SIGTERM, **first) == (143, "terminated at step 7\n")
     assert stopped(WAITS % SLEEPS, signal.SIGTERM, **second) == (-signal.SIGTERM, "")
+
+
+def test_a_process_that_is_stuck_under_torchrun(alone):
+    program = WAITS.replace('print("ready", flush=True)', "")
+    program = program.replace("step = 0", "import command_line\ncommand_line._LONG_STEP = 0.1")
+    worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
+    assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "")
 
 
 def test_a_signal_that_is_ignored_stays_ignored(alone):
