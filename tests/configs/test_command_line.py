@@ -49,7 +49,10 @@ with errors_as_sentences(), if_interrupted(lambda: f" at step {step}"):
     print("ready", flush=True)
     %s
 """
-SLEEPS = "time.sleep(60)"
+SLEEPS = """
+    while True:
+        time.sleep(0.01)  # a signal just before a long one would wait for its end
+"""
 STUCK = """
     import ctypes, threading
     lock = ctypes.CDLL(None).pthread_mutex_lock  # waits through signals, and here for itself
@@ -60,7 +63,8 @@ STUCK = """
 """
 SWALLOWS = """
     try:
-        time.sleep(60)
+        while True:
+            time.sleep(0.01)
     except BaseException:
         raise RuntimeError("a library's own")
 """
