@@ -119,13 +119,15 @@ class _Display(Progress):
         if not self.tasks:
             self._first_time, self._first_bytes = self.get_time(), counts.text_bytes
             self.add_task("tokenizing", total=1.0, counts="")
-        seconds = max(self.get_time() - self._first_time, 1e-9)
-        rate = (counts.text_bytes - self._first_bytes) / 1e6 / seconds
+        seconds, new_bytes = (
+            self.get_time() - self._first_time,
+            counts.text_bytes - self._first_bytes,
+        )
+        rate = f"  {new_bytes / 1e6 / seconds:.1f} MB/s" if new_bytes else ""  # not after one batch
         self.update(
             self.task_ids[0],
             completed=done,
-            counts=f"{counts.documents:,} documents  {counts.tokens / 1e6:,.1f}M tokens  "
-            f"{rate:.1f} MB/s",
+            counts=f"{counts.documents:,} documents  {counts.tokens / 1e6:,.1f}M tokens{rate}",
         )
 
 
