@@ -119,10 +119,8 @@ class _Display(Progress):
         if not self.tasks:
             self._first_time, self._first_bytes = self.get_time(), counts.text_bytes
             self.add_task("tokenizing", total=1.0, counts="")
-        seconds, new_bytes = (
-            self.get_time() - self._first_time,
-            counts.text_bytes - self._first_bytes,
-        )
+        seconds = self.get_time() - self._first_time
+        new_bytes = counts.text_bytes - self._first_bytes
         rate = f"  {new_bytes / 1e6 / seconds:.1f} MB/s" if new_bytes else ""  # not after one batch
         self.update(
             self.task_ids[0],
