@@ -48,6 +48,7 @@ from training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     read_optim,
+    read_task,
     save_checkpoint,
 )
 from training.classification.task import ClassificationTask
@@ -162,6 +163,11 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             raise ValueError(
                 f"run.out_dir={run_dir} already has {checkpoint.name} and run.resume=never: choose "
                 "another folder, or run.resume=auto to go on from it"
+            )
+        if (there := read_task(checkpoint)) not in (None, config.task):
+            raise ValueError(
+                f"run.out_dir={run_dir} holds a run of task={there}, and this is one of "
+                f"task={config.task}: choose another folder"
             )
         progress = load_checkpoint(
             checkpoint, task.model, task.optimizer, task.must_match, processes

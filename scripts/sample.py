@@ -99,8 +99,10 @@ def sample(
             try:
                 for piece in pieces(run, prompts[0], n_tokens, **options):
                     print(piece, end="", flush=True)
-            finally:
-                print()
+            except KeyboardInterrupt:
+                print()  # what is said of it begins a line
+                raise
+            print()
             return
         texts = continuations(run, prompts, n_tokens, samples=samples, **options)
     for number, of_prompt in enumerate(texts, start=1):

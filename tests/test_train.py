@@ -283,6 +283,13 @@ def test_a_run_keeps_the_vocabulary_of_its_data(run, corpus, tmp_path):
     assert load_config([str(config)]).model.vocab_size == entries
 
 
+def test_a_folder_of_the_other_task(run, monkeypatch):
+    run("optim.max_steps=4")
+    monkeypatch.setattr("train.read_task", lambda checkpoint: "classification")
+    with pytest.raises(ValueError, match=r"holds a run of task=classification, and .*=language: "):
+        run()
+
+
 def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["train.py", str(run.config), "optim.momentum=1"])
     with pytest.raises(SystemExit) as end:

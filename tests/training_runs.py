@@ -95,3 +95,4 @@ def by_torchrun(run, *overrides):
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
+    assert "FutureWarning" not in done.stderr

@@ -204,6 +204,11 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
     return _read_state(folder, lambda state: (Progress(**state["progress"]), state["must_match"]))
 
 
+def read_task(folder: Path) -> str | None:
+    """What the run learned that saved a checkpoint, as its `task`; None if it does not tell."""
+    return _read_state(folder, lambda state: state["config"].get("task"))
+
+
 def read_optim(folder: Path) -> AdamWConfig:
     """The optimizer's settings of the run as it saved a checkpoint.
 
