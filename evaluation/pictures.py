@@ -47,6 +47,7 @@ def by_history(rows: list[Row], looks: Mapping[str, Look]) -> Figure:
     ways = {(row["label"], row["history"], row["document_mask"]) for row in rows}
     strides = sorted({row["stride"] for row in rows}) if len(ways) < len(rows) else []
     compared = any(row["difference"] for row in rows)
+    histories_of_all = sorted({row["history"] for row in rows})
 
     def gap(row: Row) -> Row:
         # what others are compared with stands at zero; some are compared with nothing
@@ -75,7 +76,7 @@ def by_history(rows: list[Row], looks: Mapping[str, Look]) -> Figure:
             axes.errorbar(histories, means, errors, ms=5, lw=1.5, capsize=3, **look)
             if not np.isnan(means[-1]):
                 ends[name] = means[-1], look["color"]
-        axes.set_xticks(sorted({row["history"] for row in rows}))
+        axes.set_xticks(histories_of_all)
         axes.margins(x=0.1)
         name_ends(axes, ends, gap=0.09)
 

@@ -51,12 +51,13 @@ class Curve(NamedTuple):
 
     name: str
     of: Callable[[Any], Any]
-    """Of the values of records."""
+    """Makes it of the values that records hold."""
     training: str
-    """Their key, or that of evaluations:"""
+    """Name of these values in records of training."""
     validation: str
+    """Name of these values in records of evaluations."""
     unit: str
-    """The key of how much was learned from."""
+    """Name of how much was learned from."""
     divisor: float
     unit_label: str
 

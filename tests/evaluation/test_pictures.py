@@ -69,6 +69,13 @@ def test_the_first_model_has_a_line_where_it_has_several_histories():
     assert list(points(axes).values()) == [[0.3, 0], [0.2, 0.1]]
 
 
+def test_every_panel_has_the_histories_of_all():
+    rows = [row("a", 64, 3.5, None), *(row(label, 256, 3.5, 0.2) for label in LABELS)]
+    rows.append(row("last", 128, 3.5, 0.1))
+    first, second = by_history(rows, _looks(["a", *LABELS, "last"])).axes
+    assert first.get_xticks().tolist() == second.get_xticks().tolist() == [64, 128, 256]
+
+
 def test_names_stand_at_the_ends_of_lines_and_apart():
     axes = Figure().subplots()
     axes.set_ylim(0, 10)
