@@ -110,10 +110,13 @@ def _config_of(
         keys = [key for _, key, _ in given if "[]" not in key]
         values = {key: OmegaConf.select(merged, key) for key in keys}
         told = getattr(schema, "from_data", _nothing)(values)
-        layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
-        config = OmegaConf.to_object(OmegaConf.merge(defaults, *layers, *parts))
+        if told:
+            layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
+            merged = OmegaConf.merge(defaults, *layers, *parts)
+        config = OmegaConf.to_object(merged)
     except omegaconf.errors.MissingMandatoryValue as error:
-        what = f". It is: {known[key].text}" if (key := error.full_key) in known else ""
+        key = error.full_key or source
+        what = f". It is: {known[key].text}" if key in known else ""
         raise ConfigError(
             f"{key} has no value: set it in {source} or on the command line{what}"
         ) from error

@@ -8,8 +8,9 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -37,7 +38,8 @@ class Setting:
     """Its docstring in one line."""
 
 
-def settings_of(schema: type) -> dict[str, Setting]:
+@cache
+def settings_of(schema: type) -> Mapping[str, Setting]:
     """The settings of a schema by key, in its order."""
     return {setting.key: setting for setting in _settings(schema, "")}
 
