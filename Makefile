@@ -37,12 +37,13 @@ check: setup
 
 setup: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed)
 
-# PyTorch goes first and by version: what comes after takes the one that is there.
+# PyTorch goes first and by version: what comes after takes the one that is there. setuptools warns of
+# every editable installation.
 $(VENV)/.installed: pyproject.toml
 	@echo "setting up $(VENV): PyTorch, then the rest; once, some minutes"
 	$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Papilio needs Python 3.11 or later: make BASE=python3.12 ...")'
 	$(BASE) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet $(TORCH)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
