@@ -216,10 +216,13 @@ def read_optim(folder: Path) -> AdamWConfig:
         FileNotFoundError: There is no finished checkpoint in the folder.
         ValueError: It is damaged.
     """
-    names = [field.name for field in fields(AdamWConfig)]
-    return _read_state(
-        folder, lambda state: AdamWConfig(**{k: state["config"]["optim"][k] for k in names})
-    )
+    names = {field.name for field in fields(AdamWConfig)}
+
+    def take(state: dict[str, Any]) -> AdamWConfig:
+        saved = state["config"]["optim"]  # what is new since then has its default
+        return AdamWConfig(**{name: saved[name] for name in names & saved.keys()})
+
+    return _read_state(folder, take)
 
 
 def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import resource
 import time
@@ -14,11 +15,13 @@ from training.checkpoint import (
     checkpoint_folder,
     latest_checkpoint,
     load_checkpoint,
+    read_optim,
     read_progress,
     read_weights,
     save_checkpoint,
     save_model,
 )
+from training.config import AdamWConfig
 from training.distributed import Processes
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
@@ -279,3 +282,13 @@ def test_killed_while_saving(tmp_path):
         progress = load_checkpoint(found, model, optimizer, {"model.n_layer": 2}, ALONE)
         assert progress.step >= reported
         reported = progress.step
+
+
+def test_settings_that_are_newer_than_a_checkpoint_have_their_defaults(tmp_path):
+    optim = {"max_steps": 5, "lr": 0.25, "betas": [0.5, 0.75], "batch_tokens": 64}
+    state = {"config": {"optim": optim}}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert read_optim(tmp_path) == AdamWConfig(max_steps=5, lr=0.25, betas=[0.5, 0.75])
+    (tmp_path / "state.json").write_text(json.dumps({"config": {"optim": {"lr": 0.25}}}))
+    with pytest.raises(ValueError, match="damaged"):
+        read_optim(tmp_path)
