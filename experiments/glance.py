@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from evaluation.markdown import dict_table
 from evaluation.results import Row
+from experiments.pathx.report import best_guess
 from experiments.pathx.stages import DENSE, SPARSE
 from experiments.table4.forest import differences
 
@@ -43,38 +44,55 @@ def glance_table(**results: Mapping[str, Any]) -> str:
     )
 
 
-def _longer_context(results: Results) -> tuple[str, str]:
+def _from_scratch(results: Results) -> tuple[str, str]:
     theirs = {row["model"]: row["perplexity"] for row in results["table4_hours"]["paper"]}
     short, long = (theirs[f"FlashAttention, {context}"] for context in ("1K", "4K"))
-    return _nats(results, "1k_then_1k"), f"from scratch: perplexity {long} against {short}"
+    verdict = "better" if long < short else "worse"
+    return _nats(results, "4k", "1k"), f"{verdict}: perplexity {long} against {short}"
 
 
-def _longer_context_in_equal_time(results: Results) -> tuple[str, str]:
-    return _nats(results, "1k_then_1k_same_time"), "not reported"
+def _going_on(results: Results) -> tuple[str, str]:
+    return _nats(results, "1k_then_4k", "1k_then_1k"), "not reported"
 
 
-def _nats(results: Results, other: str) -> str:
-    """What a 1K model that goes on at 4K is better or worse than, a token."""
-    found = differences(results["table4_hours"])["1k_then_4k", other]
-    low, high = found["interval"]
-    if low < 0 < high:
-        return f"no difference shown: {found['nats']:.3f} nats a token ({low:.3f} to {high:.3f})"
+def _in_equal_time(results: Results) -> tuple[str, str]:
+    return _nats(results, "1k_then_4k", "1k_then_1k_same_time"), "not reported"
+
+
+def _nats(results: Results, model: str, other: str) -> str:
+    """By how much a model is better or worse than another, by training from scratch."""
+    budgets = [results["table4_hours"], results["table4_minutes"]]
+    return "; ".join(
+        f"{next(iter(budget['rows'].values()))[0]['tokens'] / 1e6:.0f}M tokens: "
+        f"{_verdict(differences(budget)[model, other])}"
+        for budget in budgets
+    )
+
+
+def _verdict(difference: Row) -> str:
+    low, high = difference["interval"]
+    if low <= 0 <= high:
+        return f"no difference shown ({low:.3f} to {high:.3f})"
     near, far = sorted(map(abs, (low, high)))
     verdict = "better" if high < 0 else "worse"
-    return f"{verdict} by {abs(found['nats']):.3f} nats a token ({near:.3f} to {far:.3f})"
+    return f"{verdict} by {abs(difference['nats']):.3f} ({near:.3f} to {far:.3f})"
 
 
 def _pathx(results: Results) -> tuple[str, str]:
-    return _accuracies(results, "pathx_dense"), _papers(results, DENSE, "pathx")
+    return _accuracies(results, "pathx_dense", 128), _papers(results, DENSE, "pathx")
 
 
 def _path256(results: Results) -> tuple[str, str]:
-    return _accuracies(results, "path256_butterfly"), _papers(results, SPARSE, "path256")
+    return _accuracies(results, "path256_butterfly", 256), _papers(results, SPARSE, "path256")
 
 
-def _accuracies(results: Results, stage: str) -> str:
+def _accuracies(results: Results, stage: str, size: int) -> str:
+    """Of the stage's runs, and of guesses from the ends of contours in images of that `size`."""
     runs = [run for run in results["pathx"]["runs"] if run["stage"] == stage]
-    return " and ".join(f"{run['test_accuracy']:.1f}%" for run in runs)
+    ours = " and ".join(f"{run['test_accuracy']:.1f}%" for run in runs)
+    seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
+    guess = best_guess(results["pathfinder_yardsticks"], size)
+    return f"{ours}, {seeds}; the ends alone give {guess:.1f}%"
 
 
 def _papers(results: Results, model: str, column: str) -> str:
@@ -83,10 +101,12 @@ def _papers(results: Results, model: str, column: str) -> str:
 
 
 def _lra_speed(results: Results) -> tuple[str, str]:
-    ours = results["lra_speed"]["geometric_means"]["captured"]["speedup"]
+    means = results["lra_speed"]["geometric_means"]
+    graphs, plain = (means[mode]["speedup"] for mode in ("captured", "plain"))
     dense, sparse = (row["speedup"] for row in results["lra"]["references"] if row["speedup"])
     return (
-        f"{ours['dense']:.1f} times dense, {ours['butterfly']:.1f} butterfly",
+        f"{graphs['dense']:.1f} times dense, {graphs['butterfly']:.1f} butterfly; without CUDA "
+        f"graphs {plain['dense']:.1f} and {plain['butterfly']:.1f}",
         f"{dense:.1f} times dense, {sparse:.1f} block-sparse",
     )
 
@@ -122,27 +142,16 @@ def _training_step(results: Results) -> tuple[str, str]:
     return speeds["ours, triton"], "; ".join(peers)
 
 
-def _equal_losses(results: Results) -> tuple[str, str]:
-    apart = results["compare_training_gpt2_small_1k"]["distances"]
-    return (
-        f"{apart['different']['validation']:.4f} nats apart",
-        f"two runs on the same attention: {apart['same']['validation']:.4f}",
-    )
-
-
 TABLE4 = "experiments.table4", "table-4", "evaluation.md#what-our-runs-say"
 PATHX = "experiments.pathx", "path-x-and-path-256", "lra.md#path-x-and-path-256"
 LRA = "experiments.lra.speed", "long-range-arena", "lra.md#table-3"
 ATTENTION = "experiments.attention", "attention"
-STEPS, LOSSES = "experiments.train_steps.speed", "experiments.train_steps.same_losses"
+STEPS = "experiments.train_steps.speed", "training-steps", "speed.md#a-training-step"
 
 LINES = (
-    Line(
-        "Does a model that began at 1K gain by going on at 4K, on equal tokens?",
-        _longer_context,
-        *TABLE4,
-    ),
-    Line("And in equal time?", _longer_context_in_equal_time, *TABLE4),
+    Line("Is 4K better than 1K from scratch, equal tokens? Nats a token", _from_scratch, *TABLE4),
+    Line("Where a 1K model goes on at 4K, on equal tokens?", _going_on, *TABLE4),
+    Line("And in equal time?", _in_equal_time, *TABLE4),
     Line("Path-X, 16,384 pixels, dense attention", _pathx, *PATHX),
     Line("Path-256, 65,536 pixels, butterfly", _path256, *PATHX),
     Line("Long Range Arena, training speed over standard attention", _lra_speed, *LRA),
@@ -158,23 +167,10 @@ LINES = (
         *ATTENTION,
         "speed.md#figure-3",
     ),
-    Line(
-        f"GPT-2 small, a training step at {CONTEXT:,} tokens",
-        _training_step,
-        STEPS,
-        "training-steps",
-        "speed.md#a-training-step",
-    ),
-    Line(
-        "Validation loss on our attention and on PyTorch's",
-        _equal_losses,
-        LOSSES,
-        "training-steps",
-        "speed.md#equal-losses",
-    ),
+    Line(f"GPT-2 small, a training step at {CONTEXT:,} tokens", _training_step, *STEPS),
 )
 
 RESULTS = (
-    "table4_hours", "pathx", "lra", "lra_speed", "attention_peers", "attention_paper",
-    "train_speed", "compare_training_gpt2_small_1k",
+    "table4_hours", "table4_minutes", "pathx", "pathfinder_yardsticks", "lra", "lra_speed",
+    "attention_peers", "attention_paper", "train_speed",
 )  # fmt: skip

@@ -78,7 +78,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "tracing_32": _of(tracing.runs_table, "pathfinder_tracing_32"),
     "lra": _of(lra.accuracy_table, "lra"),
     "lra_rotary": _of(lra.accuracy_table, "lra_rotary"),
-    "lra_pretrained": _of(lra.accuracy_table, "lra_pretrained"),
     "lra_text": _of(partial(lra.trials_table, task="text"), *TEXT_TRIALS),
     "lra_speed": _of(lra.speed_table, "lra_speed"),
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),

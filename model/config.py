@@ -115,9 +115,9 @@ class BlockConfig:
     """Dropout rate of the attention probabilities, from 0 to below 1."""
 
     attention: Attention = "auto"
-    """Who computes attention. auto: the fastest that serves the device. triton: our kernels, on a
-    GPU. sdpa: PyTorch's. reference: ours in plain PyTorch, anywhere. unfused: as before
-    FlashAttention, with all scores in memory."""
+    """Who computes attention. auto: our kernels on a GPU, PyTorch's on a CPU where it serves.
+    triton: our kernels, on a GPU. sdpa: PyTorch's. reference: ours in plain PyTorch, anywhere.
+    unfused: as before FlashAttention, with all scores in memory."""
 
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a butterfly of blocks."""

@@ -99,7 +99,7 @@ def test_measured_numbers_in_prose_stand_in_a_table_of_the_page(document):
 @pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
 def test_a_paragraph_has_three_measured_numbers_at_most(document):
     paragraphs = re.split(r"\n\n|\n- ", prose(told(document)))
-    without_intervals = [re.sub(r"\([-\d.]+\sto\s[-\d.]+\)", "", p) for p in paragraphs]
+    without_intervals = [re.sub(r"\([-\d.]+\s+to\s+[-\d.]+\)", "", p) for p in paragraphs]
     walls = [p for p in without_intervals if len(re.findall(r"\d+\.\d+", p)) > 3]
     assert not walls
 

@@ -264,7 +264,7 @@ def draw_speed(speed: Mapping[str, Any], references: Sequence[Row]) -> "Figure":
         axes.set_title(title, size=10)
         axes.spines[["right", "top"]].set_visible(False)
     panels[0].invert_yaxis()
-    figure.supxlabel("times faster than standard attention", size=10)
+    figure.supxlabel("speed over that of standard attention", size=10)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
     return figure

@@ -8,7 +8,7 @@ from experiments.reports import result_file
 FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from training.metrics import read_metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Result = dict[str, Any]
+Result = Mapping[str, Any]
 
 PAPER = [
     {"model": DENSE, "pathx": 61.4, "path256": None},
@@ -37,6 +37,7 @@ PAPER = [
 all other models there."""
 
 CHANCE = 50  # percent
+LABELS = 66  # percent, on the bars, where no other line is
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
@@ -72,11 +73,12 @@ def redraw(path: Path) -> None:
         "## What each run took\n",
         runs_table(result),
     ]
-    yardsticks = path.parent / "pathfinder_yardsticks.json"
-    if yardsticks.exists():
+    yardsticks, beside = None, path.parent / "pathfinder_yardsticks.json"
+    if beside.exists():
+        yardsticks = read_result(beside, "accuracies")
         parts.append("## What can be had without following a contour\n")
-        parts.append(yardsticks_table(read_result(yardsticks, "accuracies")))
-    publish(path, "\n".join(parts), draw(result))
+        parts.append(yardsticks_table(yardsticks))
+    publish(path, "\n".join(parts), draw(result, yardsticks))
 
 
 def describe_run(folder: Path) -> Row:
@@ -149,6 +151,11 @@ def yardsticks_table(result: Result) -> str:
     )
 
 
+def best_guess(yardsticks: Result, size: int) -> float:
+    """Accuracy in percent of the best guess from the markers of images `size` pixels wide."""
+    return 100 * max(yardsticks["accuracies"][str(size)].values())
+
+
 def _last_devices(starts: list[Row]) -> str:
     """The GPUs of the newest start; how many was not noted in the first runs."""
     if not starts:
@@ -157,8 +164,11 @@ def _last_devices(starts: list[Row]) -> str:
     return device if n == 1 else f"{n} x {device}"
 
 
-def draw(result: Result) -> "Figure":
-    """Test accuracy of each stage that the paper has, too: a bar a seed, from chance on."""
+def draw(result: Result, yardsticks: Result | None = None) -> "Figure":
+    """Test accuracy of each stage that the paper has, too: a bar a seed, from chance on.
+
+    Dotted is the best guess from the markers alone, if the `yardsticks` have one of that size.
+    """
     # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
 
@@ -178,12 +188,17 @@ def draw(result: Result) -> "Figure":
             ends = {"xerr": [[accuracy - low], [high - accuracy]], "capsize": 2}
             axes.errorbar([accuracy], [y], color="black", lw=1, **ends)
             text = f"{accuracy:.1f}, seed {run['seed']}"
-            axes.text(high + 0.5, y, text, va="center", fontsize=9)
+            axes.text(LABELS, y, text, va="center", fontsize=9)
         model, images = STAGES[name].beside or ("", "")
         theirs = paper[model][images]
         axes.plot([theirs] * 2, [line - 0.4, line + 0.4], color=PAPER_COLOUR, lw=2.5)
         words = {"ha": "center", "va": "bottom", "fontsize": 9}
         axes.text(theirs, line - 0.42, f"the paper's {theirs:.1f}", **words)
+        size = runs[0]["size"]
+        if yardsticks is not None and str(size) in yardsticks["accuracies"]:
+            guess = best_guess(yardsticks, size)
+            axes.plot([guess] * 2, [line - 0.4, line + 0.4], ":", color="black", lw=2)
+            axes.text(guess, line - 0.42, f"from the ends alone {guess:.1f}", **words)
     titles = [STAGES[name].title.replace(", ", "\n") for name in stages]
     axes.set_yticks(range(len(stages)), titles)
     axes.set(xlim=(CHANCE, 100), ylim=(len(stages) - 0.5, -0.75))

@@ -29,6 +29,8 @@ ROWS = {
     "From scratch, instead of 1K": {
         "2K, equal tokens": ("2k", "1k"),
         "4K, equal tokens": ("4k", "1k"),
+        "8K, equal tokens": ("8k", "1k"),
+        "16K, equal tokens": ("16k", "1k"),
         "4K, equal time": ("4k", "1k_same_time"),
     },
     "1K and then 4K, instead of 4K from scratch": {"equal time": ("4k_from_1k", "4k")},
@@ -111,8 +113,7 @@ def _mark(axes: "Axes", gap: Row, y: float, colour: str, *, filled: bool) -> Non
     if abs(nats) > LIMIT:
         side = LIMIT if nats > 0 else -LIMIT
         tip = {"arrowstyle": "->", "color": colour, "lw": 1.5}
-        near = {"va": "center", "ha": "right" if nats > 0 else "left", "fontsize": 9}
-        axes.annotate(f"{nats:+.3f}", (side, y), (0.8 * side, y), arrowprops=tip, **near)
+        axes.annotate("", (side, y), (0.8 * side, y), arrowprops=tip)
         return
     look = {"color": colour, "mfc": colour if filled else "white", "ms": 5, "capsize": 2}
     axes.errorbar([nats], [y], xerr=[[nats - low], [high - nats]], fmt="o", lw=1.5, **look)

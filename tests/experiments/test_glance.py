@@ -7,22 +7,27 @@ from experiments import glance
 from experiments.pages import RESULTS
 
 
-def comparison(nats, interval):
-    strided = {"nats": nats, "interval": interval}
-    row = {"label": "1k_then_4k", "to_label": "1k_then_1k", "strided": strided}
-    return {"table4_hours": {"comparisons": {"text": [row]}}}
-
-
 @pytest.mark.parametrize(
     ("nats", "interval", "said"),
     [
-        (-0.0242, [-0.0292, -0.0189], "better by 0.024 nats a token (0.019 to 0.029)"),
-        (0.02, [0.01, 0.03], "worse by 0.020 nats a token (0.010 to 0.030)"),
-        (-0.01, [-0.03, 0.01], "no difference shown: -0.010 nats a token (-0.030 to 0.010)"),
+        (-0.0242, [-0.0292, -0.0189], "better by 0.024 (0.019 to 0.029)"),
+        (0.02, [0.01, 0.03], "worse by 0.020 (0.010 to 0.030)"),
+        (-0.01, [-0.03, 0.01], "no difference shown (-0.030 to 0.010)"),
     ],
 )
 def test_a_difference_is_called_what_its_interval_shows(nats, interval, said):
-    assert glance._nats(comparison(nats, interval), "1k_then_1k") == said
+    assert glance._verdict({"nats": nats, "interval": interval}) == said
+
+
+def test_accuracies_stand_beside_what_the_ends_alone_give():
+    run = {"stage": "pathx_dense", "test_accuracy": 90.25}
+    accuracies = {"64": {"a": 0.95}, "128": {"a": 0.5, "b": 0.875}}
+    results = {
+        "pathx": {"runs": [run, run | {"stage": "path64"}, run | {"test_accuracy": 87.0}]},
+        "pathfinder_yardsticks": {"accuracies": accuracies},
+    }
+    said = glance._accuracies(results, "pathx_dense", 128)
+    assert said == "90.2% and 87.0%, 2 seeds; the ends alone give 87.5%"
 
 
 def test_the_best_peer_is_the_fastest_that_ran():

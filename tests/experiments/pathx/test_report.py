@@ -10,7 +10,7 @@ from experiments.pathx.report import CHANCE, PAPER, draw
 def made_up_run(stage, seed, accuracy, attention="dense"):
     return {
         "stage": stage, "seed": seed, "attention": attention, "test_accuracy": accuracy,
-        "test_interval": [accuracy - 1, accuracy + 2],
+        "size": 128, "test_interval": [accuracy - 1, accuracy + 2],
     }  # fmt: skip
 
 
@@ -29,3 +29,10 @@ def test_bars_stand_beside_what_the_paper_has():
     ]  # fmt: skip
     theirs = [np.ravel(line.get_xdata()) for line in axes.lines if line.get_linewidth() > 2]
     assert np.mean(theirs, axis=1).tolist() == [61.4, 63.1]
+
+
+def test_the_best_guess_from_the_ends_is_dotted():
+    yardsticks = {"accuracies": {"128": {"distance": 0.5, "both directions": 0.75}, "64": {"a": 1}}}
+    (axes,) = draw({"paper": PAPER, "runs": [made_up_run("pathx", 1, 90.0)]}, yardsticks).axes
+    dotted = [np.ravel(line.get_xdata()) for line in axes.lines if line.get_linestyle() == ":"]
+    assert np.mean(dotted, axis=1).tolist() == [75]
