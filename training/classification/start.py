@@ -12,6 +12,8 @@ from model.token_predictor import TokenPredictor
 from training.checkpoint import shared_settings
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
+from training.config import RUN_CONFIG
+from training.tasks import config_of
 
 AnyModel = Classifier | TokenPredictor
 _ENCODER = "classifier."  # what names begin with in a TokenPredictor
@@ -59,6 +61,8 @@ def load_first_weights(folder: Path, model: AnyModel) -> None:
     Raises:
         ValueError, FileNotFoundError: `folder` is no such run, or one of another model.
     """
+    if (folder / RUN_CONFIG).is_file():
+        config_of(folder, ClassifyConfig)  # a GPT's run is named as such
     weights = read_best(folder)
     here = model.state_dict()
     if isinstance(model, Classifier) and any(name.startswith(_ENCODER) for name in weights):

@@ -98,6 +98,12 @@ def test_all_else_is_strict(
     assert "its objective unless this run's is labels" in str(error.value)
 
 
+def test_a_gpt_gives_no_weights(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
+    with pytest.raises(ValueError, match="is a run of a GPT"):
+        load_first_weights(tmp_path, made())
+
+
 def test_a_checkpoint_is_of_one_objective(tmp_path: Path):
     data = make_tasks(tmp_path, "image") / "image"
 
