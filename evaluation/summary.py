@@ -6,6 +6,7 @@ import pandas as pd
 
 from evaluation.markdown import dict_table, digits, is_known, with_interval
 from evaluation.results import Row, cost_before
+from evaluation.statistics import LEAST_DOCUMENTS
 from evaluation.sums import LEAST_SEEN
 
 
@@ -61,6 +62,11 @@ def _how_compared(gaps: dict[str, Row], same: dict[str, Row]) -> str:
             "Compared as the paper evaluates, which flatters the longer context: "
             f"{', '.join(flattered)}."
         )
+    if not all(is_known(*gap["interval"]) for gap in gaps.values()):
+        sentences.append(
+            f"No interval, and so no verdict, where fewer than {LEAST_DOCUMENTS} documents count: "
+            "score a text of more."
+        )
     single = [label for label, gap in gaps.items() if gap["seeds"] == 1]
     if single:
         names = "all" if len(single) == len(gaps) else ", ".join(single)
@@ -98,6 +104,8 @@ def _unfinished(runs: list[Row]) -> list[str]:
 
 def _word(difference: Row) -> str:
     """The verdict of a summary."""
+    if not is_known(*difference["interval"]):
+        return "no interval"
     if not is_shown(difference):
         return "no difference shown"
     return "better" if difference["nats"] < 0 else "worse"

@@ -153,12 +153,13 @@ def test_the_summary_comes_first_and_says_what_the_rows_say(result):
         (-0.031, [-0.035, -0.027], "better"),
         (0.031, [0.027, 0.035], "worse"),
         (-0.031, [-0.07, 0.001], "no difference shown"),
-        (None, [None, None], "no difference shown"),
+        (-0.031, [None, None], "no interval"),
     ],
 )
 def test_the_verdict_of_the_summary_follows_the_interval(nats, interval, word, result):
     result["as_trained"][1]["difference"] |= {"nats": nats, "interval": interval}
     assert summary(result)[-1][-1] == word
+    assert ("fewer than 5 documents count" in markdown(result)) == (word == "no interval")
 
 
 def test_what_is_not_compared_on_identical_tokens_is_told(result):
