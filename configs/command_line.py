@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from typing import NoReturn, ParamSpec, TypeVar
@@ -20,8 +20,13 @@ _received: list[int] = []
 """The signal that ends this process: what it raises, others may catch and raise anew."""
 _PATIENCE = 3.0
 """Seconds within which torchrun ends the other processes of a machine when one of them fails."""
-_LONG_STEP = 10.0
-"""Seconds that a signal waits for the main thread; torchrun kills after 30."""
+_SOON, _LONG_STEP = 2.0, 10.0
+"""Seconds after a signal in which it is told, and in which the process ends, though the main thread
+waits; torchrun kills after 30."""
+_advice: list[Callable[[], str]] = []
+"""Of the blocks of `if_interrupted` that run, the innermost last."""
+_told: list[int] = []
+"""The signal that was told while the main thread waited."""
 
 
 @contextmanager
@@ -58,12 +63,15 @@ def if_interrupted(advice: Callable[[], str]) -> Iterator[None]:
 
     It follows the word "interrupted" or "terminated": ": the same command goes on from here".
     """
+    _advice.append(advice)
     try:
         yield
     except BaseException as error:
         if _is_stop(error):
             error.add_note(advice())
         raise
+    finally:
+        _advice.pop()
 
 
 @contextmanager
@@ -98,7 +106,7 @@ def _signals_raised() -> Iterator[None]:
 
 
 def _end_when_stuck() -> None:
-    """From now on, end after a signal whose handler does not come to run.
+    """From now on, say so and end after a signal whose handler does not come to run.
 
     Python calls it between two steps of the main thread, which may wait in NCCL for ever, for a
     process that has ended.
@@ -110,7 +118,11 @@ def _end_when_stuck() -> None:
     def watch() -> None:
         while (number := os.read(reads, 1)[0]) not in _STOPPED:
             pass
-        time.sleep(_LONG_STEP)
+        time.sleep(_SOON)
+        if not _received:
+            _told.append(number)
+            _tell(number, [advice() for advice in reversed(_advice)])
+        time.sleep(_LONG_STEP - _SOON)
         if not _received:
             os._exit(128 + number)
 
@@ -123,12 +135,17 @@ def _is_stop(error: BaseException) -> bool:
 
 
 def _end_stopped(error: BaseException) -> NoReturn:
-    number = signal.Signals(_received[0] if _received else signal.SIGINT)
-    if _place() in (None, 0):
-        print("".join([_STOPPED[number], *getattr(error, "__notes__", ())]), file=sys.stderr)
+    number = _received[0] if _received else signal.SIGINT
+    if not _told:
+        _tell(number, getattr(error, "__notes__", ()))
     if sys.flags.dev_mode:
         raise error
     raise SystemExit(128 + number) from error
+
+
+def _tell(number: int, notes: Iterable[str]) -> None:
+    if _place() in (None, 0):
+        print("".join([_STOPPED[signal.Signals(number)], *notes]), file=sys.stderr, flush=True)
 
 
 def _place() -> int | None:

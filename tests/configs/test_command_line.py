@@ -161,9 +161,10 @@ def test_signals_under_torchrun(alone):
 
 def test_a_process_that_is_stuck_under_torchrun(alone):
     program = WAITS.replace('print("ready", flush=True)', "")
-    program = program.replace("step = 0", "import command_line\ncommand_line._LONG_STEP = 0.1")
+    soon = "command_line._SOON, command_line._LONG_STEP = 0.05, 0.1"
+    program = program.replace("step = 0", f"import command_line\n{soon}")
     worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
-    assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "")
+    assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "terminated at step 7\n")
 
 
 def test_a_signal_that_is_ignored_stays_ignored(alone):
