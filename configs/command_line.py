@@ -76,12 +76,14 @@ def if_interrupted(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_raised() -> Iterator[None]:
-    """Raise KeyboardInterrupt, with the signal, for SIGINT and SIGTERM."""
+    """Raise KeyboardInterrupt, with the signal, for SIGINT and SIGTERM.
+
+    In all processes of torchrun alike: one that dies in the middle of a collective leaves the
+    others waiting on the GPU, deaf to signals.
+    """
     before = {number: signal.getsignal(number) for number in _STOPPED}
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         before = {}
-    elif _place() not in (None, 0):
-        del before[signal.SIGTERM]  # has nothing to say, and dies faster without Python
     # what nohup, say, told to ignore stays ignored
     before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
