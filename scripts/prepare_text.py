@@ -16,9 +16,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from configs.command_line import command_parser, errors_as_sentences, if_interrupted, read_first
-from data.text.documents import OPENWEBTEXT, CutSource, HubSource, open_source
+from data.text.documents import OPENWEBTEXT, HubSource
 from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
 from data.text.shards import SplitInfo, total
+from data.text.sources import CutSource, open_source
 from data.text.tokenizer import GPT2_SHA256
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}

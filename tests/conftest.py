@@ -69,8 +69,8 @@ def corpus(tmp_path_factory):
     for name, count, sentences in (("train", 60, 40), ("val", 8, 20)):
         lines = [json.dumps({"text": document(sentences)}) for _ in range(count)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    from data.text.documents import open_source
     from data.text.prepare import prepare
+    from data.text.sources import open_source
 
     source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
     prepare(source, folder / "shards", train_bpe=300)
@@ -86,8 +86,8 @@ def other_corpus(corpus, tmp_path_factory):
             json.dumps({"text": f"a dog follows {n} birds. " * (4 + n % 5)}) for n in range(count)
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    from data.text.documents import open_source
     from data.text.prepare import prepare
+    from data.text.sources import open_source
 
     source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
     prepare(source, folder / "birds", tokenizer=str(corpus / "tokenizer.json"))

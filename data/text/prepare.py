@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from data.files import check_settings, lock_folder, remove_unfinished_files, write_atomically
-from data.text.documents import Document, DocumentSource, empty_split_message
+from data.text.documents import Document, empty_split_message
 from data.text.shard_writer import ShardWriter
 from data.text.shards import (
     MANIFEST,
@@ -32,6 +32,7 @@ from data.text.shards import (
     total,
     verify,
 )
+from data.text.sources import DocumentSource
 from data.text.tokenizer import TextTokenizer, check_bpe_vocab_size, load_tokenizer, train_tokenizer
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.text.documents import open_source
 from data.text.prepare import prepare
 from data.text.shards import TokenStream
+from data.text.sources import open_source
 from evaluation.sums import read_scored, write_scored
 from experiments import gpu_pool, sweep
 from experiments.table4 import __main__ as reproduce_table4
