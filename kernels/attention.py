@@ -5,7 +5,7 @@ from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
-from kernels import triton
+from kernels import hopper, triton
 from kernels.block_mask import BlockSparseMask
 from kernels.call import AttentionArguments, AttentionCall
 from kernels.checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
@@ -15,6 +15,7 @@ from kernels.reference import sdpa, standard, unfused
 
 # By name, what stands in the way of each implementation; the fastest first.
 OBSTACLES: dict[str, Callable[[AttentionCall], str | None]] = {
+    "hopper": hopper.obstacle,
     "triton": triton.obstacle,
     "sdpa": sdpa.obstacle,
     "reference": lambda call: None,
@@ -103,10 +104,11 @@ def flash_attention(
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
         deterministic: promise that a repeated call gives the same bits, gradients included. All
             implementations but "sdpa" and "unfused" always do.
-        impl: "triton" (this project's kernels), "sdpa" (PyTorch's
-            scaled_dot_product_attention), "reference" (standard attention, exact, quadratic
-            memory), "unfused" (standard attention in the dtype of q, to compare speed with). None
-            picks the fastest that serves the call. A named one that cannot serve it raises.
+        impl: "hopper" (this project's kernels for H100 and H200), "triton" (its portable ones),
+            "sdpa" (PyTorch's scaled_dot_product_attention), "reference" (standard attention, exact,
+            quadratic memory), "unfused" (standard attention in the dtype of q, to compare speed
+            with). None picks the fastest that serves the call. A named one that cannot serve it
+            raises.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q; with return_lse also lse (B, H, T_q), fp32, natural
@@ -153,7 +155,7 @@ def _pick(impl: str | None, call: AttentionCall) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
     if impl is None:
         # Interpreted kernels are right, but far too slow to be picked.
-        candidates = IMPLS if call.q.device.type == "cuda" else ("sdpa", "reference")
+        candidates = IMPLS[1:] if call.q.device.type == "cuda" else ("sdpa", "reference")
         return next(name for name in candidates if OBSTACLES[name](call) is None)
     if impl not in OBSTACLES:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")

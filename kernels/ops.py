@@ -16,7 +16,10 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.options import OPTIONS_SCHEMA, AttentionOptions
 
 # name -> (module of the forward pass, module of the backward pass)
-IMPLEMENTATIONS = {"triton": ("kernels.triton.fwd", "kernels.triton.bwd")}
+IMPLEMENTATIONS = {
+    "hopper": ("kernels.hopper.fwd", "kernels.triton.bwd"),
+    "triton": ("kernels.triton.fwd", "kernels.triton.bwd"),
+}
 
 N_OPTIONS = len(AttentionOptions._fields)
 

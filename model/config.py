@@ -10,7 +10,7 @@ from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM
 if TYPE_CHECKING:
     from kernels.block_mask import BlockSparseMask
 
-Attention = Literal["auto", "triton", "sdpa", "reference", "unfused"]
+Attention = Literal["auto", "hopper", "triton", "sdpa", "reference", "unfused"]
 
 DEFAULT_ROPE_BASE = 10_000.0
 

@@ -66,7 +66,7 @@ def test_frozen() -> None:
         ({"dropout": 1.0}, "model.dropout=1.0 is a rate"),
         ({"dropout": float("nan")}, "model.dropout=nan is a rate"),
         ({"attention_dropout": -0.1}, "model.attention_dropout=-0.1 is a rate"),
-        ({"attention": "flash"}, "model.attention='flash' must be one of auto, triton"),
+        ({"attention": "flash"}, "model.attention='flash' must be one of auto, hopper, triton"),
         ({"positions": "alibi"}, "model.positions='alibi' must be one of learned, rotary"),
         ({"rope_base": 500.0}, "model.rope_base=500.0 has no effect.*positions=rotary"),
         ({"rope_scaling": 4.0}, "model.rope_scaling=4.0 has no effect.*positions=rotary"),

@@ -1,0 +1,91 @@
+"""Which row tile a program takes next: numbers from a counter, passed on to the consumers.
+
+One program runs on each multiprocessor for the whole launch. Its producer warp draws tile numbers
+from a counter in memory, so that a program which had short tiles takes more of them. It hands each
+number to the consumer groups through a mailbox in shared memory, one tile ahead of them.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kernels.hopper.gluon import first_lane
+
+SLOTS = gl.constexpr(2)
+
+
+class Mailbox(NamedTuple):
+    """Tile numbers on their way from the producer to the consumers of a program."""
+
+    number: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def make_mailbox(READERS: gl.constexpr):
+    """An empty mailbox for READERS consumer groups."""
+    number = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], layout)
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], layout)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=READERS)
+    return Mailbox(number, full, empty)
+
+
+@gluon.jit
+def post(box, i, tile):
+    """Put the i-th tile number of this program into the mailbox, once its slot is read."""
+    slot = i % SLOTS
+    mbarrier.wait(box.empty.index(slot), ((i // SLOTS) & 1) ^ 1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    box.number.index(slot).store(gl.full([1], 0, gl.int32, layout=layout) + tile)
+    mbarrier.arrive(box.full.index(slot), count=1)
+
+
+@gluon.jit
+def receive(box, i):
+    """The i-th tile number of this program, the same in all threads."""
+    slot = i % SLOTS
+    mbarrier.wait(box.full.index(slot), (i // SLOTS) & 1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    # from one lane, so that the compiler knows that all threads branch alike
+    tile = gl.max(first_lane(box.number.index(slot).load(layout)), 0)
+    mbarrier.arrive(box.empty.index(slot), count=1)
+    return tile
+
+
+@gluon.jit
+def draw(counter):
+    """The next tile: programs begin with their own number, and draw from there on."""
+    return gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
+
+
+@gluon.jit
+def finish(counter):
+    """The last program to finish leaves the counters at zero for the next launch."""
+    done = gl.atomic_add(counter + 1, 1, sem="relaxed")
+    if done == gl.num_programs(0) - 1:
+        gl.store(counter, 0)
+        gl.store(counter + 1, 0)
+
+
+@gluon.jit
+def locate(tile, n_tiles, n_heads, section, LONGEST_FIRST: gl.constexpr):
+    """(row tile, head) of a tile number.
+
+    `section` heads at a time, whose keys and values fit in the L2 cache together. Inside a section
+    LONGEST_FIRST takes the last row tiles of all heads first: under a causal mask they see the most
+    keys, and a long tile must not start last.
+    """
+    first = tile // (section * n_tiles) * section
+    rest = tile - first * n_tiles
+    if LONGEST_FIRST:
+        width = gl.minimum(section, n_heads - first)
+        return n_tiles - 1 - rest // width, first + rest % width
+    else:
+        return rest % n_tiles, first + rest // n_tiles
