@@ -155,7 +155,7 @@ def _pick(impl: str | None, call: AttentionCall) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
     if impl is None:
         # Interpreted kernels are right, but far too slow to be picked.
-        candidates = IMPLS[1:] if call.q.device.type == "cuda" else ("sdpa", "reference")
+        candidates = IMPLS if call.q.device.type == "cuda" else ("sdpa", "reference")
         return next(name for name in candidates if OBSTACLES[name](call) is None)
     if impl not in OBSTACLES:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
