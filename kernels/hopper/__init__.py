@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels import triton
-from kernels.call import AttentionCall
+from kernels.call import AttentionArguments, AttentionCall
 
 MAX_HEAD_DIM = 128
-_SERVED = frozenset({"causal"})
+_SERVED = frozenset(AttentionArguments.__annotations__) - {"mask"}
 
 
 def obstacle(call: AttentionCall) -> str | None:

@@ -25,13 +25,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.hopper.gluon import exp2, round_to, tma_load, tma_store
 from kernels.hopper.launch import compile_for, n_multiprocessors, tile_counters, tiled
-from kernels.hopper.schedule import draw, finish, locate, make_mailbox, post, receive
-from kernels.hopper.tiles import KEYS, SECTION_BYTES, forward_tiles
+from kernels.hopper.schedule import Order, draw, finish, locate, make_mailbox, post, receive
+from kernels.hopper.softmax import (
+    as_operand,
+    finish_rows,
+    make_rows,
+    masked_scores,
+    probabilities,
+    times_rows,
+)
+from kernels.hopper.tiles import ROWS, SECTION_BYTES, forward_plan
+from kernels.hopper.walk import Call, M, group_tiles, row_tile_keys
 from kernels.options import AttentionOptions
-from kernels.triton.primitives import LN2, LOG2E
-from kernels.triton.walks import visible_keys
-
-M = gl.constexpr(64)  # queries of a consumer group: the rows of one wgmma
+from kernels.triton.primitives import LOG2E
 
 
 class Shared(NamedTuple):
@@ -41,67 +47,14 @@ class Shared(NamedTuple):
     the two products that a consumer issues together.
     """
 
-    q: gl.shared_memory_descriptor  # (Q_STAGES * GROUPS, 1, 1, M, D)
-    k: gl.shared_memory_descriptor  # (STAGES, 1, 1, N, D)
+    q: gl.shared_memory_descriptor  # (q_stages * groups, 1, 1, M, D)
+    k: gl.shared_memory_descriptor  # (stages, 1, 1, N, D)
     v: gl.shared_memory_descriptor
-    out: gl.shared_memory_descriptor  # (GROUPS, 1, 1, M, D)
+    out: gl.shared_memory_descriptor  # (groups, 1, 1, M, D)
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-
-
-class Sizes(NamedTuple):
-    """Numbers of a launch: lengths, heads, and how row tiles are counted."""
-
-    seq_q: gl.tensor
-    seq_k: gl.tensor
-    n_head: gl.tensor
-    group: gl.tensor  # query heads of a key-value head
-    n_tiles: gl.tensor  # row tiles of a head
-    n_heads: gl.tensor  # batch times heads
-    section: gl.tensor  # heads that are worked on together
-
-
-# ---- which key tiles are visited
-
-
-@gluon.jit
-def _key_tiles(start_m, ROWS: gl.constexpr, sizes, N: gl.constexpr, features: gl.constexpr):
-    """[first, end): the key tiles that the ROWS queries from start_m on see; at least one."""
-    last_m = gl.minimum(start_m + ROWS, sizes.seq_q) - 1
-    _, end = visible_keys(last_m, sizes.seq_k, sizes.seq_k - sizes.seq_q, 0, features)
-    return 0, gl.maximum(gl.cdiv(end, N), 1)
-
-
-@gluon.jit
-def _own_tiles(
-    start_m,
-    cid: gl.constexpr,
-    sizes,
-    N: gl.constexpr,
-    GROUPS: gl.constexpr,
-    CUT: gl.constexpr,
-    features: gl.constexpr,
-):
-    """What group cid does with the key tiles of the row tile at start_m, from the last one down.
-
-    Returns:
-        (skipped, cut, whole, last): tiles that it does not see at all; after its first one, tiles
-        that it must mask, and tiles that it sees whole; and the number of its first one.
-    """
-    first, end = _key_tiles(start_m, GROUPS * M, sizes, N, features)
-    own_end = end
-    if features.causal:
-        _, own_end = _key_tiles(start_m + cid * M, M, sizes, N, features)
-        own_end = gl.minimum(own_end, end)
-    last = own_end - 1
-    cut = 0
-    if CUT > 1:
-        diagonal = sizes.seq_k - sizes.seq_q
-        _, whole_end = visible_keys(start_m + cid * M, sizes.seq_k, diagonal, 0, features)
-        cut = gl.maximum(last - gl.maximum(gl.maximum(whole_end, 0) // N, first), 0)
-    return end - own_end, cut, last - cut - first, last
 
 
 # ---- the producer
@@ -113,47 +66,39 @@ def _load_v(v, shared, stage, batch, head, tile, there, N: gl.constexpr):
 
 
 @gluon.jit
-def _produce(
-    q,
-    k,
-    v,
-    shared,
-    box,
-    counter,
-    sizes,
-    N: gl.constexpr,
-    GROUPS: gl.constexpr,
-    STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
-    features: gl.constexpr,
-):
+def _load_q(q, shared, slot, phase, batch, head, start_m):
+    mbarrier.wait(shared.q_empty.index(slot), phase)
+    mbarrier.expect(shared.q_full.index(slot), q.block_type.nbytes)
+    at = [batch, head, start_m, 0]
+    tma_load(q, at, shared.q_full.index(slot), shared.q.index(slot))
+
+
+@gluon.jit
+def _produce(q, k, v, shared, box, counter, order, call, plan: gl.constexpr):
     """Draw row tiles, load their queries, and walk over their keys from the last to the first."""
-    total = sizes.n_tiles * sizes.n_heads
+    N: gl.constexpr = plan.block_n
+    GROUPS: gl.constexpr = plan.groups
+    STAGES: gl.constexpr = plan.stages
     i = 0  # row tiles so far
     c = 0  # stages of the ring so far
     v_batch = 0  # where the values of the tile before this one are
     v_head = 0
     v_tile = 0
     tile = gl.program_id(0)
-    while tile < total:
-        row_tile, batch_head = locate(
-            tile, sizes.n_tiles, sizes.n_heads, sizes.section, features.causal
-        )
-        batch = batch_head // sizes.n_head
-        head = batch_head % sizes.n_head
-        kv_head = head // sizes.group
+    while tile < order.n_tiles * order.n_heads:
+        row_tile, batch_head = locate(tile, order, plan.features.causal)
+        batch = batch_head // call.n_head
+        head = batch_head % call.n_head
+        kv_head = head // call.group
         start_m = row_tile * (GROUPS * M)
-        first, end = _key_tiles(start_m, GROUPS * M, sizes, N, features)
-        q_stage = i % Q_STAGES * GROUPS
-        q_phase = ((i // Q_STAGES) & 1) ^ 1
+        first, end = row_tile_keys(start_m, batch, call, plan)
+        q_slot = i % plan.q_stages * GROUPS
+        q_phase = ((i // plan.q_stages) & 1) ^ 1
         for step in range(end - first):
             key_tile = end - 1 - step
             stage = c % STAGES
             if step == 0:
-                mbarrier.wait(shared.q_empty.index(q_stage), q_phase)
-                mbarrier.expect(shared.q_full.index(q_stage), q.block_type.nbytes)
-                to = shared.q.index(q_stage)
-                tma_load(q, [batch, head, start_m, 0], shared.q_full.index(q_stage), to)
+                _load_q(q, shared, q_slot, q_phase, batch, head, start_m)
             mbarrier.wait(shared.empty.index(stage), ((c // STAGES) & 1) ^ 1)
             mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
             mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
@@ -162,12 +107,8 @@ def _produce(
             _load_v(v, shared, stage, v_batch, v_head, v_tile, c > 0, N)
             if step == 0:
                 # behind the first keys: the first group can begin, the others wait their turn
-                for cid in gl.static_range(1, GROUPS):
-                    mbarrier.wait(shared.q_empty.index(q_stage + cid), q_phase)
-                    mbarrier.expect(shared.q_full.index(q_stage + cid), q.block_type.nbytes)
-                    at = [batch, head, start_m + cid * M, 0]
-                    to = shared.q.index(q_stage + cid)
-                    tma_load(q, at, shared.q_full.index(q_stage + cid), to)
+                for g in gl.static_range(1, GROUPS):
+                    _load_q(q, shared, q_slot + g, q_phase, batch, head, start_m + g * M)
             v_batch = batch
             v_head = kv_head
             v_tile = key_tile
@@ -205,116 +146,56 @@ def _add_values(acc, p, shared, stage):
 
 
 @gluon.jit
-def _row_parts(p):
-    """(M, 4) sums of what each of the four threads of a row holds: they add up once, at the end."""
-    return gl.sum(gl.sum(p.reshape([M, p.shape[1] // 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-def _times_rows(x, factor):
-    """x with each row times its factor, which lies in the thread that needs it."""
-    rows: gl.constexpr = gl.SliceLayout(1, x.type.layout)
-    return x * gl.expand_dims(gl.convert_layout(factor, rows, assert_trivial=True), 1)
-
-
-@gluon.jit
-def _mask(s, start_n, upper):
-    """Scores with those of hidden keys at -inf."""
-    keys = start_n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-    seen = gl.expand_dims(keys, 0) < gl.expand_dims(upper, 1)
-    return gl.where(seen, s, -float("inf"))
-
-
-@gluon.jit
-def _pivot(m_i, scale_log2, MASKED: gl.constexpr):
-    """What is subtracted from a row's scores: its maximum, or 0 if it has seen no key yet."""
-    if MASKED:
-        return gl.where(m_i == -float("inf"), 0.0, m_i * scale_log2)
-    else:
-        return m_i * scale_log2
-
-
-@gluon.jit
 def _attend(
-    acc, p, m_i, l_i, shared, q_slot, c, start_n, upper, scale_log2,
-    S: gl.constexpr, O: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    acc, p, m_i, l_i, shared, q_slot, c, start_n, rows, call,
+    plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Fold the values of the tile before and the keys of this one into the running sums.
 
     acc (M, D) lacks the values that p, the probabilities of the tile before, weighs; m_i is the
     maximum of the raw scores, l_i (M, 4) the sums of probabilities by thread.
     """
-    DTYPE: gl.constexpr = shared.q.dtype
-    stage = c % STAGES
-    mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
+    stage = c % plan.stages
+    mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
     s = _scores(shared, q_slot, stage, S)
     acc = _add_values(acc, p, shared, stage)
     s = warpgroup_mma_wait(1, deps=(s,))
-    if MASKED:
-        s = _mask(s, start_n, upper)
+    s = masked_scores(s, start_n, rows, call, plan, MASKED)
     m_new = gl.maximum(m_i, gl.max(s, 1))
     # p is a register operand: it must live until its product is done
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))
     mbarrier.arrive(shared.empty.index(stage), count=1)
-    pivot = _pivot(m_new, scale_log2, MASKED)
-    alpha = exp2(m_i * scale_log2 - pivot)
-    p = exp2(s * scale_log2 - gl.expand_dims(pivot, 1))
-    l_i = _times_rows(l_i, alpha) + _row_parts(p)
-    acc = _times_rows(acc, alpha)
-    p = gl.convert_layout(round_to(p, DTYPE), gl.DotOperandLayout(0, O, 2))
-    return acc, p, m_new, l_i
+    p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
+    alpha = exp2(m_i * call.scale_log2 - pivot)
+    l_i = times_rows(l_i, alpha) + l
+    acc = times_rows(acc, alpha)
+    return acc, as_operand(p, shared.q.dtype, O), m_new, l_i
 
 
 @gluon.jit
-def _attend_first(
-    s, start_n, upper, scale_log2, O: gl.constexpr, DTYPE: gl.constexpr, MASKED: gl.constexpr
-):
-    """The start of the running sums from the scores of a row tile's first key tile: p, m_i, l_i."""
-    if MASKED:
-        s = _mask(s, start_n, upper)
-    m_i = gl.max(s, 1)
-    p = exp2(s * scale_log2 - gl.expand_dims(_pivot(m_i, scale_log2, MASKED), 1))
-    l_i = _row_parts(p)
-    return gl.convert_layout(round_to(p, DTYPE), gl.DotOperandLayout(0, O, 2)), m_i, l_i
-
-
-@gluon.jit
-def _consume(
-    out,
-    lse_ptr,
-    shared,
-    box,
-    sizes,
-    scale_log2,
-    cid: gl.constexpr,
-    GROUPS: gl.constexpr,
-    STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
-    CUT: gl.constexpr,
-    features: gl.constexpr,
-):
+def _consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr):
     """Attend from the queries of group cid, row tile after row tile.
 
     The first scores of the next row tile are issued behind the last values of this one, so that
     the tensor cores work while the output is scaled and stored.
     """
-    D: gl.constexpr = shared.q.shape[4]
-    N: gl.constexpr = shared.k.shape[3]
+    D: gl.constexpr = plan.block_d
+    N: gl.constexpr = plan.block_n
+    STAGES: gl.constexpr = plan.stages
     DTYPE: gl.constexpr = shared.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    SKIPS: gl.constexpr = features.causal and (GROUPS * M > N or CUT > 1)
-    total = sizes.n_tiles * sizes.n_heads
+    FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
+    total = order.n_tiles * order.n_heads
     i = 0
     c = 0
     tile = gl.program_id(0)
-    row_tile, batch_head = locate(
-        tile, sizes.n_tiles, sizes.n_heads, sizes.section, features.causal
-    )
-    start_m = row_tile * (GROUPS * M)
-    skipped, cut, whole, last = _own_tiles(start_m, cid, sizes, N, GROUPS, CUT, features)
+    row_tile, batch_head = locate(tile, order, plan.features.causal)
+    start_m = row_tile * (plan.groups * M)
+    batch = batch_head // call.n_head
+    skipped, last, high, whole, low = group_tiles(start_m, cid, batch, call, plan)
     mbarrier.wait(shared.q_full.index(cid), 0)
-    if SKIPS:
+    if plan.skips:
         for _ in range(skipped):
             mbarrier.wait(shared.full.index(c % STAGES), (c // STAGES) & 1)
             mbarrier.arrive(shared.empty.index(c % STAGES), count=1)
@@ -324,45 +205,56 @@ def _consume(
     mbarrier.arrive(shared.empty.index(c % STAGES), count=1)
     c += 1
     while tile < total:
-        q_slot = (i % Q_STAGES) * GROUPS + cid
+        q_slot = (i % plan.q_stages) * plan.groups + cid
         own_m = start_m + cid * M
-        rows = own_m + gl.arange(0, M, layout=gl.SliceLayout(1, S))
-        lse_row = batch_head.to(gl.int64) * sizes.seq_q + rows
-        _, upper = visible_keys(rows, sizes.seq_k, sizes.seq_k - sizes.seq_q, 0, features)
-        p, m_i, l_i = _attend_first(s, last * N, upper, scale_log2, O, DTYPE, CUT > 0)
+        head = batch_head % call.n_head
+        query = own_m + gl.arange(0, M, layout=gl.SliceLayout(1, S))
+        lse_row = batch_head.to(gl.int64) * call.seq_q + query
+        rows = make_rows(own_m, batch, batch_head, call, plan, S)
+        key_tile = last
+        s = masked_scores(s, key_tile * N, rows, call, plan, FIRST_MASKED)
+        m_i = gl.max(s, 1)
+        p, l_i, _ = probabilities(s, m_i, key_tile * N, rows, call, plan, FIRST_MASKED)
+        p = as_operand(p, DTYPE, O)
         acc = gl.zeros([M, D], gl.float32, layout=O)
-        if CUT > 1:
-            for step in range(cut):
+        if plan.cut > 1:
+            for _ in range(high):
+                key_tile -= 1
                 acc, p, m_i, l_i = _attend(
-                    acc, p, m_i, l_i, shared, q_slot, c,
-                    (last - 1 - step) * N, upper, scale_log2, S, O, STAGES, True,
-                )  # fmt: skip
+                    acc, p, m_i, l_i, shared, q_slot, c, key_tile * N, rows, call, plan, S, O, True
+                )
                 c += 1
         for _ in range(whole):
+            key_tile -= 1
             acc, p, m_i, l_i = _attend(
-                acc, p, m_i, l_i, shared, q_slot, c,
-                0, upper, scale_log2, S, O, STAGES, False,
-            )  # fmt: skip
+                acc, p, m_i, l_i, shared, q_slot, c, key_tile * N, rows, call, plan, S, O, False
+            )
             c += 1
+        if plan.low:
+            for _ in range(low):
+                key_tile -= 1
+                acc, p, m_i, l_i = _attend(
+                    acc, p, m_i, l_i, shared, q_slot, c, key_tile * N, rows, call, plan, S, O, True
+                )
+                c += 1
 
-        # The last values of this row tile, and behind them the first scores of the next one
+        # The last values of this row tile, and behind it the first scores of the next one
         mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
-        batch = batch_head // sizes.n_head
-        head = batch_head % sizes.n_head
+        lse, factor = finish_rows(m_i, l_i, head, call, plan)
+        out_at = [batch, head, own_m, 0]
         tile = receive(box, i)
         i += 1
         more = tile < total
-        row_tile, batch_head = locate(
-            tile, sizes.n_tiles, sizes.n_heads, sizes.section, features.causal
-        )
-        start_m = row_tile * (GROUPS * M)
-        skipped, cut, whole, last = _own_tiles(start_m, cid, sizes, N, GROUPS, CUT, features)
+        row_tile, batch_head = locate(tile, order, plan.features.causal)
+        start_m = row_tile * (plan.groups * M)
+        batch = gl.where(more, batch_head // call.n_head, 0)
+        skipped, last, high, whole, low = group_tiles(start_m, cid, batch, call, plan)
         stage = c % STAGES
         mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
         acc = _add_values(acc, p, shared, stage)
-        q_slot = (i % Q_STAGES) * GROUPS + cid
-        mbarrier.wait(shared.q_full.index(q_slot), (i // Q_STAGES) & 1, pred=more)
-        if SKIPS:
+        q_slot = (i % plan.q_stages) * plan.groups + cid
+        mbarrier.wait(shared.q_full.index(q_slot), (i // plan.q_stages) & 1, pred=more)
+        if plan.skips:
             skipped = gl.where(more, skipped, 0)
             for ahead in range(c + 1, c + 1 + skipped):
                 mbarrier.wait(shared.full.index(ahead % STAGES), (ahead // STAGES) & 1)
@@ -370,20 +262,17 @@ def _consume(
         else:
             s = _scores(shared, q_slot, stage, S)
 
-        l_row = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))
-        lse = (m_i * scale_log2 + gl.log2(l_row)) * LN2
-        gl.store(lse_ptr + lse_row, lse, mask=rows < sizes.seq_q)
+        gl.store(lse_ptr + lse_row, lse, mask=query < call.seq_q)
         acc, p = warpgroup_mma_wait(1, deps=(acc, p))
-        # a row that sees no key: 0 / 1
-        acc = _times_rows(acc, 1.0 / gl.where(l_row == 0.0, 1.0, l_row))
+        acc = times_rows(acc, factor)
         tma.store_wait(0)
         shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
         fence_async_shared()
-        tma_store(out, [batch, head, own_m, 0], shared.out.index(cid))
+        tma_store(out, out_at, shared.out.index(cid))
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(shared.empty.index(stage), count=1)
         c += 1
-        if SKIPS:
+        if plan.skips:
             for _ in range(skipped):
                 mbarrier.arrive(shared.empty.index(c % STAGES), count=1)
                 c += 1
@@ -393,7 +282,13 @@ def _consume(
 # ---- the kernel
 
 
-@gluon.jit(do_not_specialize=["seq_q", "seq_k", "n_head", "group", "n_tiles", "n_heads", "section"])
+@gluon.jit(
+    do_not_specialize=[
+        "seq_q", "seq_k", "n_head", "group", "window_size", "threshold",
+        "n_tiles", "n_heads", "section",
+    ],
+    do_not_specialize_on_alignment=["seed_ptr", "doc_ptr", "lengths_ptr", "sinks_ptr"],
+)  # fmt: skip
 def attn_fwd_kernel(
     q,
     k,
@@ -401,37 +296,41 @@ def attn_fwd_kernel(
     out,
     lse_ptr,
     counter,
+    seed_ptr,
+    doc_ptr,
+    lengths_ptr,
+    sinks_ptr,
     seq_q,
     seq_k,
     n_head,
     group,
+    window_size,
+    scale_log2,
+    softcap_scale,
+    keep_scale,
+    threshold,
     n_tiles,
     n_heads,
     section,
-    scale_log2,
-    GROUPS: gl.constexpr,
-    STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-    CUT: gl.constexpr,
-    features: gl.constexpr,
+    plan: gl.constexpr,
 ):
-    D: gl.constexpr = k.block_type.shape[3]
-    N: gl.constexpr = k.block_type.shape[2]
-    q_slots: gl.constexpr = Q_STAGES * GROUPS
+    D: gl.constexpr = plan.block_d
+    N: gl.constexpr = plan.block_n
+    GROUPS: gl.constexpr = plan.groups
+    STAGES: gl.constexpr = plan.stages
+    Q_SLOTS: gl.constexpr = plan.q_stages * GROUPS
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     shared = Shared(
-        gl.allocate_shared_memory(q.dtype, [q_slots, 1, 1, M, D], q.layout),
+        gl.allocate_shared_memory(q.dtype, [Q_SLOTS, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, N, D], v.layout),
         gl.allocate_shared_memory(out.dtype, [GROUPS, 1, 1, M, D], out.layout),
-        gl.allocate_shared_memory(gl.int64, [q_slots, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [q_slots, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
     )
-    for j in gl.static_range(q_slots):
+    for j in gl.static_range(Q_SLOTS):
         mbarrier.init(shared.q_full.index(j), count=1)
         mbarrier.init(shared.q_empty.index(j), count=1)
     for j in gl.static_range(STAGES):
@@ -439,113 +338,33 @@ def attn_fwd_kernel(
         mbarrier.init(shared.empty.index(j), count=GROUPS)
     box = make_mailbox(GROUPS)
     fence_async_shared()
-    sizes = Sizes(seq_q, seq_k, n_head, group, n_tiles, n_heads, section)
+    order = Order(n_tiles, n_heads, section)
+    call = Call(
+        seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale, threshold,
+        seed_ptr, doc_ptr, lengths_ptr, sinks_ptr,
+    )  # fmt: skip
+    CONSUMER: gl.constexpr = plan.consumer_registers
+    PRODUCER: gl.constexpr = plan.producer_registers
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        out,
-                        lse_ptr,
-                        shared,
-                        box,
-                        sizes,
-                        scale_log2,
-                        0,
-                        GROUPS,
-                        STAGES,
-                        Q_STAGES,
-                        CUT,
-                        features,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        out,
-                        lse_ptr,
-                        shared,
-                        box,
-                        sizes,
-                        scale_log2,
-                        1,
-                        GROUPS,
-                        STAGES,
-                        Q_STAGES,
-                        CUT,
-                        features,
-                    ),
-                ),
-                (
-                    _produce,
-                    (q, k, v, shared, box, counter, sizes, N, GROUPS, STAGES, Q_STAGES, features),
-                ),
+                (_consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
+                (_consume, (out, lse_ptr, shared, box, order, call, 1, plan)),
+                (_produce, (q, k, v, shared, box, counter, order, call, plan)),
             ],
             [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [CONSUMER, PRODUCER],
         )
     else:
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        out,
-                        lse_ptr,
-                        shared,
-                        box,
-                        sizes,
-                        scale_log2,
-                        0,
-                        GROUPS,
-                        STAGES,
-                        Q_STAGES,
-                        CUT,
-                        features,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        out,
-                        lse_ptr,
-                        shared,
-                        box,
-                        sizes,
-                        scale_log2,
-                        1,
-                        GROUPS,
-                        STAGES,
-                        Q_STAGES,
-                        CUT,
-                        features,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        out,
-                        lse_ptr,
-                        shared,
-                        box,
-                        sizes,
-                        scale_log2,
-                        2,
-                        GROUPS,
-                        STAGES,
-                        Q_STAGES,
-                        CUT,
-                        features,
-                    ),
-                ),
-                (
-                    _produce,
-                    (q, k, v, shared, box, counter, sizes, N, GROUPS, STAGES, Q_STAGES, features),
-                ),
+                (_consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
+                (_consume, (out, lse_ptr, shared, box, order, call, 1, plan)),
+                (_consume, (out, lse_ptr, shared, box, order, call, 2, plan)),
+                (_produce, (q, k, v, shared, box, counter, order, call, plan)),
             ],
             [4, 4, 1],
-            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [CONSUMER, CONSUMER, PRODUCER],
         )
 
 
@@ -569,36 +388,36 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     T_k, H_kv = k.shape[1:3]
     out = torch.empty((B, T_q, H, D), dtype=q.dtype, device=device)
     lse = torch.empty((B, H, T_q), dtype=torch.float32, device=device)
-    cut = cut_tiles(T_q, T_k, options.causal)
-    tiles = forward_tiles(D, T_q, cut, options.causal)
-    n_tiles = -(-T_q // (tiles.groups * 64))
+    plan = forward_plan(D, T_q, T_k, options.features)
+    n_tiles = -(-T_q // (plan.groups * ROWS))
     # heads whose keys and values fit in the L2 cache together; query heads of a group share theirs
     section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
     stream = torch.cuda.current_stream(device).cuda_stream
     operands = (tiled(q), tiled(k), tiled(v), tiled(out))
+    softcap = options.softcap
     arguments = (
-        lse, tile_counters.pair(device, stream), T_q, T_k, H, H // H_kv, n_tiles, B * H,
-        min(section, B * H), options.softmax_scale * LOG2E.value,
+        lse, tile_counters.pair(device, stream),
+        options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
+        T_q, T_k, H, H // H_kv, options.window_size,
+        (softcap or options.softmax_scale) * LOG2E.value,
+        options.softmax_scale / softcap if softcap else 0.0,
+        1.0 / (1.0 - options.dropout_p), _as_int32(int(options.dropout_p * 2**32)),
+        n_tiles, B * H, min(section, B * H),
     )  # fmt: skip
-    key = (device.index, q.dtype, tiles, cut, options.features)
+    key = (device.index, q.dtype, plan)
     launch = _launches.get(key)
     if launch is None:
-        rows = (64, tiles.block_n, tiles.block_n, 64)
+        rows = (ROWS, plan.block_n, plan.block_n, ROWS)
         launch = _launches[key] = compile_for(
             attn_fwd_kernel,
-            [(x, n, tiles.block_d) for x, n in zip(operands, rows, strict=True)],
+            [(x, n, plan.block_d) for x, n in zip(operands, rows, strict=True)],
             arguments,
-            {**tiles.launch, "CUT": cut, "features": options.features},
+            {"plan": plan, "num_warps": 4, "maxnreg": plan.max_registers},
         )
     launch(min(n_multiprocessors(device), n_tiles * B * H), stream, *operands, *arguments)
     return out, lse
 
 
-def cut_tiles(seq_q: int, seq_k: int, causal: bool) -> int:
-    """How many of the key tiles that a group visits first may need a mask: 0, 1, or 2 for more.
-
-    A causal diagonal that begins on the edge of a tile stays within one tile of each group.
-    """
-    if causal:
-        return 1 if seq_k >= seq_q and (seq_k - seq_q) % KEYS == 0 else 2
-    return 0 if seq_k % KEYS == 0 else 1
+def _as_int32(x: int) -> int:
+    """The signed number with the 32 bits of x, which a kernel's argument can hold."""
+    return x - 2**32 if x >= 2**31 else x

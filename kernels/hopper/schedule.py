@@ -16,6 +16,14 @@ from kernels.hopper.gluon import first_lane
 SLOTS = gl.constexpr(2)
 
 
+class Order(NamedTuple):
+    """How row tiles are counted."""
+
+    n_tiles: gl.tensor  # row tiles of a head
+    n_heads: gl.tensor  # batch times heads
+    section: gl.tensor  # heads that are worked on together
+
+
 class Mailbox(NamedTuple):
     """Tile numbers on their way from the producer to the consumers of a program."""
 
@@ -75,17 +83,17 @@ def finish(counter):
 
 
 @gluon.jit
-def locate(tile, n_tiles, n_heads, section, LONGEST_FIRST: gl.constexpr):
+def locate(tile, order, LONGEST_FIRST: gl.constexpr):
     """(row tile, head) of a tile number.
 
-    `section` heads at a time, whose keys and values fit in the L2 cache together. Inside a section
+    A section of heads at a time, whose keys and values fit in the L2 cache together. In a section
     LONGEST_FIRST takes the last row tiles of all heads first: under a causal mask they see the most
     keys, and a long tile must not start last.
     """
-    first = tile // (section * n_tiles) * section
-    rest = tile - first * n_tiles
+    first = tile // (order.section * order.n_tiles) * order.section
+    rest = tile - first * order.n_tiles
     if LONGEST_FIRST:
-        width = gl.minimum(section, n_heads - first)
-        return n_tiles - 1 - rest // width, first + rest % width
+        width = gl.minimum(order.section, order.n_heads - first)
+        return order.n_tiles - 1 - rest // width, first + rest % width
     else:
-        return rest % n_tiles, first + rest // n_tiles
+        return rest % order.n_tiles, first + rest // order.n_tiles

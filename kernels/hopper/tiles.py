@@ -1,24 +1,29 @@
-"""Tile sizes and registers of the Hopper kernels, measured on an H100: docs/hopper.md."""
+"""What the Hopper forward kernel is compiled for, measured on an H100: docs/hopper.md."""
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from kernels.options import Features
+
+ROWS = 64  # queries of a consumer group: the rows of one wgmma
 KEYS = 128  # of a tile
 SHORT = 2048  # queries
 SECTION_BYTES = 8 * 2**20  # of keys and values that are worked on together: L2 has 50 MB
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """What the forward kernel is compiled for.
+class Plan:
+    """Tiles, roles and features of the forward kernel: one compilation for each that is used.
 
     Attributes:
-        block_d: columns of a tile, D rounded up to 64 or 128.
+        block_d: columns of a tile, D rounded up to 64 or 128; block_n: keys of a tile.
         groups: of consumers, with 64 queries each.
         stages: of the ring of keys and values; q_stages: row tiles whose queries lie in memory.
         consumer_registers: of a thread in all consumer groups but the first, which gets what is
             left of max_registers a thread when the roles have shared them out.
+        cut: how many of the key tiles that a group visits first may hide keys that come too late:
+            none, 1, or 2 for more than one.
+        features: what the call asks for; a mask is none of them.
     """
 
     block_d: int
@@ -29,34 +34,55 @@ class Tiles:
     max_registers: int
     block_n: int = KEYS
     producer_registers: int = 24
+    cut: int = 0
+    features: Features = field(default_factory=Features)
 
-    @functools.cached_property
-    def launch(self) -> dict[str, Any]:
-        """The keyword arguments of a compilation that these are."""
-        return {
-            "GROUPS": self.groups,
-            "STAGES": self.stages,
-            "Q_STAGES": self.q_stages,
-            "CONSUMER_REGISTERS": self.consumer_registers,
-            "PRODUCER_REGISTERS": self.producer_registers,
-            "num_warps": 4,
-            "maxnreg": self.max_registers,
-        }
+    @property
+    def low(self) -> bool:
+        """Whether the key tiles that a group visits last may hide keys that come too early."""
+        return self.features.window or self.features.documents
 
-
-TWO_GROUPS = Tiles(64, 2, 4, 2, consumer_registers=240, max_registers=168)
-THREE_GROUPS = Tiles(64, 3, 4, 2, consumer_registers=160, max_registers=128)
-WIDE = Tiles(128, 2, 2, 2, consumer_registers=240, max_registers=168)
+    @property
+    def skips(self) -> bool:
+        """Whether a group may see none of the key tiles that its row tile visits first."""
+        if self.features.window or self.features.documents:
+            return True
+        return self.features.causal and (self.groups * ROWS > self.block_n or self.cut > 1)
 
 
-def forward_tiles(head_dim: int, seq_q: int, cut: int, causal: bool) -> Tiles:
-    """Tiles for a call; `cut` is that of `kernels.hopper.fwd.cut_tiles`.
+TWO_GROUPS = Plan(64, 2, 4, 2, consumer_registers=240, max_registers=168)
+THREE_GROUPS = Plan(64, 3, 4, 2, consumer_registers=160, max_registers=128)
+WIDE = Plan(128, 2, 2, 2, consumer_registers=240, max_registers=168)
+
+
+@functools.cache  # a call would cost the CPU some microseconds
+def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> Plan:
+    """The plan for q (B, T_q, H, D) and k (B, T_k, H_kv, D).
 
     At 64 columns three groups keep the tensor cores busiest. But a row tile of 192 queries wastes
-    more under a short causal mask, and masks beside the diagonal want more registers than it has.
+    more under a short causal mask, and whatever masks more than the diagonal, or computes more than
+    a softmax, wants more registers than three groups have.
     """
+    cut = cut_tiles(seq_q, seq_k, features)
+    causal = features.causal
+    plain = features in (Features(causal=causal), Features(causal=causal, sinks=True))
     if head_dim > 64:
-        return WIDE
-    if causal:
-        return THREE_GROUPS if cut == 1 and seq_q > SHORT else TWO_GROUPS
-    return THREE_GROUPS if cut == 0 else TWO_GROUPS
+        plan = WIDE
+    elif plain and (cut == 1 and seq_q > SHORT if causal else cut == 0):
+        plan = THREE_GROUPS
+    else:
+        plan = TWO_GROUPS
+    plan = replace(plan, cut=cut, features=features)
+    if plan.low:
+        # the producer computes where keys begin to be seen, which 24 registers cannot hold
+        plan = replace(plan, consumer_registers=232, producer_registers=40)
+    return plan
+
+
+def cut_tiles(seq_q: int, seq_k: int, features: Features) -> int:
+    """`Plan.cut` of a call: a diagonal on the edge of a tile stays in one tile of each group."""
+    if features.causal:
+        return 1 if seq_k >= seq_q and (seq_k - seq_q) % KEYS == 0 else 2
+    if features.window:
+        return 2
+    return 0 if seq_k % KEYS == 0 and not features.lengths else 1
