@@ -1,5 +1,9 @@
 """What the tests of the attention kernels share."""
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -50,3 +54,20 @@ def check(device_for):
 def copy_engines(monkeypatch):
     """Small calls are read by TMA too, in 16 bits and where an operand allows it."""
     monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", 1)
+
+
+@pytest.fixture(scope="session")
+def printed_by():
+    """What a program of the tests prints, JSON, where Triton compiles kernels without a GPU."""
+
+    def run(*command):
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": "."},
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
