@@ -1,13 +1,27 @@
 """What the tests of the attention kernels share."""
 
-from functools import partial
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import flash_attention
 from kernels.testing import check_attention, make_qkv, poison_empty
+from tests.kernels.implementations import IMPLS, attention_by
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out fp32, which the kernels for Hopper never take, rather than skip so many cases."""
+
+    def is_refused(item):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        return params.get("impl") == "hopper" and params.get("dtype") == torch.float32
+
+    config.hook.pytest_deselected(items=[x for x in items if is_refused(x)])
+    items[:] = [x for x in items if not is_refused(x)]
 
 
 @pytest.fixture(scope="session")
@@ -20,14 +34,30 @@ def device_for():
     return choose
 
 
-@pytest.fixture(scope="session")
-def check(device_for):
-    """Hold the Triton kernels to the error budget: out, lse and the gradients of q, k, v and sinks.
+@pytest.fixture(params=IMPLS)
+def impl(request):
+    """The name of the kernels that a test is run with."""
+    return request.param
+
+
+@pytest.fixture
+def attention(impl):
+    return attention_by(impl)
+
+
+@pytest.fixture
+def precise(impl):
+    """The most precise dtype that the kernels take."""
+    return torch.float16 if impl == "hopper" else torch.float32
+
+
+@pytest.fixture
+def check(device_for, attention):
+    """Hold the kernels to the error budget: out, lse and the gradients of q, k, v and sinks.
 
     Memory comes full of NaN, so that a result that was never written shows. A random gradient goes
     through lse too. Tensors among the options go where q goes.
     """
-    triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 
     def check_shape(
         batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype, *, scale=1.0, **options
@@ -41,7 +71,7 @@ def check(device_for):
             if isinstance(option, Tensor):
                 options[name] = option.to(device)
         with poison_empty():
-            return check_attention(triton_attention, q, k, v, with_dlse=True, **options)
+            return check_attention(attention, q, k, v, with_dlse=True, **options)
 
     return check_shape
 
@@ -50,3 +80,20 @@ def check(device_for):
 def copy_engines(monkeypatch):
     """Small calls are read by TMA too, in 16 bits and where an operand allows it."""
     monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", 1)
+
+
+@pytest.fixture(scope="session")
+def printed_by():
+    """What a program of the tests prints, JSON, where Triton compiles kernels without a GPU."""
+
+    def run(*command):
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": "."},
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

@@ -1,4 +1,4 @@
-"""The Triton kernels against standard attention: shapes, dtypes, strides and extreme scores.
+"""The kernels against standard attention: shapes, dtypes, strides and extreme scores.
 
 Interpreted on the CPU in fp32 and fp16 (bf16 products are not right there), compiled on a GPU. What
 comes beside q, k and v is in test_features.py and test_sparse.py.
@@ -57,32 +57,32 @@ def test_grouped_queries(check, n_kv_head, dtype):
 
 
 @pytest.mark.parametrize("scale", [20.0, 1e-3])
-def test_extreme_logits(check, scale):
-    check(1, 65, 65, 1, 1, 64, torch.float32, causal=True, scale=scale)
+def test_extreme_logits(check, precise, scale):
+    check(1, 65, 65, 1, 1, 64, precise, causal=True, scale=scale)
 
 
-def test_softmax_scale(check):
-    check(1, 33, 33, 1, 1, 32, torch.float32, causal=True, softmax_scale=0.5)
+def test_softmax_scale(check, precise):
+    check(1, 33, 33, 1, 1, 32, precise, causal=True, softmax_scale=0.5)
 
 
 @each_pair(tie=[(40.0, 2), (40.0, 70), (-40.0, 70)], causal=CAUSAL_OR_FULL)
-def test_rows_that_tie_at_the_maximum(device_for, tie, causal, dtype):
+def test_rows_that_tie_at_the_maximum(device_for, attention, tie, causal, dtype):
     # Equal largest scores give probabilities that are exactly 1 before they are divided, and with
     # values of one sign their rounding does not average out (arXiv 2510.04212).
     score, tied = tie
     q, k, v = make_qkv(1, 70, 70, 2, 1, 16, dtype=dtype, device=device_for(dtype))
-    q = q[:, :1].expand_as(q)
+    q = q[:, :1].repeat(1, 70, 1, 1)
     k[:, -tied:] = q[:, :1, :1] * (score * 4 / q[0, 0, 0].square().sum())  # of head 0
     v = -v.abs()
-    check_attention(triton_attention, q, k, v, with_dlse=True, causal=causal)
+    check_attention(attention, q, k, v, with_dlse=True, causal=causal)
 
 
 @each_value()
-def test_rows_without_keys_are_zero(device_for, dtype):
+def test_rows_without_keys_are_zero(device_for, attention, dtype):
     q, k, v = make_qkv(
         1, 70, 40, 1, 1, 16, dtype=dtype, device=device_for(dtype), requires_grad=True
     )
-    out, lse = triton_attention(q, k, v, causal=True)
+    out, lse = attention(q, k, v, causal=True)
     dq, dk, dv = torch.autograd.grad((out.sum(), lse[..., 30:].sum()), (q, k, v))
     assert (out[:, :30] == 0).all() and torch.isneginf(lse[..., :30]).all()
     assert (dq[:, :30] == 0).all()
@@ -127,12 +127,12 @@ FOR_COPY_ENGINES = {
     + [(name, torch.float32) for name in ("views of one projection", "one head for all")],
     [(name, torch.bfloat16) for name in FOR_COPY_ENGINES],
 )
-def test_strides(device_for, name, dtype):
+def test_strides(device_for, attention, name, dtype):
     q, k, v = strided_qkv(name, dtype, device_for(dtype))
     for x in (k, v):
         assert not x.is_contiguous()
         assert is_described(x) == (FOR_COPY_ENGINES[name] and has_copy_engine(x))
-    check_attention(triton_attention, q, k, v, causal=True, with_dlse=True)
+    check_attention(attention, q, k, v, causal=True, with_dlse=True)
 
 
 def has_copy_engine(x):

@@ -1,6 +1,5 @@
 """Any shape with any options: the kernels against standard attention, chosen by hypothesis."""
 
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kernels import flash_attention
 from kernels.block_mask import BlockSparseMask
 from kernels.testing import check_attention, make_qkv, poison_empty
-
-triton_attention = partial(flash_attention, impl="triton", return_lse=True)
+from tests.kernels.implementations import attention_by
 
 few, many = (
     settings(max_examples=n, deadline=None, derandomize=True, database=None) for n in (20, 25)
@@ -47,7 +44,7 @@ def calls(longest, head_dims):
 
 
 def check(
-    dtype, device, batch, lengths, n_head, grouped, head_dim, causal, window_size, documents,
+    impl, dtype, device, batch, lengths, n_head, grouped, head_dim, causal, window_size, documents,
     padding, sinks, softcap, dropout_p, block_size, density, mask_per_head, copy_engines, seed,
 ):  # fmt: skip
     """Assert that one call keeps to the error budget of `check_attention`, in every result."""
@@ -76,7 +73,7 @@ def check(
     )
     least_work = 1 if copy_engines else 2**62
     with poison_empty(), mock.patch("kernels.triton.operands.LEAST_WORK", least_work):
-        errors = check_attention(triton_attention, q, k, v, with_dlse=True, **options)
+        errors = check_attention(attention_by(impl), q, k, v, with_dlse=True, **options)
     checked = {name for name in errors if not name.endswith("_same_dtype")}
     assert checked == {"out", "lse", "dq", "dk", "dv", *(["dsinks"] if sinks else [])}
 
@@ -94,7 +91,7 @@ EVERYTHING = {
 @example(torch.float32, EVERYTHING)
 @example(torch.float16, EVERYTHING)
 def test_any_call(dtype, call):
-    check(dtype, "cpu", **call)
+    check("triton", dtype, "cpu", **call)
 
 
 @pytest.mark.gpu
@@ -102,4 +99,19 @@ def test_any_call(dtype, call):
 @given(calls(longest=700, head_dims=[16, 40, 64, 128]))
 @example(EVERYTHING | {"lengths": (410, 700)})
 def test_any_call_on_a_gpu(call):
-    check(torch.bfloat16, "cuda", **call)
+    check("triton", torch.bfloat16, "cuda", **call)
+
+
+# what the kernels for Hopper do not serve
+OFF = {
+    "window_size": None, "documents": None, "padding": False, "sinks": False, "softcap": None,
+    "dropout_p": 0.0, "block_size": None,
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@many
+@given(calls(longest=700, head_dims=[16, 40, 64, 128]).map(lambda call: call | OFF))
+@example(EVERYTHING | {"lengths": (410, 700)} | OFF)
+def test_any_call_on_hopper(call):
+    check("hopper", torch.bfloat16, "cuda", **call)

@@ -1,4 +1,8 @@
-"""The forward pass for Hopper on its own GPU, against standard attention."""
+"""The forward pass for Hopper on its own GPU, against standard attention.
+
+Calls that its tiles, its schedule and its counters may get wrong; what all kernels promise is in
+the folder above. A refused call fails here, where the tests above are skipped.
+"""
 
 import itertools
 from functools import partial
@@ -48,7 +52,7 @@ def test_any_length(seq, head_dim, causal):
 @pytest.mark.parametrize(
     "lengths",
     [
-        *((1, 500), (33, 100), (100, 33), (64, 192), (65, 640), (200, 1), (1000, 1130)),
+        *((1, 500), (64, 192), (65, 640), (200, 1), (1000, 1130)),
         *((1130, 1000), (2500, 2756), (2500, 3000), (3000, 2500), (2100, 64)),
     ],
 )
@@ -58,7 +62,7 @@ def test_causal_aligns_at_the_bottom_right(lengths, head_dim, causal):
 
 @causal_or_full
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("head_dim", [8, 16, 40, 72, 80, 96, 120])
+@pytest.mark.parametrize("head_dim", [8, 72, 120])
 def test_any_multiple_of_eight_as_head_dim(head_dim, dtype, causal):
     check(2, 333, 333, 2, 2, head_dim, dtype, causal=causal)
 
@@ -75,13 +79,6 @@ def test_more_tiles_than_programs(n_head, n_kv_head, causal):
 @pytest.mark.parametrize("scale", [20.0, 1e-3])
 def test_extreme_logits(scale, head_dim, causal):
     check(1, 300, 300, 2, 2, head_dim, causal=causal, scale=scale)
-
-
-@each_head_dim
-def test_strides_as_they_come(head_dim):
-    packed = torch.randn(2, 500, 3, 4, head_dim, device="cuda", dtype=BF16)
-    for qkv in (packed.unbind(2), [x.transpose(1, 2) for x in packed.transpose(1, 3).unbind(2)]):
-        check_attention(hopper_attention, *qkv, causal=True, with_dlse=True)
 
 
 @causal_or_full

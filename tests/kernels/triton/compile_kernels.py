@@ -122,6 +122,11 @@ def cases() -> Iterator[Case]:
             yield Case(kernel, "portable", 80, block_d, dtype="fp32", precision=precision)
 
 
+def pointer_type(arg: str) -> str:
+    types = {"seed_ptr": "*i64", "sinks_ptr": "*fp32"}
+    return types.get(arg, "*i32" if arg in OPTIONAL_POINTERS else "*fp32")
+
+
 def signature_of(case: Case) -> tuple[dict, dict, dict]:
     """Types, constants and alignment of a call on ordinary tensors: aligned, strides of 16 n."""
     kernel, _ = KERNELS[case.kernel]
@@ -158,8 +163,7 @@ def signature_of(case: Case) -> tuple[dict, dict, dict]:
             signature[arg] = (f"*{case.dtype}", "i32", "i32", "i32")
             attributes |= {(i, j): aligned for j in range(4)}
         elif arg.endswith("_ptr"):
-            types = {"seed_ptr": "*i64", "sinks_ptr": "*fp32"}
-            signature[arg] = types.get(arg, "*i32" if arg in OPTIONAL_POINTERS else "*fp32")
+            signature[arg] = pointer_type(arg)
             attributes[(i,)] = aligned
         else:
             signature[arg] = "fp32" if "scale" in arg else "i32"
@@ -180,15 +184,19 @@ def compile_case(case: Case):
     )
 
 
-def registers_and_stack(cubin):
-    """Registers, and bytes of stack, of a thread; a stack means that registers were spilled."""
-    cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+def cuobjdump(cubin: bytes, option: str) -> str:
+    """What NVIDIA's program prints of a compiled kernel."""
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [cuobjdump, "-res-usage", file.name], check=True, capture_output=True, text=True
-        ).stdout
+        command = [program, option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def registers_and_stack(cubin):
+    """Registers, and bytes of stack, of a thread; a stack means that registers were spilled."""
+    text = cuobjdump(cubin, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found, text
     return int(found[1]), int(found[2])

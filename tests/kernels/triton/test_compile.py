@@ -1,10 +1,5 @@
 """Every tile choice compiles for the GPUs that it is meant for: this needs no GPU."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from kernels.triton.tiles import BACKWARD_DKDV, BACKWARD_DQ, FORWARD
@@ -15,15 +10,8 @@ TABLES = {"fwd": FORWARD, "dkdv": BACKWARD_DKDV, "dq": BACKWARD_DQ}
 
 
 @pytest.fixture(scope="module")
-def results():
-    done = subprocess.run(
-        [sys.executable, "tests/kernels/triton/compile_kernels.py"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": "."},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def results(printed_by):
+    return printed_by("tests/kernels/triton/compile_kernels.py")
 
 
 @pytest.mark.slow
