@@ -208,8 +208,7 @@ def _consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl
         q_slot = (i % plan.q_stages) * plan.groups + cid
         own_m = start_m + cid * M
         head = batch_head % call.n_head
-        query = own_m + gl.arange(0, M, layout=gl.SliceLayout(1, S))
-        lse_row = batch_head.to(gl.int64) * call.seq_q + query
+        lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
         rows = make_rows(own_m, batch, batch_head, call, plan, S)
         key_tile = last
         s = masked_scores(s, key_tile * N, rows, call, plan, FIRST_MASKED)
@@ -262,7 +261,8 @@ def _consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl
         else:
             s = _scores(shared, q_slot, stage, S)
 
-        gl.store(lse_ptr + lse_row, lse, mask=query < call.seq_q)
+        row = gl.arange(0, M, layout=gl.SliceLayout(1, S))
+        gl.store(lse_tile + row, lse, mask=row < call.seq_q - own_m)
         acc, p = warpgroup_mma_wait(1, deps=(acc, p))
         acc = times_rows(acc, factor)
         tma.store_wait(0)
@@ -412,7 +412,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
             attn_fwd_kernel,
             [(x, n, plan.block_d) for x, n in zip(operands, rows, strict=True)],
             arguments,
-            {"plan": plan, "num_warps": 4, "maxnreg": plan.max_registers},
+            plan,
         )
     launch(min(n_multiprocessors(device), n_tiles * B * H), stream, *operands, *arguments)
     return out, lse

@@ -14,6 +14,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.hopper.tiles import Plan
+
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -45,14 +47,13 @@ def tile_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLa
 
 
 def compile_for(
-    kernel: Any, tiles: list[tuple[Tiled, int, int]], arguments: tuple, constants: dict[str, Any]
+    kernel: Any, tiles: list[tuple[Tiled, int, int]], arguments: tuple, plan: Plan
 ) -> Callable[..., None]:
-    """A kernel compiled for the current GPU, whose constants come after its arguments.
+    """A kernel compiled for the current GPU, whose last parameter is its plan.
 
     Args:
         tiles: of the arguments that come first, each with the rows and columns of a tile.
         arguments: those after them.
-        constants: constants of the kernel and options of the compiler.
 
     Returns:
         The launch: number of programs, stream, and the arguments, the `Tiled` ones first.
@@ -64,13 +65,10 @@ def compile_for(
         )
         for x, rows, columns in tiles
     ]  # fmt: skip
-    compiled = kernel.warmup(
-        *descriptors, *arguments, grid=(1,), **constants, enable_fp_fusion=True
-    )
-    places = (None,) * sum(parameter.is_constexpr for parameter in kernel.params)
+    compiled = kernel.warmup(*descriptors, *arguments, plan, grid=(1,), **plan.compiler_options)
 
     def launch(programs: int, stream: int, *arguments: Any) -> None:
-        compiled[programs, 1, 1](*arguments, *places, stream=stream)
+        compiled[programs, 1, 1](*arguments, plan, stream=stream)
 
     return launch
 

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernels.options import Features
 
@@ -36,6 +37,11 @@ class Plan:
     producer_registers: int = 24
     cut: int = 0
     features: Features = field(default_factory=Features)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What Triton's compiler is told. Contraction is named because releases differ on it."""
+        return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
 
     @property
     def low(self) -> bool:

@@ -20,19 +20,25 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernels.hopper.fwd import attn_fwd_kernel, cut_tiles
+from kernels.hopper.fwd import attn_fwd_kernel
 from kernels.hopper.launch import DTYPES, tile_layout
-from kernels.hopper.tiles import KEYS, SHORT, Tiles, forward_tiles
+from kernels.hopper.tiles import KEYS, ROWS, SHORT, Plan, forward_plan
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import OPTIONAL_POINTERS, cuobjdump, pointer_type
 
-# Each is compiled causal and full, for every tile choice.
-VARIANTS = [
-    Features(),  # dense
-]
-# on both sides of what tiles and CUT depend on
+# Dense calls on both sides of what a plan depends on
 QUERIES = [SHORT, SHORT + 1]
 KEYS_OF_A_CALL = [SHORT, SHORT + 1, SHORT + KEYS]
+# and what else a causal call may ask for.
+VARIANTS = [
+    Features(causal=True, window=True),
+    Features(causal=True, documents=True),
+    Features(causal=True, lengths=True, softcap=True, sinks=True),
+    Features(causal=True, dropout=True),
+    Features(
+        True, window=True, documents=True, lengths=True, softcap=True, sinks=True, dropout=True
+    ),
+]
 INSTRUCTIONS = ["HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU", "PRMT", "STL", "LDL"]
 
 
@@ -40,20 +46,18 @@ INSTRUCTIONS = ["HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU", "PRMT", "ST
 class Case:
     """One compilation of the forward kernel."""
 
-    tiles: Tiles
-    cut: int
-    features: Features
+    plan: Plan
     dtype: torch.dtype = torch.bfloat16
 
 
 def cases() -> Iterator[Case]:
     """What `kernels.hopper.fwd.attn_fwd` can ask for, each once, in bf16; and one in fp16."""
-    found = {}
-    for features, causal in itertools.product(VARIANTS, [True, False]):
-        of_call = replace(features, causal=causal)
-        for head_dim, seq_q, seq_k in itertools.product([64, 128], QUERIES, KEYS_OF_A_CALL):
-            cut = cut_tiles(seq_q, seq_k, causal)
-            found[Case(forward_tiles(head_dim, seq_q, cut, causal), cut, of_call)] = None
+    head_dims = [64, 128]
+    dense = itertools.product(
+        head_dims, QUERIES, KEYS_OF_A_CALL, [Features(causal=True), Features()]
+    )
+    variants = itertools.product(head_dims, [SHORT], [SHORT], VARIANTS)
+    found = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants))
     yield from found
     yield replace(next(iter(found)), dtype=torch.float16)
 
@@ -61,11 +65,12 @@ def cases() -> Iterator[Case]:
 def signature_of(case: Case) -> tuple[dict, dict, dict]:
     """Types, constants and alignment of a call on tensors that the copy engine can read."""
     names = attn_fwd_kernel.arg_names
-    rows = {"q": 64, "k": case.tiles.block_n, "v": case.tiles.block_n, "out": 64}
+    plan = case.plan
+    rows = {"q": ROWS, "k": plan.block_n, "v": plan.block_n, "out": ROWS}
     dtype = DTYPES[case.dtype].name
-    constants = {**case.tiles.launch, "CUT": case.cut, "features": case.features}
+    constants: dict[str, object] = {"plan": plan}
     for arg, feature in OPTIONAL_POINTERS.items():
-        if not getattr(case.features, feature):
+        if not getattr(plan.features, feature):
             constants[arg] = None
     constants = {arg: value for arg, value in constants.items() if arg in names}
     signature, attributes = {}, {}
@@ -73,12 +78,13 @@ def signature_of(case: Case) -> tuple[dict, dict, dict]:
         if arg in constants:
             signature[arg] = "constexpr"
         elif arg in rows:
-            layout = tile_layout(rows[arg], case.tiles.block_d, case.dtype)
-            shape = [1, 1, rows[arg], case.tiles.block_d]
+            layout = tile_layout(rows[arg], plan.block_d, case.dtype)
+            shape = [1, 1, rows[arg], plan.block_d]
             signature[arg] = f"tensordesc<{dtype}{shape},{layout!r}>"
         elif arg == "counter" or arg.endswith("_ptr"):
             signature[arg] = "*i32" if arg == "counter" else pointer_type(arg)
-            attributes[(i,)] = [["tt.divisibility", 16]]
+            # side tensors are taken as they come
+            attributes[(i,)] = [] if arg in OPTIONAL_POINTERS else [["tt.divisibility", 16]]
         else:
             signature[arg] = "fp32" if "scale" in arg else "i32"
     return signature, {(names.index(arg),): x for arg, x in constants.items()}, attributes
@@ -86,7 +92,6 @@ def signature_of(case: Case) -> tuple[dict, dict, dict]:
 
 def compile_case(case: Case):
     """The compiled kernel, and what ptxas said of it."""
-    launch = case.tiles.launch
     signature, constants, attributes = signature_of(case)
     # Triton's own run of ptxas: a wheel has two of them, and options that only Triton knows
     knobs.nvidia.dump_ptxas_log = True
@@ -96,25 +101,23 @@ def compile_case(case: Case):
         compiled = triton.compile(
             GluonASTSource(attn_fwd_kernel, signature, constants, attributes),
             target=GPUTarget("cuda", 90, 32),
-            options={
-                **{name: launch[name] for name in launch if not name.isupper()},
-                "enable_fp_fusion": True,
-            },
+            options=case.plan.compiler_options,
         )
     return compiled, log.getvalue()
 
 
 def measure(case: Case) -> dict[str, object]:
+    plan = case.plan
     compiled, log = compile_case(case)
     found = re.search(r"(\d+) bytes stack frame.*Used (\d+) registers", log, re.DOTALL)
     assert found, log
     sass = cuobjdump(compiled.asm["cubin"], "-sass")
     dense = asdict(Features())
     return {
-        "block_d": case.tiles.block_d,
-        "groups": case.tiles.groups,
-        "cut": case.cut,
-        "features": [name for name, x in asdict(case.features).items() if x != dense[name]],
+        "block_d": plan.block_d,
+        "groups": plan.groups,
+        "cut": plan.cut,
+        "features": [name for name, x in asdict(plan.features).items() if x != dense[name]],
         "dtype": DTYPES[case.dtype].name,
         "stack": int(found[1]),  # bytes of a thread
         "registers": int(found[2]),
