@@ -54,6 +54,8 @@ def styles_of(labels: Iterable[str]) -> Styles:
 
 def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
     """How the line of an attention is drawn: ours thick, before the others."""
+    if name == "ours, portable":
+        return {"color": OURS, "lw": 1.5, "ls": ":"}
     if name != "ours":
         return {"color": PEERS[name], "lw": 1.5}
     if sparse:  # narrower, so that both are seen where they are equal

@@ -37,11 +37,18 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
         "as one more peer",
     )
+    add(
+        "--against",
+        nargs="+",
+        metavar="NAME",
+        help='peers: dense attention alone, and these peers, such as "SDPA cuDNN" flash-attn-4',
+    )
     add("--resume", action="store_true", help="go on with a run that was stopped")
     add("--out", type=Path, help="default: docs/results/attention_PRESET.json")
     add("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
     args = parser.parse_args(argv)
-    for option, preset in (("full", "paper"), ("tutorial", "peers"), ("one_run", "io")):
+    owners = {"full": "paper", "tutorial": "peers", "against": "peers", "one_run": "io"}
+    for option, preset in owners.items():
         if getattr(args, option) and args.preset != preset:
             name = option.replace("_", "-")
             parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
@@ -49,6 +56,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -61,12 +69,27 @@ from evaluation.style import save
 from experiments.attention import hbm_bytes, report
 from experiments.attention.cases import Case, Sparsity
 from experiments.attention.measure import measure_case
-from experiments.attention.peers import CONTENDERS, TUTORIAL, load_tutorial, triton_tutorial
+from experiments.attention.peers import (
+    CONTENDERS,
+    PORTABLE,
+    TUTORIAL,
+    load_tutorial,
+    triton_tutorial,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PEERS = ["ours", "SDPA flash", "SDPA cuDNN", "SDPA math", "FlexAttention", "flash-attn-4", TUTORIAL]
+PEERS = [
+    "ours",
+    PORTABLE,
+    "SDPA flash",
+    "SDPA cuDNN",
+    "SDPA math",
+    "FlexAttention",
+    "flash-attn-4",
+    TUTORIAL,
+]
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (4096, 16_384, 32_768, 65_536)
 
@@ -94,6 +117,16 @@ def peers(full: bool) -> Iterator[Stage]:
                 batch = max(1, 16_384 // seq_len)
                 case = Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
                 yield partial(measure_peers, case)
+
+
+def dense_against(names: Sequence[str]) -> Iterator[Stage]:
+    """Dense attention of `peers`, ours and the contenders of these names."""
+    if unknown := set(names) - set(CONTENDERS):
+        known = ", ".join(CONTENDERS)
+        raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
+    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), PEER_LENGTHS):
+        case = Case(16_384 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
+        yield lambda case=case: iter([measure_case(case, ["ours", PORTABLE, *names])])
 
 
 def measure_peers(case: Case) -> Iterator[list[Row]]:
@@ -199,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
     out = args.out or Path(f"docs/results/attention_{args.preset}.json")
-    stages = preset.stages(args.full)
+    stages = dense_against(args.against) if args.against else preset.stages(args.full)
     rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
     if args.preset == "io":
         hbm_bytes.show(rows)

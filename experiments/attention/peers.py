@@ -23,6 +23,7 @@ from experiments.attention.cases import DROPOUT_SEED, Attention, Case, Tensors
 from kernels import flash_attention
 
 TUTORIAL = "Triton tutorial"
+PORTABLE = "ours, portable"  # the kernels for GPUs other than Hopper
 
 
 class UnsupportedError(Exception):
@@ -37,14 +38,17 @@ def padding_mask(case: Case, device: torch.device) -> Tensor | None:
     return (keys < case.kv_lengths(device).unsqueeze(1))[:, None, None]
 
 
-def ours(impl: str, case: Case, device: torch.device) -> Attention:
-    """This project's Triton kernels, or "unfused", its plain PyTorch: Algorithm 0 of the paper."""
+def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
+    """This project's kernels: the fastest (None), or those of an `impl` of `flash_attention`.
+
+    "unfused" is its plain PyTorch, Algorithm 0 of the paper, which has no seed of dropout.
+    """
     options: dict[str, Any] = {"causal": case.causal, "dropout_p": case.dropout_p}
     if case.sparsity is not None:
         options["mask"] = case.sparsity.mask(case.seq_len, device)
     if case.padded:
         options["kv_lengths"] = case.kv_lengths(device)
-    if case.dropout_p > 0 and impl == "triton":
+    if case.dropout_p > 0 and impl != "unfused":
         options["dropout_seed"] = torch.tensor([DROPOUT_SEED], device=device)
     return partial(flash_attention, impl=impl, **options)
 
@@ -166,7 +170,8 @@ def triton_tutorial(tutorial: ModuleType, case: Case, device: torch.device) -> A
 
 # Also "Triton tutorial", where the command names its file
 CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
-    "ours": partial(ours, "triton"),
+    "ours": partial(ours, None),
+    PORTABLE: partial(ours, "triton"),
     "SDPA flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
     "SDPA cuDNN": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
     "SDPA math": partial(sdpa, SDPBackend.MATH),

@@ -44,7 +44,7 @@ def add_best_peer(rows: list[Row]) -> None:
         peers = [
             r
             for r in right
-            if (*dense_problem(r), r["sparsity"]) == problem and r["name"] != "ours"
+            if (*dense_problem(r), r["sparsity"]) == problem and not r["name"].startswith("ours")
         ]
         if row["name"] == "ours" and peers:
             for part in PASSES:

@@ -1,7 +1,7 @@
 """The forward pass for Hopper (H100, H200), in Gluon: docs/hopper.md tells how it works.
 
 One program runs on each multiprocessor and takes row tiles until there are none. Its producer warp
-loads tiles with the copy engine; two or three consumer groups of four warps own 64 queries each.
+loads tiles with the copy engine; two to four consumer groups of four warps own 64 queries each.
 They meet at barriers in shared memory: the producer fills a stage of a ring that all groups have
 emptied.
 
@@ -355,7 +355,7 @@ def attn_fwd_kernel(
             [4, 1],
             [CONSUMER, PRODUCER],
         )
-    else:
+    elif GROUPS == 3:
         gl.warp_specialize(
             [
                 (_consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
@@ -365,6 +365,18 @@ def attn_fwd_kernel(
             ],
             [4, 4, 1],
             [CONSUMER, CONSUMER, PRODUCER],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
+                (_consume, (out, lse_ptr, shared, box, order, call, 1, plan)),
+                (_consume, (out, lse_ptr, shared, box, order, call, 2, plan)),
+                (_consume, (out, lse_ptr, shared, box, order, call, 3, plan)),
+                (_produce, (q, k, v, shared, box, counter, order, call, plan)),
+            ],
+            [4, 4, 4, 1],
+            [CONSUMER, CONSUMER, CONSUMER, PRODUCER],
         )
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from kernels.options import Features
 
 ROWS = 64  # queries of a consumer group: the rows of one wgmma
-KEYS = 128  # of a tile
-SHORT = 2048  # queries
+SHORT = 4096  # queries, up to which four small groups are ahead of three large ones
 SECTION_BYTES = 8 * 2**20  # of keys and values that are worked on together: L2 has 50 MB
 
 
@@ -28,12 +27,12 @@ class Plan:
     """
 
     block_d: int
+    block_n: int
     groups: int
     stages: int
     q_stages: int
     consumer_registers: int
     max_registers: int
-    block_n: int = KEYS
     producer_registers: int = 24
     cut: int = 0
     features: Features = field(default_factory=Features)
@@ -56,28 +55,29 @@ class Plan:
         return self.features.causal and (self.groups * ROWS > self.block_n or self.cut > 1)
 
 
-TWO_GROUPS = Plan(64, 2, 4, 2, consumer_registers=240, max_registers=168)
-THREE_GROUPS = Plan(64, 3, 4, 2, consumer_registers=160, max_registers=128)
-WIDE = Plan(128, 2, 2, 2, consumer_registers=240, max_registers=168)
+TWO_GROUPS = Plan(64, 128, 2, 4, 2, consumer_registers=240, max_registers=168)
+THREE_GROUPS = Plan(64, 128, 3, 4, 2, consumer_registers=160, max_registers=128)
+FOUR_GROUPS = Plan(64, 64, 4, 4, 2, consumer_registers=112, max_registers=96)
+WIDE = Plan(128, 128, 2, 2, 2, consumer_registers=240, max_registers=168)
 
 
 @functools.cache  # a call would cost the CPU some microseconds
 def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> Plan:
     """The plan for q (B, T_q, H, D) and k (B, T_k, H_kv, D).
 
-    At 64 columns three groups keep the tensor cores busiest. But a row tile of 192 queries wastes
-    more under a short causal mask, and whatever masks more than the diagonal, or computes more than
-    a softmax, wants more registers than three groups have.
+    At 64 columns more groups keep the tensor cores busier: four with small key tiles, which waste
+    little under a causal mask, or on long rows three with larger ones. But whatever masks more than
+    a diagonal, or computes more than a softmax, wants the registers that two groups have.
     """
-    cut = cut_tiles(seq_q, seq_k, features)
     causal = features.causal
     plain = features in (Features(causal=causal), Features(causal=causal, sinks=True))
     if head_dim > 64:
         plan = WIDE
-    elif plain and (cut == 1 and seq_q > SHORT if causal else cut == 0):
-        plan = THREE_GROUPS
     else:
-        plan = TWO_GROUPS
+        plan = FOUR_GROUPS if seq_q <= SHORT else THREE_GROUPS
+        if not plain or cut_tiles(seq_q, seq_k, plan.block_n, features) > causal:
+            plan = TWO_GROUPS
+    cut = cut_tiles(seq_q, seq_k, plan.block_n, features)
     plan = replace(plan, cut=cut, features=features)
     if plan.low:
         # the producer computes where keys begin to be seen, which 24 registers cannot hold
@@ -85,10 +85,10 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
     return plan
 
 
-def cut_tiles(seq_q: int, seq_k: int, features: Features) -> int:
+def cut_tiles(seq_q: int, seq_k: int, block_n: int, features: Features) -> int:
     """`Plan.cut` of a call: a diagonal on the edge of a tile stays in one tile of each group."""
     if features.causal:
-        return 1 if seq_k >= seq_q and (seq_k - seq_q) % KEYS == 0 else 2
+        return 1 if seq_k >= seq_q and (seq_k - seq_q) % block_n == 0 else 2
     if features.window:
         return 2
-    return 0 if seq_k % KEYS == 0 and not features.lengths else 1
+    return 0 if seq_k % block_n == 0 and not features.lengths else 1

@@ -29,13 +29,13 @@ def run_preset(preset, folder, capsys, *options):
 
 def test_peers_preset(made_up, tmp_path, capsys):
     rows, printed, exited = run_preset("peers", tmp_path, capsys)
-    assert exited.code == "4 of 112 results are wrong, and have no speed"
+    assert exited.code == "4 of 124 results are wrong, and have no speed"
     assert printed.count("wrong:") == 4
     by = {(r["name"], r["seq_len"], r["head_dim"], r["causal"], r["mask"]): r for r in rows}
     ours = by["ours", 1024, 64, True, "dense"]
-    assert ours["forward_over_best_peer"] == pytest.approx(3 / 2)
+    assert ours["forward_over_best_peer"] == pytest.approx(4 / 2)
     # SDPA flash would be the best at 4,096 tokens, but it is wrong
-    assert by["ours", 4096, 64, True, "dense"]["forward_over_best_peer"] == pytest.approx(4 / 2)
+    assert by["ours", 4096, 64, True, "dense"]["forward_over_best_peer"] == pytest.approx(5 / 2)
     assert "forward_over_best_peer" not in by["ours", 65_536, 64, True, "dense"]
     sparse = by["FlexAttention", 65_536, 128, False, "butterfly"]
     assert sparse["backward_over_proportional"] == pytest.approx(3 / 2)
@@ -43,6 +43,22 @@ def test_peers_preset(made_up, tmp_path, capsys):
     assert {r["batch"] * r["seq_len"] for r in rows} == {16_384, 32_768, 65_536}
     assert {r["n_head"] * r["head_dim"] for r in rows} == {2048}
     assert {r["dtype"] for r in rows} == {"bfloat16"}
+
+
+def test_dense_attention_against_some_peers(made_up, tmp_path, capsys):
+    rows, _, _ = run_preset("peers", tmp_path, capsys, "--against", "SDPA flash", "SDPA cuDNN")
+    names = {"ours", "ours, portable", "SDPA flash", "SDPA cuDNN"}
+    cells = {(r["head_dim"], r["causal"], r["seq_len"]) for r in rows}
+    assert len(cells) == 12 and len(rows) == len(names) * len(cells)
+    assert {r["name"] for r in rows} == names
+    assert {r["mask"] for r in rows} == {"dense"}
+
+
+def test_an_unknown_peer_is_refused(made_up, tmp_path):
+    with pytest.raises(SystemExit, match="--against=FA5 must be among: ours, .*flash-attn-4"):
+        benchmark_attention.main(
+            ["--preset", "peers", "--against", "FA5", "--out", str(tmp_path / "x.json")]
+        )
 
 
 @pytest.mark.parametrize("preset", ["peers", "paper", "sparsity"])
@@ -94,6 +110,7 @@ def test_paper_preset(options, n_cases, made_up, tmp_path, capsys):
             "--tutorial is an option of --preset peers, not of paper",
         ),
         (("peers", "--full"), "--full is an option of --preset paper, not of peers"),
+        (("io", "--against", "SDPA flash"), "--against is an option of --preset peers, not of io"),
         (("paper", "--one-run", "ours/forward"), "--one-run is an option of --preset io"),
     ],
 )

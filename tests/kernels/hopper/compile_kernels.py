@@ -22,13 +22,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from kernels.hopper.fwd import attn_fwd_kernel
 from kernels.hopper.launch import DTYPES, tile_layout
-from kernels.hopper.tiles import KEYS, ROWS, SHORT, Plan, forward_plan
+from kernels.hopper.tiles import ROWS, SHORT, Plan, forward_plan
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import OPTIONAL_POINTERS, cuobjdump, pointer_type
 
 # Dense calls on both sides of what a plan depends on
 QUERIES = [SHORT, SHORT + 1]
-KEYS_OF_A_CALL = [SHORT, SHORT + 1, SHORT + KEYS]
+KEYS_OF_A_CALL = [SHORT, SHORT + 1, SHORT + 128]
 # and what else a causal call may ask for.
 VARIANTS = [
     Features(causal=True, window=True),
