@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 PAGES = (
     Path("README.md"),
-    *(Path(f"docs/{name}.md") for name in ("evaluation", "lra", "speed", "reproduce")),
+    *(Path(f"docs/{name}.md") for name in ("evaluation", "lra", "speed", "hopper", "reproduce")),
 )
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
@@ -67,6 +67,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),
     "attention_speed": _of(attention.dense_table, "attention_peers"),
+    "hopper_forward": _of(attention.forward_table, "attention_hopper"),
     "butterfly_speed": _of(attention.butterfly_table, "attention_peers"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
     "table4": _of(table4.models_table, "table4_hours"),
@@ -92,6 +93,7 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
 PICTURES: dict[Path, Callable[[], "Figure"]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
     RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
+    RESULTS / "attention_hopper.png": _rows_of(attention.draw_peers, "attention_hopper"),
     RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),

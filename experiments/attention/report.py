@@ -114,6 +114,20 @@ def dense_table(result: Result) -> str:
     return table(line for line in lines.values() if len(line) > 4)  # a peer beside ours
 
 
+def forward_table(result: Result) -> str:
+    """The forward of dense attention (--preset peers --against ...), in TFLOP/s; ours to the best
+    peer's."""
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    ratios: dict[tuple[Any, ...], float] = {}
+    for row in result["rows"]:
+        problem = dense_problem(row)
+        line = lines.setdefault(problem, _problem(row))
+        line[row["name"]] = f"{row['forward_tflops']:.0f}"
+        if "forward_over_best_peer" in row:
+            ratios[problem] = row["forward_over_best_peer"]
+    return table({**line, "ours / best": f"{ratios[at]:.3f}"} for at, line in lines.items())
+
+
 def butterfly_table(result: Result) -> str:
     """A full butterfly, ours and FlexAttention's (--preset peers)."""
     rows = [row for row in result["rows"] if row["mask"] != "dense"]
