@@ -147,29 +147,35 @@ def _add_values(acc, p, shared, stage):
 
 @gluon.jit
 def _attend(
-    acc, p, m_i, l_i, shared, q_slot, c, start_n, rows, call,
+    n, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
     plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Fold the values of the tile before and the keys of this one into the running sums.
+    """Fold n key tiles before `key_tile` into the running sums, from the last one down.
 
     acc (M, D) lacks the values that p, the probabilities of the tile before, weighs; m_i is the
-    maximum of the raw scores, l_i (M, 4) the sums of probabilities by thread.
+    maximum of the raw scores, l_i (M, 4) the sums of probabilities by thread; c counts stages.
     """
-    stage = c % plan.stages
-    mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
-    s = _scores(shared, q_slot, stage, S)
-    acc = _add_values(acc, p, shared, stage)
-    s = warpgroup_mma_wait(1, deps=(s,))
-    s = masked_scores(s, start_n, rows, call, plan, MASKED)
-    m_new = gl.maximum(m_i, gl.max(s, 1))
-    # p is a register operand: it must live until its product is done
-    acc, p = warpgroup_mma_wait(0, deps=(acc, p))
-    mbarrier.arrive(shared.empty.index(stage), count=1)
-    p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
-    alpha = exp2(m_i * call.scale_log2 - pivot)
-    l_i = times_rows(l_i, alpha) + l
-    acc = times_rows(acc, alpha)
-    return acc, as_operand(p, shared.q.dtype, O), m_new, l_i
+    for _ in range(n):
+        key_tile -= 1
+        start_n = key_tile * plan.block_n
+        stage = c % plan.stages
+        mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
+        s = _scores(shared, q_slot, stage, S)
+        acc = _add_values(acc, p, shared, stage)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        s = masked_scores(s, start_n, rows, call, plan, MASKED)
+        m_new = gl.maximum(m_i, gl.max(s, 1))
+        # p is a register operand: it must live until its product is done
+        acc, p = warpgroup_mma_wait(0, deps=(acc, p))
+        mbarrier.arrive(shared.empty.index(stage), count=1)
+        p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
+        alpha = exp2(m_i * call.scale_log2 - pivot)
+        l_i = times_rows(l_i, alpha) + l
+        acc = times_rows(acc, alpha)
+        p = as_operand(p, shared.q.dtype, O)
+        m_i = m_new
+        c += 1
+    return acc, p, m_i, l_i, key_tile, c
 
 
 @gluon.jit
@@ -217,25 +223,16 @@ def _consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl
         p = as_operand(p, DTYPE, O)
         acc = gl.zeros([M, D], gl.float32, layout=O)
         if plan.cut > 1:
-            for _ in range(high):
-                key_tile -= 1
-                acc, p, m_i, l_i = _attend(
-                    acc, p, m_i, l_i, shared, q_slot, c, key_tile * N, rows, call, plan, S, O, True
-                )
-                c += 1
-        for _ in range(whole):
-            key_tile -= 1
-            acc, p, m_i, l_i = _attend(
-                acc, p, m_i, l_i, shared, q_slot, c, key_tile * N, rows, call, plan, S, O, False
+            acc, p, m_i, l_i, key_tile, c = _attend(
+                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call, plan, S, O, True
             )
-            c += 1
+        acc, p, m_i, l_i, key_tile, c = _attend(
+            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call, plan, S, O, False
+        )
         if plan.low:
-            for _ in range(low):
-                key_tile -= 1
-                acc, p, m_i, l_i = _attend(
-                    acc, p, m_i, l_i, shared, q_slot, c, key_tile * N, rows, call, plan, S, O, True
-                )
-                c += 1
+            acc, p, m_i, l_i, key_tile, c = _attend(
+                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call, plan, S, O, True
+            )
 
         # The last values of this row tile, and behind it the first scores of the next one
         mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
