@@ -3,49 +3,49 @@
 Importing this needs neither a GPU nor Triton; fwd.py is imported by the first call.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
 from kernels import triton
-from kernels.call import AttentionArguments, AttentionCall
+from kernels.call import AttentionCall
 
 MAX_HEAD_DIM = 128
-_SERVED = frozenset(AttentionArguments.__annotations__) - {"mask"}
+_SERVED = frozenset(
+    {
+        "causal", "window_size", "doc_start", "kv_lengths", "sinks", "softcap", "dropout_p",
+        "dropout_seed",
+    }
+)  # fmt: skip
 
 
 def obstacle(call: AttentionCall) -> str | None:
-    """Why these kernels cannot serve the call, None if they can."""
+    """Why these kernels cannot serve the call, None if they can. torch.compile can trace it."""
     q = call.q
-    if q.device.type != "cuda" or not _is_hopper(q.device):
+    if not _is_hopper(q.device):
         return f"q is on {q.device}, and it needs an H100 or H200"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"it takes bf16 and fp16, and q is {q.dtype}"
     if q.shape[-1] > MAX_HEAD_DIM or q.shape[-1] % 8 != 0:
         return f"it takes multiples of 8 up to {MAX_HEAD_DIM} as head_dim, and q has {q.shape[-1]}"
     for name, tensor in (("q", q), ("k", call.k), ("v", call.v)):
-        if not _describable(tensor):
+        if not has_described_strides(tensor):
             return (
-                "the copy engine takes tensors that begin at a multiple of 16 bytes and whose "
-                f"strides are multiples of 16 bytes, and {name} has shape {tuple(tensor.shape)}, "
-                f"strides {tensor.stride()} and address {tensor.data_ptr():#x}: call .contiguous() "
-                "on it"
+                "the copy engine takes strides that are multiples of 16 bytes, and "
+                f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: call "
+                ".contiguous() on it"
             )
     # the backward pass is that of the portable kernels
     return call.lacks(_SERVED) or triton.obstacle(call)
 
 
-def _describable(x: Tensor) -> bool:
-    """Whether the copy engine can address x (B, T, H, D), of 2 bytes an element."""
-    if x.data_ptr() % 16 != 0:
-        return False
+def has_described_strides(x: Tensor) -> bool:
+    """Whether the copy engine can stride through x (B, T, H, D), of 2 bytes an element."""
     return all(
         size == 1 or (stride > 0 and stride % 8 == 0)
         for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
     )
 
 
-@functools.cache
 def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+    # of what tells, this is what torch.compile can trace
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major == 9

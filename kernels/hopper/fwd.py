@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.hopper.gluon import exp2, round_to, tma_load, tma_store
-from kernels.hopper.launch import compile_for, n_multiprocessors, tile_counters, tiled
+from kernels.hopper.launch import compile_for, n_multiprocessors, readable, tile_counters, tiled
 from kernels.hopper.schedule import Order, draw, finish, locate, make_mailbox, post, receive
 from kernels.hopper.softmax import (
     as_operand,
@@ -392,6 +392,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     Returns:
         out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
     """
+    q, k, v = readable(q), readable(k), readable(v)
     device = q.device
     B, T_q, H, D = q.shape
     T_k, H_kv = k.shape[1:3]

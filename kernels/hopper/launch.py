@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.hopper import has_described_strides
 from kernels.hopper.tiles import Plan
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -31,6 +32,17 @@ class Tiled(NamedTuple):
     strides: tuple[int, int, int, int]
     padding: str = "zero"
     round_f32_to_tf32: bool = False
+
+
+def readable(x: Tensor) -> Tensor:
+    """x (B, T, H, D), or a copy where it begins or strides between multiples of 16 bytes.
+
+    That is seldom: `kernels.hopper.obstacle` refuses such strides. But it cannot look at addresses,
+    which torch.compile does not know, and compiled code may lay out its tensors anew.
+    """
+    if x.data_ptr() % 16 == 0 and has_described_strides(x):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def tiled(x: Tensor) -> Tiled:

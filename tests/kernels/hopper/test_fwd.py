@@ -114,6 +114,28 @@ def test_repeats_bit_for_bit(seq, head_dim, causal):
             assert torch.equal(a, b), (name, repeat)
 
 
+def test_compiles_without_a_graph_break():
+    qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=BF16, requires_grad=True)
+
+    def gradient(attend):
+        (grad,) = torch.autograd.grad(attend(qkv).square().sum(), qkv)
+        return grad
+
+    def attend(qkv):
+        return flash_attention(*qkv.unbind(2), causal=True)  # picks these kernels
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True)
+    assert torch.equal(compiled(qkv), hopper_attention(*qkv.unbind(2), causal=True)[0])
+    assert torch.equal(gradient(compiled), gradient(attend))
+
+
+def test_an_odd_address_is_read():
+    numbers = torch.randn(3 * 2 * 200 * 4 * 64 + 1, device="cuda").to(BF16)
+    q, k, v = numbers[1:].view(3, 2, 200, 4, 64)
+    check_attention(hopper_attention, q, k, v, causal=True)
+
+
 @causal_or_full
 def test_streams_and_graphs_do_not_share_their_counters(causal):
     qkv = make_qkv(2, 1500, 1500, 16, 16, 64, dtype=BF16, device="cuda")

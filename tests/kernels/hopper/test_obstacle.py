@@ -1,0 +1,66 @@
+"""What stands in the way of the Hopper kernels is told without a GPU, and can be compiled."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels import flash_attention, hopper, ops
+from kernels.testing import make_qkv
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    """A CPU that passes for a Hopper GPU; the list of what its kernel was called with."""
+    calls = []
+
+    def attn_fwd(q, k, v, options):
+        calls.append(options)
+        return torch.ones_like(q), q.new_zeros(q.shape[0], q.shape[2], q.shape[1]).float()
+
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(
+        ops, "_module", lambda impl, backward: {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}[impl]
+    )
+    return calls
+
+
+def call(q, k, v, **options):
+    return flash_attention(q, k, v, impl="hopper", **options)
+
+
+def half(*shape):
+    return make_qkv(*shape, dtype=torch.float16)
+
+
+def test_it_needs_a_hopper_gpu():
+    with pytest.raises(ValueError, match="q is on cpu, and it needs an H100 or H200"):
+        call(*half(1, 4, 4, 2, 2, 16))
+
+
+def test_what_it_does_not_serve_is_named(on_hopper):
+    q, k, v = half(1, 4, 4, 2, 2, 16)
+    padded = torch.zeros(1, 4, 2, 20).half()[..., :16]
+    for given, message in (
+        ((q.float(), k.float(), v.float()), "takes bf16 and fp16, and q is torch.float32"),
+        (half(1, 4, 4, 2, 2, 20), "multiples of 8 up to 128 as head_dim, and q has 20"),
+        (half(1, 4, 4, 2, 2, 136), "multiples of 8 up to 128 as head_dim, and q has 136"),
+        ((q, padded, padded), r"k has shape \(1, 4, 2, 16\) and strides \(160, 40, 20, 1\)"),
+        ((q, k[:, :1].expand(-1, 4, -1, -1), v), r"strides \(128, 0, 16, 1\).*contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(*given)
+    assert not on_hopper
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_choice_compiles_without_a_graph_break(dynamic, on_hopper):
+    torch.compiler.reset()
+    qkv = torch.zeros(1, 32, 3, 2, 16).half()
+    compiled = torch.compile(
+        lambda x: call(*x.unbind(2), causal=True),
+        fullgraph=True, dynamic=dynamic, backend="aot_eager",
+    )  # fmt: skip
+    assert torch.equal(compiled(qkv), torch.ones(1, 32, 2, 16).half())
+    (options,) = on_hopper
+    assert options.causal

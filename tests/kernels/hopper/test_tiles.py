@@ -1,0 +1,45 @@
+"""What the Hopper forward is compiled for covers what a call masks."""
+
+import itertools
+
+import pytest
+
+from kernels.hopper.tiles import FOUR_GROUPS, ROWS, SHORT, THREE_GROUPS, WIDE, forward_plan
+from kernels.options import Features
+from kernels.reference.standard import visible_keys
+
+CAUSAL = Features(causal=True)
+LENGTHS = [1, 64, 65, 127, 128, 192, 200, 256, 300, 4224]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_only_the_first_tiles_of_a_group_hide_late_keys(causal, head_dim):
+    """A group visits its tiles from the last one down, and masks the first `cut` of them."""
+    for seq_q, seq_k in itertools.product(LENGTHS, LENGTHS):
+        plan = forward_plan(head_dim, seq_q, seq_k, Features(causal=causal))
+        # of what each query sees
+        ends = visible_keys(seq_q, seq_k, causal=causal).view(seq_q, seq_k).sum(-1)
+        for of_group in ends.split(ROWS):
+            last = (int(of_group.max()) - 1) // plan.block_n
+            of_last = plan.block_n * (last + 1)
+            hiding = {int(end) // plan.block_n for end in of_group[of_group < of_last]}
+            allowed = [set(), {last}, set(range(last + 1))][plan.cut]
+            assert hiding <= allowed, (seq_q, seq_k, plan)
+
+
+def test_long_rows_take_larger_tiles():
+    assert forward_plan(64, SHORT, SHORT, CAUSAL).groups == FOUR_GROUPS.groups
+    assert forward_plan(64, SHORT + 128, SHORT + 128, CAUSAL).groups == THREE_GROUPS.groups
+    assert forward_plan(128, SHORT, SHORT, CAUSAL).groups == WIDE.groups
+
+
+def test_registers_are_no_more_than_a_multiprocessor_has():
+    for head_dim, seq, features in itertools.product(
+        (64, 128), (SHORT, SHORT + 128), (CAUSAL, Features(), Features(documents=True))
+    ):
+        plan = forward_plan(head_dim, seq, seq, features)
+        # the first group gets what is left; the producer's warp counts as four
+        roles = plan.groups * plan.consumer_registers + plan.producer_registers
+        assert roles <= (plan.groups + 1) * plan.max_registers
+        assert 128 * (plan.groups + 1) * plan.max_registers <= 65_536
