@@ -10,9 +10,10 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.hopper.tiles import ROWS
 from kernels.triton.walks import visible_keys
 
-M = gl.constexpr(64)  # queries of a consumer group: the rows of one wgmma
+M = gl.constexpr(ROWS)  # queries of a consumer group
 
 
 class Call(NamedTuple):
