@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 
 from kernels.hopper.tiles import FOUR_GROUPS, ROWS, SHORT, THREE_GROUPS, WIDE, forward_plan
 from kernels.options import Features
@@ -26,6 +27,20 @@ def test_only_the_first_tiles_of_a_group_hide_late_keys(causal, head_dim):
             hiding = {int(end) // plan.block_n for end in of_group[of_group < of_last]}
             allowed = [set(), {last}, set(range(last + 1))][plan.cut]
             assert hiding <= allowed, (seq_q, seq_k, plan)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_a_group_never_waits_for_a_stage_that_it_holds(causal, window, head_dim):
+    """It holds one stage while it passes over tiles that only later groups see."""
+    for seq_q, seq_k in itertools.product([1, 65, 192, 300, 4224], repeat=2):
+        plan = forward_plan(head_dim, seq_q, seq_k, Features(causal=causal, window=bool(window)))
+        visible = visible_keys(seq_q, seq_k, causal=causal, window_size=window).view(seq_q, seq_k)
+        ends = (visible * torch.arange(1, seq_k + 1)).amax(-1)
+        for of_tile in ends.split(plan.groups * ROWS):
+            tiles = [-(-int(rows.max()) // plan.block_n) for rows in of_tile.split(ROWS)]
+            assert max(tiles) - max(1, min(tiles)) < plan.stages, (seq_q, seq_k, plan)
 
 
 def test_long_rows_take_larger_tiles():
