@@ -109,33 +109,40 @@ PAPER_SPARSE_MS = [0.74, 0.77, 0.82, 0.88, 1.71, 3.21, 6.56, 12.60, 24.93, 50.39
 # ---- peers
 
 
+def dense_cases(lengths: Iterable[int]) -> Iterator[Case]:
+    """Dense attention of 16,384 tokens a batch, or of one longer sequence, and 2,048 channels."""
+    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), lengths):
+        batch = max(1, 16_384 // seq_len)
+        yield Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
+
+
 def peers(full: bool) -> Iterator[Stage]:
     """All head dimensions, masks and lengths of `measure_peers`."""
-    for head_dim in (64, 128):
-        for causal in (True, False):
-            for seq_len in sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS}):
-                batch = max(1, 16_384 // seq_len)
-                case = Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
-                yield partial(measure_peers, case)
+    for case in dense_cases(sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS})):
+        yield partial(measure_peers, case)
 
 
-def dense_against(names: Sequence[str]) -> Iterator[Stage]:
-    """Dense attention of `peers`, ours and the contenders of these names."""
+def peers_named(names: Sequence[str]) -> Iterator[Stage]:
+    """Dense attention, ours and the contenders of these names."""
     if unknown := set(names) - set(CONTENDERS):
         known = ", ".join(CONTENDERS)
         raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
-    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), PEER_LENGTHS):
-        case = Case(16_384 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
-        yield lambda case=case: iter([measure_case(case, ["ours", PORTABLE, *names])])
+    for case in dense_cases(PEER_LENGTHS):
+        yield partial(measure_dense, case, ["ours", PORTABLE, *names])
 
 
 def measure_peers(case: Case) -> Iterator[list[Row]]:
     """Dense attention against all contenders, then a full butterfly against FlexAttention."""
     names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
-    yield measure_case(case, names if case.seq_len in PEER_LENGTHS else names[:1])
+    yield from measure_dense(case, names if case.seq_len in PEER_LENGTHS else names[:1])
     if case.seq_len in BUTTERFLY_LENGTHS:
         sparse = replace(case, sparsity=Sparsity("butterfly"))
         yield measure_case(sparse, ["ours", "FlexAttention"])
+
+
+def measure_dense(case: Case, names: Sequence[str]) -> Iterator[list[Row]]:
+    """One case against these contenders."""
+    yield measure_case(case, names)
 
 
 # ---- paper
@@ -232,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
     out = args.out or Path(f"docs/results/attention_{args.preset}.json")
-    stages = dense_against(args.against) if args.against else preset.stages(args.full)
+    stages = peers_named(args.against) if args.against else preset.stages(args.full)
     rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
     if args.preset == "io":
         hbm_bytes.show(rows)

@@ -28,7 +28,7 @@ def obstacle(call: AttentionCall) -> str | None:
     if q.shape[-1] > MAX_HEAD_DIM or q.shape[-1] % 8 != 0:
         return f"it takes multiples of 8 up to {MAX_HEAD_DIM} as head_dim, and q has {q.shape[-1]}"
     for name, tensor in (("q", q), ("k", call.k), ("v", call.v)):
-        if not has_described_strides(tensor):
+        if not _describable(tensor):
             return (
                 "the copy engine takes strides that are multiples of 16 bytes, and "
                 f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: call "
@@ -38,7 +38,7 @@ def obstacle(call: AttentionCall) -> str | None:
     return call.lacks(_SERVED) or triton.obstacle(call)
 
 
-def has_described_strides(x: Tensor) -> bool:
+def _describable(x: Tensor) -> bool:
     """Whether the copy engine can stride through x (B, T, H, D), of 2 bytes an element."""
     return all(
         size == 1 or (stride > 0 and stride % 8 == 0)

@@ -14,7 +14,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.hopper import has_described_strides
 from kernels.hopper.tiles import Plan
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -34,23 +33,20 @@ class Tiled(NamedTuple):
     round_f32_to_tf32: bool = False
 
 
-def readable(x: Tensor) -> Tensor:
-    """x (B, T, H, D), or a copy where it begins or strides between multiples of 16 bytes.
-
-    That is seldom: `kernels.hopper.obstacle` refuses such strides. But it cannot look at addresses,
-    which torch.compile does not know, and compiled code may lay out its tensors anew.
-    """
-    if x.data_ptr() % 16 == 0 and has_described_strides(x):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
 def tiled(x: Tensor) -> Tiled:
-    """x (B, T, H, D), 16-byte aligned, its strides multiples of 16 bytes but for the last, 1."""
+    """x (B, T, H, D), D a multiple of 8 and of stride 1, of 2 bytes an element.
+
+    Or a copy of x where it begins or strides between multiples of 16 bytes. That is seldom:
+    `kernels.hopper.obstacle` refuses such strides. But it cannot look at addresses, which
+    torch.compile does not know, and compiled code may lay out its tensors anew.
+    """
     B, T, H, D = x.shape
     b, t, h, _ = x.stride()
     # the stride of a single element may be anything: nothing is read there
-    return Tiled(x, (B, H, T, D), (b if B > 1 else 8, h if H > 1 else 8, t if T > 1 else 8, 1))
+    b, t, h = b if B > 1 else 8, t if T > 1 else 8, h if H > 1 else 8
+    if x.data_ptr() % 16 or b % 8 or t % 8 or h % 8 or min(b, t, h) <= 0:
+        return tiled(x.clone(memory_format=torch.contiguous_format))
+    return Tiled(x, (B, H, T, D), (b, h, t, 1))
 
 
 def tile_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:

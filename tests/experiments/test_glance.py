@@ -39,12 +39,13 @@ def test_the_best_peer_is_the_fastest_that_ran():
 
     rows = [
         row("ours", 4.0),
+        row("ours, portable", 4.5),
         row("slow", 10.0),
         row("good", 5.0),
         row("noncausal", 1.0, causal=False),
         {"name": "math", **problem, "status": "out of memory"},
     ]
-    answer = glance._dense({"attention_peers": {"rows": rows}})
+    answer = glance._dense({"attention_hopper": {"rows": rows}})
     assert answer == ("250 / 500 TFLOP/s", "good: 200 / 400 TFLOP/s")
 
 

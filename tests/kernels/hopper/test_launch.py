@@ -7,8 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.hopper import has_described_strides
-from kernels.hopper.launch import TileCounters, readable, tiled
+from kernels.hopper.launch import TileCounters, tiled
 
 CPU = torch.device("cpu")
 
@@ -61,8 +60,10 @@ def test_what_begins_or_strides_between_16_bytes_is_copied():
     x = torch.randn(2 * 3 * 4 * 64 + 1).half()
     aligned, shifted = (x[start:][: 2 * 3 * 4 * 64].view(2, 3, 4, 64) for start in (0, 1))
     padded = torch.randn(2, 3, 4, 68).half()[..., :64]  # 8 bytes too far from head to head
-    assert readable(aligned) is aligned
-    for odd in (shifted, padded):
-        copy = readable(odd)
-        assert torch.equal(copy, odd)
-        assert copy.data_ptr() % 16 == 0 and has_described_strides(copy)
+    shared = torch.randn(2, 1, 4, 64).half().expand(-1, 3, -1, -1)
+    assert tiled(aligned).base is aligned
+    for odd in (shifted, padded, shared):
+        copy = tiled(odd)
+        assert torch.equal(copy.base, odd)
+        assert copy.base.data_ptr() % 16 == 0
+        assert copy.strides == (3 * 4 * 64, 64, 4 * 64, 1)
