@@ -1,0 +1,129 @@
+"""Which key tiles are visited and masked, by the kernel's own arithmetic on numpy arrays.
+
+Gluon has no interpreter. But walk.py only computes with whole numbers, so its functions run in
+Python once `gl` is a stand-in. A program whose producer and groups disagreed about the ring would
+wait for ever.
+"""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.hopper import walk
+from kernels.hopper.tiles import ROWS, forward_plan
+from kernels.options import Features
+from kernels.reference.standard import visible_keys
+from kernels.triton import walks
+
+
+class Pointer:
+    """To a number of an array, as kernels have it."""
+
+    def __init__(self, array, at=0):
+        self.array, self.at = array.reshape(-1), at
+
+    def __add__(self, offset):
+        return Pointer(self.array, self.at + offset)
+
+    def load(self):
+        return self.array[self.at]
+
+
+class Number(int):
+    """A scalar of a kernel."""
+
+    def to(self, dtype):
+        return self
+
+
+GL = SimpleNamespace(
+    minimum=np.minimum,
+    maximum=np.maximum,
+    min=lambda x, axis: x.min(axis),
+    max=lambda x, axis: x.max(axis),
+    cdiv=lambda a, b: int((a + b - 1) / b),  # a GPU truncates
+    arange=lambda start, end, layout: np.arange(start, end),
+    load=Pointer.load,
+    static_range=range,
+    BlockedLayout=lambda *_: None,
+    num_warps=lambda: 1,
+    int64=np.int64,
+)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """The functions of walk.py, with those that they call, as plain Python."""
+    monkeypatch.setattr(walks, "tl", GL)
+    monkeypatch.setattr(walk, "gl", GL)
+    monkeypatch.setattr(walk, "visible_keys", walks.visible_keys.fn)
+    monkeypatch.setattr(walk, "M", ROWS)
+    for name in ("row_bounds", "doc_starts", "_doc_range", "row_tile_keys", "group_tiles"):
+        monkeypatch.setattr(walk, name, getattr(walk, name).fn)
+
+
+def a_call(draw):
+    """Lengths, features, and the options of a call, drawn at random."""
+    seq_q, seq_k = draw.randint(1, 700), draw.randint(1, 700)
+    if draw.random() < 0.4:
+        seq_q = seq_k = draw.choice([seq_k, 64, 128, 192, 256, 640])
+    window_size = draw.choice([1, 2, 17, 64, 100, 128, 200, 500])
+    names = ("causal", "window", "documents", "lengths")
+    on = {name: draw.random() < 0.4 for name in names}
+    on["causal"] |= draw.random() < 0.3
+    on["window"] &= window_size < max(seq_q, seq_k)
+    numbers = np.random.default_rng(draw.randint(0, 2**31))
+    doc_start = numbers.integers(0, seq_k + 50, (1, seq_q))  # any numbers will do
+    if draw.random() < 0.5:
+        doc_start.sort(axis=1)
+    return seq_q, seq_k, Features(**on), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_python):
+    draw = random.Random(seed)
+    for _ in range(200):
+        seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
+        plan = forward_plan(head_dim, seq_q, seq_k, features)
+        call = SimpleNamespace(
+            seq_q=seq_q, seq_k=seq_k, window_size=window_size,
+            doc_ptr=Pointer(doc_start), lengths_ptr=Pointer(kv_lengths),
+        )  # fmt: skip
+        visible = visible_keys(
+            seq_q,
+            seq_k,
+            causal=features.causal,
+            window_size=window_size if features.window else None,
+            doc_start=torch.tensor(doc_start) if features.documents else None,
+            kv_lengths=torch.tensor(kv_lengths) if features.lengths else None,
+        ).view(seq_q, seq_k)
+        batch = Number(0)
+        for start in range(0, seq_q, plan.groups * ROWS):
+            first, end = walk.row_tile_keys(start, batch, call, plan)
+            for cid in range(plan.groups):
+                skipped, last, high, whole, low = walk.group_tiles(start, cid, batch, call, plan)
+                said = (seq_q, seq_k, plan, start, cid)
+                assert min(skipped, high, whole, low) >= 0, said
+                assert skipped + 1 + high + whole + low == end - first, said
+                assert last == end - 1 - skipped, said
+                # a group holds one stage while it waits for those that it passes over
+                assert skipped < plan.stages, said
+                # what is not compiled has nothing to do
+                assert not (skipped and not plan.skips), said
+                assert not (high and plan.cut < 2) and not (low and not plan.low), said
+                keys = visible[start + cid * ROWS :][:ROWS].split(plan.block_n, dim=1)
+                unmasked = set(range(last - high - whole, last - high))
+                if plan.cut == 0 and not plan.low:
+                    unmasked.add(last)
+                for tile, seen in enumerate(keys):
+                    if not first <= tile <= last:
+                        assert not seen.any(), said
+                    if tile in unmasked:
+                        assert seen.all() and seen.shape[1] == plan.block_n, said
+                assert not unmasked or max(unmasked) < len(keys), said
