@@ -4,7 +4,6 @@ Importing this needs neither a GPU nor Triton; fwd.py is imported by the first c
 """
 
 import torch
-from torch import Tensor
 
 from kernels import triton
 from kernels.call import AttentionCall
@@ -28,7 +27,7 @@ def obstacle(call: AttentionCall) -> str | None:
     if q.shape[-1] > MAX_HEAD_DIM or q.shape[-1] % 8 != 0:
         return f"it takes multiples of 8 up to {MAX_HEAD_DIM} as head_dim, and q has {q.shape[-1]}"
     for name, tensor in (("q", q), ("k", call.k), ("v", call.v)):
-        if not _describable(tensor):
+        if not describable(tensor.shape, tensor.stride()):
             return (
                 "the copy engine takes strides that are multiples of 16 bytes, and "
                 f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: call "
@@ -38,11 +37,11 @@ def obstacle(call: AttentionCall) -> str | None:
     return call.lacks(_SERVED) or triton.obstacle(call)
 
 
-def _describable(x: Tensor) -> bool:
-    """Whether the copy engine can stride through x (B, T, H, D), of 2 bytes an element."""
+def describable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the copy engine can stride through a (B, T, H, D) tensor of 2 bytes an element."""
     return all(
         size == 1 or (stride > 0 and stride % 8 == 0)
-        for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+        for size, stride in zip(shape[:3], strides[:3], strict=True)
     )
 
 

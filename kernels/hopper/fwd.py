@@ -8,20 +8,28 @@ emptied.
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a group, N keys of a tile.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton import runtime
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from kernels.hopper.consumer import consume
-from kernels.hopper.launch import compile_for, n_multiprocessors, tile_counters, tiled
+from kernels.hopper.launch import (
+    Kernel,
+    compile_kernel,
+    described,
+    n_multiprocessors,
+    tile_counters,
+    tile_type,
+)
 from kernels.hopper.producer import produce
 from kernels.hopper.schedule import Order, make_mailbox
-from kernels.hopper.tiles import ROWS, SECTION_BYTES, forward_plan
+from kernels.hopper.tiles import ROWS, SECTION_BYTES, Plan, forward_plan
 from kernels.hopper.walk import Call, M
 from kernels.options import AttentionOptions
 from kernels.triton.primitives import LOG2E
@@ -44,13 +52,7 @@ class Shared(NamedTuple):
     empty: gl.shared_memory_descriptor
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "seq_q", "seq_k", "n_head", "group", "window_size", "threshold",
-        "n_tiles", "n_heads", "section",
-    ],
-    do_not_specialize_on_alignment=["seed_ptr", "doc_ptr", "lengths_ptr", "sinks_ptr"],
-)  # fmt: skip
+@gluon.jit
 def attn_fwd_kernel(
     q,
     k,
@@ -144,7 +146,29 @@ def attn_fwd_kernel(
 
 # ---- the launch
 
-_launches: dict[tuple, Callable[..., None]] = {}
+
+def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
+    """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
+    features = plan.features
+    q_tile = tile_type(ROWS, plan.block_d, dtype)
+    k_tile = tile_type(plan.block_n, plan.block_d, dtype)
+    types = [
+        *(q_tile, k_tile, k_tile, q_tile),
+        *("*fp32", "*i32"),  # lse and counter
+        "*i64" if features.dropout else None,
+        "*i32" if features.documents else None,
+        "*i32" if features.lengths else None,
+        "*fp32" if features.sinks else None,
+        *["i32"] * 5,
+        *["fp32"] * 3,
+        *["i32"] * 4,
+    ]
+    return compile_kernel(attn_fwd_kernel, types, plan)
+
+
+@functools.cache
+def _kernel(device: int, dtype: torch.dtype, plan: Plan) -> Kernel:
+    return Kernel(compile_fwd(plan, dtype))
 
 
 def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
@@ -157,41 +181,40 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     Returns:
         out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
     """
-    device = q.device
+    device, dtype = q.device, q.dtype
     B, T_q, H, D = q.shape
     T_k, H_kv = k.shape[1:3]
-    out = torch.empty((B, T_q, H, D), dtype=q.dtype, device=device)
-    lse = torch.empty((B, H, T_q), dtype=torch.float32, device=device)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty((B, H, T_q), dtype=torch.float32)
     plan = forward_plan(D, T_q, T_k, options.features)
     n_tiles = -(-T_q // (plan.groups * ROWS))
     # heads whose keys and values fit in the L2 cache together; query heads of a group share theirs
     section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    operands = (tiled(q), tiled(k), tiled(v), tiled(out))
+    stream = runtime.driver.active.get_current_stream(device.index)  # its handle, without an object
+    q_map, q = described(q, ROWS)
+    k_map, k = described(k, plan.block_n)
+    v_map, v = described(v, plan.block_n)
+    out_map, _ = described(out, ROWS)
     softcap = options.softcap
-    arguments = (
+    tensors = (
         lse, tile_counters.pair(device, stream),
         options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
+    )  # fmt: skip
+    _kernel(device.index, dtype, plan).launch(
+        min(n_multiprocessors(device), n_tiles * B * H),
+        stream,
+        q_map, k_map, v_map, out_map,
+        *[x.data_ptr() for x in tensors if x is not None],
         T_q, T_k, H, H // H_kv, options.window_size,
         (softcap or options.softmax_scale) * LOG2E.value,
         options.softmax_scale / softcap if softcap else 0.0,
-        1.0 / (1.0 - options.dropout_p), _as_int32(int(options.dropout_p * 2**32)),
+        1.0 / (1.0 - options.dropout_p),
+        _as_int32(int(options.dropout_p * 2**32)),
         n_tiles, B * H, min(section, B * H),
     )  # fmt: skip
-    key = (device.index, q.dtype, plan)
-    launch = _launches.get(key)
-    if launch is None:
-        rows = (ROWS, plan.block_n, plan.block_n, ROWS)
-        launch = _launches[key] = compile_for(
-            attn_fwd_kernel,
-            [(x, n, plan.block_d) for x, n in zip(operands, rows, strict=True)],
-            arguments,
-            plan,
-        )
-    launch(min(n_multiprocessors(device), n_tiles * B * H), stream, *operands, *arguments)
     return out, lse
 
 
 def _as_int32(x: int) -> int:
-    """The signed number with the 32 bits of x, which a kernel's argument can hold."""
+    """The signed number with the 32 bits of x, as a kernel's argument holds it."""
     return x - 2**32 if x >= 2**31 else x

@@ -1,84 +1,148 @@
 """Launching a Hopper kernel with as little work on the CPU as can be.
 
-Triton's own way looks at every argument of every call to find the compiled kernel, and checks its
-descriptors, which takes longer than a short kernel runs. Here a kernel is compiled once for a key
-that the caller knows, and from then on launched by its handle.
+Triton's own launcher encodes every descriptor and looks at every argument at each call, which takes
+longer than a short kernel runs. Here a kernel is compiled for types that are known beforehand, a
+descriptor is encoded once for what it describes, and the parameters are packed as they are.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import re
+import struct
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from kernels.hopper import describable, driver
 from kernels.hopper.tiles import Plan
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-class Tiled(NamedTuple):
-    """A (B, T, H, D) tensor as the copy engine is told of it, (B, H, T, D).
+# ---- tensors, as the copy engine is told of them
 
-    A launch encodes it anew, which takes the CPU under a microsecond, and passes it by value: there
-    is nothing to keep, and nothing that a freed tensor could leave behind.
+
+def described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
+    """The tensor map of x for tiles of `rows`, and what it describes: x, or a copy, to be kept.
+
+    A copy is seldom made: `kernels.hopper.obstacle` refuses strides that are no multiples of 16
+    bytes. But it cannot look at addresses, which torch.compile does not know, and compiled code may
+    lay out its tensors anew.
+
+    Args:
+        x: (B, T, H, D), D of stride 1 and a multiple of 8, 2 bytes an element. The dimensions of
+            the map are (B, H, T, D).
     """
-
-    base: Tensor
-    shape: tuple[int, int, int, int]
-    strides: tuple[int, int, int, int]
-    padding: str = "zero"
-    round_f32_to_tf32: bool = False
+    found = _tensor_map(x.data_ptr(), x.dtype, x.shape, x.stride(), rows)
+    if found is None:
+        return described(x.clone(memory_format=torch.contiguous_format), rows)
+    return found, x
 
 
-def tiled(x: Tensor) -> Tiled:
-    """x (B, T, H, D), D a multiple of 8 and of stride 1, of 2 bytes an element.
-
-    Or a copy of x where it begins or strides between multiples of 16 bytes. That is seldom:
-    `kernels.hopper.obstacle` refuses such strides. But it cannot look at addresses, which
-    torch.compile does not know, and compiled code may lay out its tensors anew.
-    """
-    B, T, H, D = x.shape
-    b, t, h, _ = x.stride()
+# What is kept depends on the arguments alone, however often memory is freed and used again.
+@functools.lru_cache(maxsize=4096)
+def _tensor_map(
+    address: int, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], rows: int
+) -> bytes | None:
+    """None where the copy engine cannot go."""
+    if address % 16 or not describable(shape, strides):
+        return None
+    B, T, H, D = shape
     # the stride of a single element may be anything: nothing is read there
-    b, t, h = b if B > 1 else 8, t if T > 1 else 8, h if H > 1 else 8
-    if x.data_ptr() % 16 or b % 8 or t % 8 or h % 8 or min(b, t, h) <= 0:
-        return tiled(x.clone(memory_format=torch.contiguous_format))
-    return Tiled(x, (B, H, T, D), (b, h, t, 1))
+    b, t, h = (x if n > 1 else 8 for n, x in zip(shape[:3], strides[:3], strict=True))
+    return driver.tensor_map(
+        address, dtype, (B, H, T, D), (b, h, t, 1), (1, 1, rows, driver.BOX_COLUMNS)
+    )
+
+
+# ---- kernels
 
 
 def tile_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a tile of a `Tiled` lies in shared memory, as wgmma and the copy engine want it."""
+    """How a tile lies in shared memory, as wgmma and the copy engine want it."""
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], DTYPES[dtype])
 
 
-def compile_for(
-    kernel: Any, tiles: list[tuple[Tiled, int, int]], arguments: tuple, plan: Plan
-) -> Callable[..., None]:
-    """A kernel compiled for the current GPU, whose last parameter is its plan.
+def tile_type(rows: int, columns: int, dtype: torch.dtype) -> str:
+    """Triton's type of a descriptor of tiles."""
+    layout = tile_layout(rows, columns, dtype)
+    return f"tensordesc<{DTYPES[dtype].name}{[1, 1, rows, columns]},{layout!r}>"
+
+
+def compile_kernel(kernel: Any, types: list[str | None], plan: Plan) -> Any:
+    """What Triton compiles for an H100 or H200: this needs no GPU.
 
     Args:
-        tiles: of the arguments that come first, each with the rows and columns of a tile.
-        arguments: those after them.
+        kernel: its last parameter is the plan.
+        types: of the parameters before it; None where an argument is None.
+    """
+    arguments = {(i,): None for i, kind in enumerate(types) if kind is None}
+    signature = {
+        name: kind or "constexpr"
+        for name, kind in zip(kernel.arg_names, [*types, None], strict=True)
+    }
+    constants = arguments | {(len(types),): plan}
+    return triton.compile(
+        GluonASTSource(kernel, signature, constants),
+        target=GPUTarget("cuda", 90, 32),
+        options=plan.compiler_options,
+    )
+
+
+_CODES = {"u32": "i", "f32": "f", "u64": "Q"}  # of types in PTX, as struct names them
+_DESCRIPTOR = f"{driver.TENSOR_MAP_BYTES}s"
+
+
+def parameter_layout(ptx: str) -> tuple[struct.Struct, list[int]]:
+    """How to lay out the parameters of a kernel, as its PTX declares them.
 
     Returns:
-        The launch: number of programs, stream, and the arguments, the `Tiled` ones first.
+        (layout, offsets): what packs them into memory, and where in it each parameter begins. It
+        packs the tensor map of each descriptor and a number for each other argument, in their
+        order. Behind a descriptor Triton also passes 4 sizes and 4 strides, which a kernel reads
+        only if it asks for them, and at the end two pointers to scratch memory: these stay 0.
     """
-    descriptors = [
-        TensorDescriptor(
-            x.base, list(x.shape), list(x.strides), [1, 1, rows, columns],
-            tile_layout(rows, columns, x.base.dtype),
+    entry = ptx[ptx.index(".entry") :]
+    kinds = re.findall(r"\.param (?:\.align 64 )?\.(\w+)", entry[: entry.index(")")])
+    layout, offsets, end, unread = "<", [], 0, 0
+    for i, kind in enumerate(kinds):
+        code, alignment = (_DESCRIPTOR, 64) if kind == "b8" else (_CODES[kind], 0)
+        size = struct.calcsize(code)
+        padding = -end % (alignment or size)
+        offsets.append(end + padding)
+        end += padding + size
+        if unread > 0 or i >= len(kinds) - 2:
+            code, unread = f"{size}x", unread - 1
+        elif kind == "b8":
+            unread = 8
+        layout += f"{padding}x{code}"
+    return struct.Struct(layout), offsets
+
+
+class Kernel:
+    """A compiled kernel, loaded on the current GPU."""
+
+    def __init__(self, compiled: Any) -> None:
+        metadata = compiled.metadata
+        assert metadata.global_scratch_size == metadata.profile_scratch_size == 0
+        compiled.run  # noqa: B018  # this loads it
+        self._compiled = compiled  # which unloads it in the end
+        self._function = compiled.function
+        self._threads = 32 * metadata.num_warps
+        self._shared = metadata.shared
+        self._layout, offsets = parameter_layout(compiled.asm["ptx"])
+        self._parameters = driver.Parameters(self._layout.size, offsets)
+
+    def launch(self, programs: int, stream: int, *parameters: bytes | int | float) -> None:
+        """Launch it on a stream of the current GPU; parameters as in `parameter_layout`."""
+        self._layout.pack_into(self._parameters.memory, 0, *parameters)
+        driver.launch_kernel(
+            self._function, programs, self._threads, self._shared, stream, self._parameters
         )
-        for x, rows, columns in tiles
-    ]  # fmt: skip
-    compiled = kernel.warmup(*descriptors, *arguments, plan, grid=(1,), **plan.compiler_options)
-
-    def launch(programs: int, stream: int, *arguments: Any) -> None:
-        compiled[programs, 1, 1](*arguments, plan, stream=stream)
-
-    return launch
 
 
 @functools.cache

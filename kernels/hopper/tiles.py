@@ -66,16 +66,22 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
     """The plan for q (B, T_q, H, D) and k (B, T_k, H_kv, D).
 
     At 64 columns more groups keep the tensor cores busier: four with small key tiles, which waste
-    little under a causal mask, or on long rows three with larger ones. But whatever masks more than
-    a diagonal, or computes more than a softmax, wants the registers that two groups have.
+    little under a causal mask, or on long rows three with larger ones. What masks more than a
+    diagonal or the end of the keys, or computes more than a softmax, wants the registers that two
+    groups have; but for dropout under a causal mask, where small tiles matter more.
     """
     causal = features.causal
-    plain = features in (Features(causal=causal), Features(causal=causal, sinks=True))
     if head_dim > 64:
         plan = WIDE
     else:
-        plan = FOUR_GROUPS if seq_q <= SHORT else THREE_GROUPS
-        if not plain or cut_tiles(seq_q, seq_k, plan.block_n, features) > causal:
+        long = seq_q > SHORT and not features.dropout
+        plan = THREE_GROUPS if long else FOUR_GROUPS
+        edges = max(causal, features.lengths)
+        if (
+            (features.window or features.documents or features.softcap)
+            or (features.dropout and not causal)
+            or cut_tiles(seq_q, seq_k, plan.block_n, features) > edges
+        ):
             plan = TWO_GROUPS
     cut = cut_tiles(seq_q, seq_k, plan.block_n, features)
     plan = replace(plan, cut=cut, features=features)

@@ -73,6 +73,14 @@ def test_operators_are_well_registered(features, needs_grad, device):
     torch.library.opcheck(torch.ops.papilio.attn_bwd.default, inputs)
 
 
+def test_a_second_derivative_is_refused():
+    q, k, v = make_qkv(1, 17, 17, 2, 1, 16, requires_grad=True)
+    out = flash_attention(q, k, v, impl="triton")
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        dq.sum().backward()
+
+
 def test_features_are_those_of_the_options():
     assert AttentionOptions().features == Features()
     assert AttentionOptions(**all_options()).features == Features(

@@ -1,5 +1,6 @@
 """Which launches share the counters that hand out row tiles."""
 
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.hopper.launch import TileCounters, tiled
+from kernels.hopper import driver, launch
+from kernels.hopper.launch import TileCounters, described, parameter_layout
 
 CPU = torch.device("cpu")
 
@@ -44,26 +46,74 @@ def test_pairs_begin_at_zero_and_aligned_however_many_are_taken(capturing):
     assert len({pair.data_ptr() for pair in taken}) == len(taken)
 
 
-def test_a_packed_projection_is_described_by_its_own_strides():
-    q, _, _ = torch.zeros(2, 10, 3, 4, 64).unbind(2)
-    described = tiled(q)
-    assert described.shape == (2, 4, 10, 64)
-    assert described.strides == (10 * 3 * 4 * 64, 64, 3 * 4 * 64, 1)
+@pytest.fixture
+def encoded(monkeypatch):
+    """What the driver is asked to encode, newest last."""
+    calls = []
+
+    def tensor_map(*arguments):
+        calls.append(arguments)
+        return bytes([len(calls)])
+
+    monkeypatch.setattr(driver, "tensor_map", tensor_map)
+    launch._tensor_map.cache_clear()
+    yield calls
+    launch._tensor_map.cache_clear()
 
 
-def test_the_stride_of_a_single_element_may_be_anything():
-    x = torch.zeros(3 * 64).as_strided((1, 3, 1, 64), (1, 64, 7, 1))
-    assert tiled(x).strides == (8, 8, 64, 1)
+def test_a_packed_projection_is_described_by_its_own_strides(encoded):
+    q, _, _ = torch.zeros(2, 10, 3, 4, 64).half().unbind(2)
+    described(q, 32)
+    strides = (10 * 3 * 4 * 64, 64, 3 * 4 * 64, 1)
+    assert encoded == [(q.data_ptr(), torch.float16, (2, 4, 10, 64), strides, (1, 1, 32, 64))]
 
 
-def test_what_begins_or_strides_between_16_bytes_is_copied():
+def test_a_tensor_is_encoded_once_for_all_that_is_described(encoded):
+    x = torch.zeros(2, 10, 4, 64).half()
+    first, _ = described(x, 32)
+    assert described(x.view(2, 10, 4, 64), 32)[0] == first
+    others = [x.bfloat16(), x[1:], x[:, :9], x.view(2, 10, 2, 128), x.view(2, 4, 10, 64)]
+    maps = [described(other, 32)[0] for other in others]
+    assert len({first, described(x, 64)[0], *maps}) == 7
+
+
+def test_the_stride_of_a_single_element_may_be_anything(encoded):
+    x = torch.zeros(3 * 64).half().as_strided((1, 3, 1, 64), (1, 64, 7, 1))
+    assert described(x, 32)[1] is x
+    assert encoded[0][3] == (8, 8, 64, 1)
+
+
+def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
     x = torch.randn(2 * 3 * 4 * 64 + 1).half()
-    aligned, shifted = (x[start:][: 2 * 3 * 4 * 64].view(2, 3, 4, 64) for start in (0, 1))
+    even, shifted = (x[start:][: 2 * 3 * 4 * 64].view(2, 3, 4, 64) for start in (0, 1))
     padded = torch.randn(2, 3, 4, 68).half()[..., :64]  # 8 bytes too far from head to head
     shared = torch.randn(2, 1, 4, 64).half().expand(-1, 3, -1, -1)
-    assert tiled(aligned).base is aligned
+    assert described(even, 32)[1] is even
     for odd in (shifted, padded, shared):
-        copy = tiled(odd)
-        assert torch.equal(copy.base, odd)
-        assert copy.base.data_ptr() % 16 == 0
-        assert copy.strides == (3 * 4 * 64, 64, 4 * 64, 1)
+        _, copy = described(odd, 32)
+        assert torch.equal(copy, odd)
+        assert copy.is_contiguous()
+        assert encoded[-1][0] == copy.data_ptr() and copy.data_ptr() % 16 == 0
+
+
+_MAP = ".param .align 64 .b8 p[128]"
+_SIZES_AND_STRIDES = [".param .u32 p"] * 4 + [".param .u64 p"] * 4
+_POINTER = ".param .u64 .ptr .global .align 1 p"
+PARAMETERS = [
+    *(_MAP, *_SIZES_AND_STRIDES, ".param .u32 p"),
+    *(_MAP, *_SIZES_AND_STRIDES, ".param .f32 p", _POINTER),
+    *(_POINTER, _POINTER),  # scratch
+]
+PTX = ".visible .entry f(\n\t" + ",\n\t".join(PARAMETERS) + "\n)\n.reqntid 640\n"
+
+
+def test_parameters_lie_where_ptx_declares_them():
+    layout, offsets = parameter_layout(PTX)
+    packed = layout.pack(bytes([1] * 128), -2, bytes([3] * 128), 0.5, 2**40)
+    places = {0: bytes([1] * 128), 176: struct.pack("<i", -2), 192: bytes([3] * 128)}
+    places |= {368: struct.pack("<f", 0.5), 376: struct.pack("<Q", 2**40)}
+    expected = bytearray(400)
+    for place, value in places.items():
+        expected[place : place + len(value)] = value
+    assert packed == expected
+    assert [offsets[i] for i in (0, 9, 10, 19, 20, 21, 22)] == [0, 176, 192, 368, 376, 384, 392]

@@ -1,0 +1,112 @@
+"""The CUDA driver, as far as a launch needs it, called through ctypes."""
+
+import ctypes
+import functools
+import threading
+
+import torch
+
+TENSOR_MAP_BYTES = 128
+BOX_COLUMNS = 64  # elements of a row that a copy moves: a line of 128 bytes, swizzled
+
+# of cuda.h
+_SUCCESS, _INVALID_CONTEXT = 0, 201
+_DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9}
+_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTION_L2_128B, _FILL_WITH_ZERO = 0, 3, 2, 0
+
+_pointer, _uint = ctypes.c_void_p, ctypes.c_uint
+
+
+@functools.cache
+def _libcuda() -> ctypes.CDLL:
+    library = ctypes.CDLL("libcuda.so.1")
+    library.cuLaunchKernel.argtypes = [_pointer, *[_uint] * 7, *[_pointer] * 3]
+    library.cuTensorMapEncodeTiled.argtypes = [
+        _pointer,
+        _uint,
+        _uint,
+        *[_pointer] * 5,
+        *[_uint] * 4,
+    ]
+    library.cuCtxSetCurrent.argtypes = [_pointer]
+    return library
+
+
+def _raise_on(status: int, function: str) -> None:
+    if status != _SUCCESS:
+        name = ctypes.c_char_p()
+        _libcuda().cuGetErrorName(status, ctypes.byref(name))
+        raise RuntimeError(f"{function} failed: {(name.value or b'unknown error').decode()}")
+
+
+def tensor_map(
+    address: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+) -> bytes:
+    """The `CUtensorMap` by which the copy engine moves boxes of a tensor to and from shared memory.
+
+    Args:
+        address: of the first element, a multiple of 16.
+        dtype: bf16 or fp16.
+        shape, strides: in elements; the last stride is 1, the others are multiples of 8.
+        box: elements of a copy, `BOX_COLUMNS` in the last dimension. Where it leaves the tensor it
+            reads 0 and writes nothing.
+
+    Raises:
+        RuntimeError: the driver refuses it, or there is none.
+    """
+    rank = len(shape)
+    # CUDA begins with the dimension of stride 1, whose stride it is not told
+    sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
+    pitches = (ctypes.c_uint64 * rank)(*(dtype.itemsize * x for x in reversed(strides[:-1])))
+    extents = (_uint * rank)(*reversed(box))
+    steps = (_uint * rank)(*[1] * rank)
+    memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
+    start = -ctypes.addressof(memory) % 64
+    status = _libcuda().cuTensorMapEncodeTiled(
+        ctypes.addressof(memory) + start, _DATA_TYPES[dtype], rank, address,
+        sizes, pitches, extents, steps,
+        _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTION_L2_128B, _FILL_WITH_ZERO,
+    )  # fmt: skip
+    _raise_on(status, "cuTensorMapEncodeTiled")
+    return memory.raw[start : start + TENSOR_MAP_BYTES]
+
+
+class Parameters(threading.local):
+    """Memory for the parameters of a launch: of one thread, for another may launch meanwhile."""
+
+    def __init__(self, size: int, offsets: list[int]) -> None:
+        self.memory = ctypes.create_string_buffer(size)
+        start = ctypes.addressof(self.memory)
+        self.pointers = (_pointer * len(offsets))(*(start + offset for offset in offsets))
+
+
+def launch_kernel(
+    function: int, programs: int, threads: int, shared: int, stream: int, parameters: Parameters
+) -> None:
+    """Launch `function`, a handle, on a stream of the current GPU.
+
+    Args:
+        threads: of a program; shared: bytes of shared memory, of a program too.
+        parameters: of the kernel, filled in. The driver copies them.
+    """
+    arguments = (
+        function, programs, 1, 1, threads, 1, 1, shared, stream, parameters.pointers, None
+    )  # fmt: skip
+    status = _libcuda().cuLaunchKernel(*arguments)
+    if status == _INVALID_CONTEXT:
+        # a thread whose tensors came from PyTorch's cache need not have called CUDA before
+        _use_primary_context()
+        status = _libcuda().cuLaunchKernel(*arguments)
+    _raise_on(status, "cuLaunchKernel")
+
+
+def _use_primary_context() -> None:
+    context = _pointer()
+    device = torch.cuda.current_device()
+    status = _libcuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    _raise_on(status, "cuDevicePrimaryCtxRetain")
+    _raise_on(_libcuda().cuCtxSetCurrent(context), "cuCtxSetCurrent")
