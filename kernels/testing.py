@@ -123,9 +123,9 @@ def check_attention(
 
     out may have 2 times the error of same-dtype `standard_attention` and each gradient 3 times,
     all against `standard_attention` in `exact_dtype`. lse is held to 2 times the error of fp32,
-    whatever the inputs' dtype: a kernel keeps its scores in fp32. Two gradients may also have the
-    error of what a kernel keeps rounded and plain PyTorch keeps whole or not at all: dsinks that of
-    out, and dv that of lse, from which the backward makes the probabilities anew.
+    whatever the inputs' dtype: a kernel keeps its scores in fp32. Three gradients may also have the
+    error of what a kernel keeps rounded and plain PyTorch keeps whole or not at all: dq and dsinks
+    that of out, and dv that of lse, from which the backward makes the probabilities anew.
 
     Args:
         fn: called as fn(q, k, v, **options); returns out (B, T_q, H, D) and lse (B, H, T_q).
@@ -180,10 +180,17 @@ def check_attention(
                 *(x.detach().to(sum_dtype) for x in (q, k, v)), **options
             )[1]
 
-    cancelled = _cancelled_magnitudes(q, k, v, dout, dlse, options.get("softmax_scale"), sinks)
-    rounded = {"dv": _rounding_of_lse(sum_dtype, dout, exact["lse"])}
+    scale = options.get("softmax_scale") or 1 / math.sqrt(q.shape[-1])
+    cancelled = _cancelled_magnitudes(q, k, v, dout, dlse, scale, sinks)
+    delta_error = _rounding_of_delta(q.dtype, dout, exact["out"])
+    rounded = {
+        "dv": _rounding_of_lse(sum_dtype, dout, exact["lse"]),
+        # of a query that looks at one key alone, where plain PyTorch's dp - delta is 0
+        "dq": scale * _max_abs(k) * _max_abs(delta_error),
+    }
     if sinks is not None:
-        rounded["dsinks"] = _rounding_of_out(sinks, q.dtype, dout, exact)
+        p = (sinks[:, None] - exact["lse"]).exp()
+        rounded["dsinks"] = _max_abs((p * delta_error).square().sum(dim=(0, 2)).sqrt())
     factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsinks": 3.0}
     errors = {}
     for name, value in actual.items():
@@ -239,7 +246,7 @@ def _cancelled_magnitudes(
     v: Tensor,
     dout: Tensor,
     dlse: Tensor | None,
-    softmax_scale: float | None,
+    scale: float,
     sinks: Tensor | None,
 ) -> dict[str, float]:
     """What cancels on the way to each result of attention, for `assert_within_budget`.
@@ -248,8 +255,7 @@ def _cancelled_magnitudes(
     dp and delta are nearly equal, and with one they are equal, whatever their size. dsinks sums
     p * delta over all queries of a head.
     """
-    B, T_q, H, D = q.shape
-    scale = 1 / math.sqrt(D) if softmax_scale is None else softmax_scale
+    B, T_q, H, _ = q.shape
     # Cauchy-Schwarz, rather than another (T_q, T_k) matrix
     score = scale * _max_norm(q) * _max_norm(k)
     if sinks is not None:
@@ -275,18 +281,14 @@ def _rounding_of_lse(dtype: torch.dtype, dout: Tensor, lse: Tensor) -> float:
     return 2 * torch.finfo(dtype).eps * _max_abs(lse[lse.isfinite()]) * _max_abs(dout)
 
 
-def _rounding_of_out(
-    sinks: Tensor, dtype: torch.dtype, dout: Tensor, exact: dict[str, Tensor]
-) -> float:
-    """What rounding out to `dtype` may cost dsinks, a sum over the products p * dout * out.
+def _rounding_of_delta(dtype: torch.dtype, dout: Tensor, out: Tensor) -> Tensor:
+    """What rounding out to `dtype` may cost delta, the sum of dout * out of a query: (B, H, T_q).
 
     Each product is off by at most eps / 2 of itself, evenly spread and independent of the others:
     eps times the root of their sum of squares is 3.5 standard deviations.
     """
-    p = (sinks[:, None] - exact["lse"]).exp()  # (B, H, T_q)
-    products = (dout * exact["out"]).transpose(1, 2) * p[..., None]
-    by_head = products.nan_to_num().double().square().sum(dim=(0, 2, 3)).sqrt()
-    return torch.finfo(dtype).eps * _max_abs(by_head)
+    products = (dout * out).nan_to_num().double()
+    return torch.finfo(dtype).eps * products.square().sum(-1).sqrt().transpose(1, 2)
 
 
 def _difference(actual: Tensor, exact: Tensor) -> Tensor:

@@ -19,6 +19,14 @@ def exp2(x):
 
 
 @gluon.jit
+def reciprocal(x):
+    """1 / x to a rounding, by the instruction alone: a division goes on where x is beyond 2^126."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def round_to(x, dtype: gl.constexpr):
     """fp32 to bf16 or fp16, in pairs: a plain cast would be repacked where a loop carries it."""
     if dtype == gl.bfloat16:

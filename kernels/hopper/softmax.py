@@ -8,9 +8,9 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper.gluon import exp2, round_to
+from kernels.hopper.gluon import exp2, reciprocal, round_to
 from kernels.hopper.walk import M, doc_starts, row_bounds
-from kernels.triton.primitives import LN2, LOG2E, cap_scores, dropout_head_key, dropout_keep
+from kernels.triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
 
 
 class Rows(NamedTuple):
@@ -39,7 +39,9 @@ def make_rows(start_m, batch, batch_head, call, plan: gl.constexpr, S: gl.conste
 def masked_scores(s, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
     """Products of q and k, capped, and those of hidden keys at -inf."""
     features: gl.constexpr = plan.features
-    s = cap_scores(s, call.softcap_scale, features)
+    if features.softcap:
+        numerator, denominator = tanh_ratio(s * call.softcap_scale)
+        s = numerator * reciprocal(denominator)
     if MASKED:
         key = start_n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         seen = gl.expand_dims(key, 0) < gl.expand_dims(rows.upper, 1)

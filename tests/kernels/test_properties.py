@@ -94,10 +94,18 @@ def test_any_call(dtype, call):
     check("triton", dtype, "cpu", **call)
 
 
+# queries that see one key or none
+LONELY = EVERYTHING | {
+    "batch": 1, "lengths": (625, 25), "grouped": False, "causal": False, "window_size": 136,
+    "documents": "any", "sinks": False, "softcap": 1.0, "block_size": None, "seed": 271,
+}  # fmt: skip
+
+
 @pytest.mark.gpu
 @many
 @given(calls(longest=700, head_dims=[16, 40, 64, 128]))
 @example(EVERYTHING | {"lengths": (410, 700)})
+@example(LONELY)
 def test_any_call_on_a_gpu(call):
     check("triton", torch.bfloat16, "cuda", **call)
 

@@ -142,6 +142,35 @@ def test_budget_lets_dsinks_come_from_a_rounded_out(seed: int) -> None:
     check_attention(attention, q, k, v, sinks=torch.tensor([0.5]), seed=seed)
 
 
+class _DqFromRoundedOut(torch.autograd.Function):
+    """out in bfloat16; what that does to delta goes to q, times scale and the one key."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, q: Tensor, key: Tensor, scale: float) -> Tensor:
+        rounded = out.bfloat16()
+        ctx.save_for_backward(rounded.double() - out, key)
+        ctx.scale = scale
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        off, key = ctx.saved_tensors
+        delta = (off * grads[0]).sum(-1, keepdim=True)
+        return grads[0].double(), -ctx.scale * delta * key, None, None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_budget_lets_dq_come_from_a_rounded_out(seed: int) -> None:
+    # dropout keeps 1.25 times the value of the one key, or nothing: dq is 0, in plain PyTorch too
+    def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = standard_attention(q.double(), k.double(), v.double(), **options)
+        out = _DqFromRoundedOut.apply(out, q.double(), k.double(), 0.25)
+        return out, lse.float()  # type: ignore[return-value]
+
+    q, k, v = make_qkv(1, 20, 1, 1, 1, 16, dtype=torch.bfloat16, seed=seed)
+    check_attention(attention, q, k, v, seed=seed, dropout_p=0.2, dropout_seed=seed)
+
+
 def test_budget_message_and_infinities() -> None:
     exact = torch.tensor([1.0, -math.inf], dtype=torch.float64)
     half = torch.tensor([1.01, -math.inf], dtype=torch.float16)
