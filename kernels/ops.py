@@ -141,8 +141,8 @@ torch.library.register_autograd("papilio::attn_bwd", _no_second_derivative)
 class _Attention(torch.autograd.Function):
     """The operators in eager mode, where torch.library's autograd takes most of a call's time.
 
-    What needs a gradient is an argument of its own, the rest is passed as one, because each argument
-    costs the CPU time.
+    What needs a gradient is an argument of its own, the rest is passed as one, because each
+    argument costs the CPU time.
     """
 
     @staticmethod
