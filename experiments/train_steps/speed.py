@@ -35,7 +35,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -157,22 +157,23 @@ def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator
     text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     size = {"context_length": context_length, **GPT2_SIZES["small"]}
-    triton, sdpa = (ModelConfig(attention=name, **size) for name in ("triton", "sdpa"))
     ours = partial(our_step, tokens=tokens, targets=targets)
+    config = ModelConfig(**size)
+    portable, sdpa = (replace(config, attention=name) for name in ("triton", "sdpa"))
+    # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
     contenders: dict[str, Callable[[], Step]] = {
-        # The first is deterministic, which is the default of train.py.
-        "ours, triton": partial(ours, triton, deterministic=True),
-        "ours, triton, not deterministic": partial(ours, triton, deterministic=False),
+        "ours": partial(ours, config, deterministic=True),
+        "ours, portable": partial(ours, portable, deterministic=True),
         "ours, sdpa": partial(ours, sdpa, deterministic=False),
     }
     if nanogpt is not None:
         theirs = partial(nanogpt_step, nanogpt, context_length, tokens, targets)
         contenders |= {name: partial(theirs, backend) for name, backend in NANOGPT_BACKENDS.items()}
-    flops = train_flops_per_token(triton, causal=True)
+    flops = train_flops_per_token(config, causal=True)
     for name, make in contenders.items():
         measured = measure(make, steps)
         tokens_per_s = TOKENS_A_STEP / measured["step_s"]
-        utilisation = mfu(tokens_per_s, triton, torch.cuda.get_device_name())
+        utilisation = mfu(tokens_per_s, config, torch.cuda.get_device_name())
         yield [
             {
                 "context_length": context_length,

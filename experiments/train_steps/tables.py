@@ -98,7 +98,7 @@ def draw_speed(result: Result) -> "Figure":
         axes.margins(x=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.spines[["right", "top"]].set_visible(False)
-    panels[0].set_yticks(range(len(names)), [name.replace(", not", ",\nnot") for name in names])
+    panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     figure.supxlabel(
         "thousand tokens/s, and how many times those of nanoGPT on SDPA flash", size=10

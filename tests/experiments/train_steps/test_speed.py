@@ -9,7 +9,7 @@ from experiments.attention import __main__ as benchmark_attention
 from experiments.lra import speed as lra_speed
 from experiments.train_steps import speed
 
-NAMES = ("ours, triton", "nanoGPT, flash")
+NAMES = ("ours", "nanoGPT, flash")
 
 
 @pytest.fixture
