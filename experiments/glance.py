@@ -139,7 +139,7 @@ def _training_step(results: Results) -> tuple[str, str]:
     rows = [r for r in results["train_speed"]["rows"] if r["context_length"] == CONTEXT]
     speeds = {row["name"]: f"{row['tokens_per_s']:,.0f} tokens/s" for row in rows}
     peers = [f"{name}: {speed}" for name, speed in speeds.items() if name.startswith("nanoGPT")]
-    return speeds["ours, triton"], "; ".join(peers)
+    return speeds["ours"], "; ".join(peers)
 
 
 TABLE4 = "experiments.table4", "table-4", "evaluation.md#what-our-runs-say"
