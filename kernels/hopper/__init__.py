@@ -8,7 +8,6 @@ import torch
 from kernels import triton
 from kernels.call import AttentionCall
 
-MAX_HEAD_DIM = 128
 _SERVED = frozenset(
     {
         "causal", "window_size", "doc_start", "kv_lengths", "sinks", "softcap", "dropout_p",
@@ -24,8 +23,8 @@ def obstacle(call: AttentionCall) -> str | None:
         return f"q is on {q.device}, and it needs an H100 or H200"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"it takes bf16 and fp16, and q is {q.dtype}"
-    if q.shape[-1] > MAX_HEAD_DIM or q.shape[-1] % 8 != 0:
-        return f"it takes multiples of 8 up to {MAX_HEAD_DIM} as head_dim, and q has {q.shape[-1]}"
+    if q.shape[-1] % 8 != 0:
+        return f"it takes multiples of 8 as head_dim, and q has {q.shape[-1]}"
     for name, tensor in (("q", q), ("k", call.k), ("v", call.v)):
         if not describable(tensor.shape, tensor.stride()):
             return (

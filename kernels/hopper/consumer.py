@@ -50,7 +50,7 @@ def _attend(
     """Fold n key tiles before `key_tile` into the running sums, from the last one down.
 
     acc (M, D) lacks the values that p, the probabilities of the tile before, weighs; m_i is the
-    maximum of the raw scores, l_i (M, 4) the sums of probabilities by thread; c counts stages.
+    maximum of the scores in log2, l_i (M, 4) the sums of probabilities by thread; c counts stages.
     """
     for _ in range(n):
         key_tile -= 1
@@ -61,18 +61,32 @@ def _attend(
         acc = _add_values(acc, p, shared, stage)
         s = warpgroup_mma_wait(1, deps=(s,))
         s = masked_scores(s, start_n, rows, call, plan, MASKED)
-        m_new = gl.maximum(m_i, gl.max(s, 1))
+        m_new = gl.maximum(m_i, gl.max(s, 1) * call.scale_log2)
         # p is a register operand: it must live until its product is done
         acc, p = warpgroup_mma_wait(0, deps=(acc, p))
         mbarrier.arrive(shared.empty.index(stage), count=1)
         p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
-        alpha = exp2(m_i * call.scale_log2 - pivot)
+        alpha = exp2(m_i - pivot)
         l_i = times_rows(l_i, alpha) + l
         acc = times_rows(acc, alpha)
         p = as_operand(p, shared.q.dtype, O)
         m_i = m_new
         c += 1
     return acc, p, m_i, l_i, key_tile, c
+
+
+@gluon.jit
+def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr, S: gl.constexpr):
+    """Issue q k^T for the first tile of the next row tile that the group sees, if there is more.
+
+    The group waits for the tiles that it passes over, and holds them until the product is done.
+    """
+    mbarrier.wait(shared.q_full.index(q_slot), q_phase, pred=more)
+    if plan.skips:
+        for _ in range(skipped):
+            c += 1
+            mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1)
+    return _scores(shared, q_slot, c % plan.stages, S)
 
 
 @gluon.jit
@@ -115,7 +129,7 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         rows = make_rows(own_m, batch, batch_head, call, plan, S)
         key_tile = last
         s = masked_scores(s, key_tile * N, rows, call, plan, FIRST_MASKED)
-        m_i = gl.max(s, 1)
+        m_i = gl.max(s, 1) * call.scale_log2
         p, l_i, _ = probabilities(s, m_i, key_tile * N, rows, call, plan, FIRST_MASKED)
         p = as_operand(p, DTYPE, O)
         acc = gl.zeros([M, D], gl.float32, layout=O)
@@ -132,7 +146,9 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
             )
 
         # The last values of this row tile, and behind it the first scores of the next one
-        mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
+        slot_left = q_slot
+        if not plan.out_over_q:
+            mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
         lse, factor = finish_rows(m_i, l_i, head, call, plan)
         out_at = [batch, head, own_m, 0]
         tile = receive(box, i)
@@ -146,23 +162,24 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
         acc = _add_values(acc, p, shared, stage)
         q_slot = (i % plan.q_stages) * plan.groups + cid
-        mbarrier.wait(shared.q_full.index(q_slot), (i // plan.q_stages) & 1, pred=more)
+        q_phase = (i // plan.q_stages) & 1
         if plan.skips:
             skipped = gl.where(more, skipped, 0)
-            for ahead in range(c + 1, c + 1 + skipped):
-                mbarrier.wait(shared.full.index(ahead % STAGES), (ahead // STAGES) & 1)
-            s = _scores(shared, q_slot, (c + skipped) % STAGES, S)
-        else:
-            s = _scores(shared, q_slot, stage, S)
+        if not plan.out_over_q:
+            s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
 
         row = gl.arange(0, M, layout=gl.SliceLayout(1, S))
         gl.store(lse_tile + row, lse, mask=row < call.seq_q - own_m)
-        acc, p = warpgroup_mma_wait(1, deps=(acc, p))
+        acc, p = warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
         acc = times_rows(acc, factor)
         tma.store_wait(0)
         shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
         fence_async_shared()
         tma_store(out, out_at, shared.out.index(cid))
+        if plan.out_over_q:
+            tma.store_wait(0)
+            mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
+            s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(shared.empty.index(stage), count=1)
         c += 1

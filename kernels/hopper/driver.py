@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import threading
+from typing import Any
 
 import torch
 
@@ -30,6 +31,16 @@ def _libcuda() -> ctypes.CDLL:
     ]
     library.cuCtxSetCurrent.argtypes = [_pointer]
     return library
+
+
+def _call(function: str, *arguments: Any) -> None:
+    """Call a function of the driver in the context of the current GPU."""
+    status = getattr(_libcuda(), function)(*arguments)
+    if status == _INVALID_CONTEXT:
+        # a thread whose tensors came from PyTorch's cache need not have called CUDA before
+        _use_primary_context()
+        status = getattr(_libcuda(), function)(*arguments)
+    _raise_on(status, function)
 
 
 def _raise_on(status: int, function: str) -> None:
@@ -66,12 +77,12 @@ def tensor_map(
     steps = (_uint * rank)(*[1] * rank)
     memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = -ctypes.addressof(memory) % 64
-    status = _libcuda().cuTensorMapEncodeTiled(
+    _call(
+        "cuTensorMapEncodeTiled",
         ctypes.addressof(memory) + start, _DATA_TYPES[dtype], rank, address,
         sizes, pitches, extents, steps,
         _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTION_L2_128B, _FILL_WITH_ZERO,
     )  # fmt: skip
-    _raise_on(status, "cuTensorMapEncodeTiled")
     return memory.raw[start : start + TENSOR_MAP_BYTES]
 
 
@@ -93,15 +104,10 @@ def launch_kernel(
         threads: of a program; shared: bytes of shared memory, of a program too.
         parameters: of the kernel, filled in. The driver copies them.
     """
-    arguments = (
-        function, programs, 1, 1, threads, 1, 1, shared, stream, parameters.pointers, None
+    _call(
+        "cuLaunchKernel",
+        function, programs, 1, 1, threads, 1, 1, shared, stream, parameters.pointers, None,
     )  # fmt: skip
-    status = _libcuda().cuLaunchKernel(*arguments)
-    if status == _INVALID_CONTEXT:
-        # a thread whose tensors came from PyTorch's cache need not have called CUDA before
-        _use_primary_context()
-        status = _libcuda().cuLaunchKernel(*arguments)
-    _raise_on(status, "cuLaunchKernel")
 
 
 def _use_primary_context() -> None:

@@ -84,11 +84,16 @@ def attn_fwd_kernel(
     STAGES: gl.constexpr = plan.stages
     Q_SLOTS: gl.constexpr = plan.q_stages * GROUPS
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    q_tiles = gl.allocate_shared_memory(q.dtype, [Q_SLOTS, 1, 1, M, D], q.layout)
+    if plan.out_over_q:
+        out_tiles = q_tiles
+    else:
+        out_tiles = gl.allocate_shared_memory(out.dtype, [GROUPS, 1, 1, M, D], out.layout)
     shared = Shared(
-        gl.allocate_shared_memory(q.dtype, [Q_SLOTS, 1, 1, M, D], q.layout),
+        q_tiles,
         gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, N, D], v.layout),
-        gl.allocate_shared_memory(out.dtype, [GROUPS, 1, 1, M, D], out.layout),
+        out_tiles,
         gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
@@ -175,7 +180,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     """Launch the forward kernel.
 
     Args:
-        q: (B, T_q, H, D) fp16 or bf16, D up to 128; k, v: (B, T_k, H_kv, D). Strides and options
+        q: (B, T_q, H, D) fp16 or bf16, D up to 256; k, v: (B, T_k, H_kv, D). Strides and options
             as `kernels.hopper.obstacle` asks.
 
     Returns:

@@ -46,8 +46,6 @@ def produce(q, k, v, shared, box, counter, order, call, plan: gl.constexpr):
         for step in range(end - first):
             key_tile = end - 1 - step
             stage = c % STAGES
-            if step == 0:
-                _load_q(q, shared, q_slot, q_phase, batch, head, start_m)
             mbarrier.wait(shared.empty.index(stage), ((c // STAGES) & 1) ^ 1)
             mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
             mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
@@ -55,8 +53,8 @@ def produce(q, k, v, shared, box, counter, order, call, plan: gl.constexpr):
             tma_load(k, at, shared.full.index(stage), shared.k.index(stage))
             _load_v(v, shared, stage, v_batch, v_head, v_tile, c > 0, N)
             if step == 0:
-                # behind the first keys: the first group can begin, the others wait their turn
-                for g in gl.static_range(1, GROUPS):
+                # behind the values of the row tile before, whose output may have to leave first
+                for g in gl.static_range(GROUPS):
                     _load_q(q, shared, q_slot + g, q_phase, batch, head, start_m + g * M)
             v_batch = batch
             v_head = kv_head

@@ -53,13 +53,13 @@ def masked_scores(s, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constex
 
 @gluon.jit
 def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
-    """Softmax's numerators for row maxima m_i, a maximum -inf taken for 0.
+    """Softmax's numerators for row maxima m_i, in log2, a maximum -inf taken for 0.
 
     Returns:
         (p (M, N), the operand of the product with the values; l (M, 4), sums of what each thread
-        holds of a row, before dropout; the row maxima times scale_log2, that were subtracted (M,)).
+        holds of a row, before dropout; the maxima that were subtracted (M,)).
     """
-    pivot = m_i * call.scale_log2
+    pivot = m_i
     if MASKED:
         pivot = gl.where(m_i == -float("inf"), 0.0, pivot)
     p = exp2(s * call.scale_log2 - gl.expand_dims(pivot, 1))
@@ -90,7 +90,7 @@ def times_rows(x, factor):
 def finish_rows(m_i, l_i, head, call, plan: gl.constexpr):
     """(lse, factor on the sum of values) of rows with maxima m_i (M,) and sums l_i (M, 4)."""
     l = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
-    m = m_i * call.scale_log2
+    m = m_i
     factor = 1.0
     if plan.features.sinks:
         # a sink is one more score: it may exceed the others by so much that they vanish

@@ -16,7 +16,7 @@ class Plan:
     """Tiles, roles and features of the forward kernel: one compilation for each that is used.
 
     Attributes:
-        block_d: columns of a tile, D rounded up to 64 or 128; block_n: keys of a tile.
+        block_d: columns of a tile, D rounded up to 64, 128 or 256; block_n: keys of a tile.
         groups: of consumers, with 64 queries each.
         stages: of the ring of keys and values; q_stages: row tiles whose queries lie in memory.
         consumer_registers: of a thread in all consumer groups but the first, which gets what is
@@ -43,6 +43,11 @@ class Plan:
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
 
     @property
+    def out_over_q(self) -> bool:
+        """Whether the output takes the place of the queries: shared memory cannot hold both."""
+        return self.block_d == 256
+
+    @property
     def low(self) -> bool:
         """Whether the key tiles that a group visits last may hide keys that come too early."""
         return self.features.window or self.features.documents
@@ -59,6 +64,7 @@ TWO_GROUPS = Plan(64, 128, 2, 4, 2, consumer_registers=240, max_registers=168)
 THREE_GROUPS = Plan(64, 128, 3, 4, 2, consumer_registers=160, max_registers=128)
 FOUR_GROUPS = Plan(64, 64, 4, 4, 2, consumer_registers=112, max_registers=96)
 WIDE = Plan(128, 128, 2, 2, 2, consumer_registers=240, max_registers=168)
+WIDEST = Plan(256, 64, 2, 2, 1, consumer_registers=240, max_registers=168)
 
 
 @functools.cache  # a call would cost the CPU some microseconds
@@ -71,7 +77,9 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
     groups have; but for dropout under a causal mask, where small tiles matter more.
     """
     causal = features.causal
-    if head_dim > 64:
+    if head_dim > 128:
+        plan = WIDEST
+    elif head_dim > 64:
         plan = WIDE
     else:
         long = seq_q > SHORT and not features.dropout
@@ -94,7 +102,8 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
 def cut_tiles(seq_q: int, seq_k: int, block_n: int, features: Features) -> int:
     """`Plan.cut` of a call: a diagonal on the edge of a tile stays in one tile of each group."""
     if features.causal:
-        return 1 if seq_k >= seq_q and (seq_k - seq_q) % block_n == 0 else 2
+        on_edge = seq_k >= seq_q and (seq_k - seq_q) % block_n == 0 and block_n >= ROWS
+        return 1 if on_edge else 2
     if features.window:
         return 2
     return 0 if seq_k % block_n == 0 and not features.lengths else 1

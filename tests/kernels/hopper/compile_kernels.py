@@ -53,7 +53,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """What `kernels.hopper.fwd.attn_fwd` can ask for, each once, in bf16; and one in fp16."""
-    head_dims = [64, 128]
+    head_dims = [64, 128, 256]
     dense = itertools.product(
         head_dims, QUERIES, KEYS_OF_A_CALL, [Features(causal=True), Features()]
     )

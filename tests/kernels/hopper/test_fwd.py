@@ -5,6 +5,7 @@ the folder above. A refused call fails here, where the tests above are skipped.
 """
 
 import itertools
+import threading
 from functools import partial
 
 import pytest
@@ -18,7 +19,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 pytestmark = pytest.mark.gpu
 causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-each_head_dim = pytest.mark.parametrize("head_dim", [64, 128])
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def test_causal_aligns_at_the_bottom_right(lengths, head_dim, causal):
 
 @causal_or_full
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("head_dim", [8, 72, 120])
+@pytest.mark.parametrize("head_dim", [8, 72, 120, 136, 192])
 def test_any_multiple_of_eight_as_head_dim(head_dim, dtype, causal):
     check(2, 333, 333, 2, 2, head_dim, dtype, causal=causal)
 
@@ -128,6 +129,17 @@ def test_compiles_without_a_graph_break():
     compiled = torch.compile(attend, fullgraph=True)
     assert torch.equal(compiled(qkv), hopper_attention(*qkv.unbind(2), causal=True)[0])
     assert torch.equal(gradient(compiled), gradient(attend))
+
+
+def test_a_thread_that_never_called_cuda_may_launch():
+    qkv = make_qkv(1, 200, 200, 2, 2, 64, dtype=BF16, device="cuda")
+    expected, _ = hopper_attention(*qkv)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(hopper_attention(*qkv)[0]))
+    thread.start()
+    thread.join()
+    (got,) = results
+    assert torch.equal(got, expected)
 
 
 def test_an_odd_address_is_read():

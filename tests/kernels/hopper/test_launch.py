@@ -93,7 +93,9 @@ def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
         _, copy = described(odd, 32)
         assert torch.equal(copy, odd)
         assert copy.is_contiguous()
-        assert encoded[-1][0] == copy.data_ptr() and copy.data_ptr() % 16 == 0
+        # one of the copies before may have had this place, and its description
+        assert copy.data_ptr() in [address for address, *_ in encoded]
+        assert copy.data_ptr() % 16 == 0
 
 
 _MAP = ".param .align 64 .b8 p[128]"

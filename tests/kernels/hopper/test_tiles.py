@@ -13,7 +13,7 @@ CAUSAL = Features(causal=True)
 LENGTHS = [1, 64, 65, 127, 128, 192, 200, 256, 300, 4224]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_only_the_first_tiles_of_a_group_hide_late_keys(causal, head_dim):
     """A group visits its tiles from the last one down, and masks the first `cut` of them."""
@@ -29,7 +29,7 @@ def test_only_the_first_tiles_of_a_group_hide_late_keys(causal, head_dim):
             assert hiding <= allowed, (seq_q, seq_k, plan)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("window", [None, 1, 100])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_a_group_never_waits_for_a_stage_that_it_holds(causal, window, head_dim):
@@ -51,7 +51,7 @@ def test_long_rows_take_larger_tiles():
 
 def test_registers_are_no_more_than_a_multiprocessor_has():
     for head_dim, seq, features in itertools.product(
-        (64, 128), (SHORT, SHORT + 128), (CAUSAL, Features(), Features(documents=True))
+        (64, 128, 256), (SHORT, SHORT + 128), (CAUSAL, Features(), Features(documents=True))
     ):
         plan = forward_plan(head_dim, seq, seq, features)
         # the first group gets what is left; the producer's warp counts as four

@@ -85,7 +85,7 @@ def a_call(draw):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_python):
     draw = random.Random(seed)
     for _ in range(200):
