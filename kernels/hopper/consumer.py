@@ -77,9 +77,10 @@ def _attend(
 
 @gluon.jit
 def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr, S: gl.constexpr):
-    """Issue q k^T for the first tile of the next row tile that the group sees, if there is more.
+    """Issue q k^T for the first tile that the group sees of a row tile, if there is more.
 
-    The group waits for the tiles that it passes over, and holds them until the product is done.
+    c is the stage of the row tile's first keys, which are there. The group waits for the tiles
+    that it passes over, and holds them until the product is done.
     """
     mbarrier.wait(shared.q_full.index(q_slot), q_phase, pred=more)
     if plan.skips:
@@ -87,6 +88,18 @@ def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr,
             c += 1
             mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1)
     return _scores(shared, q_slot, c % plan.stages, S)
+
+
+@gluon.jit
+def _release_first(shared, c, skipped, plan: gl.constexpr):
+    """Give back what `_first_scores` held; returns the stage of the next tile."""
+    mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+    c += 1
+    if plan.skips:
+        for _ in range(skipped):
+            mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+            c += 1
+    return c
 
 
 @gluon.jit
@@ -111,16 +124,10 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
     start_m = row_tile * (plan.groups * M)
     batch = batch_head // call.n_head
     skipped, last, high, whole, low = group_tiles(start_m, cid, batch, call, plan)
-    mbarrier.wait(shared.q_full.index(cid), 0)
-    if plan.skips:
-        for _ in range(skipped):
-            mbarrier.wait(shared.full.index(c % STAGES), (c // STAGES) & 1)
-            mbarrier.arrive(shared.empty.index(c % STAGES), count=1)
-            c += 1
-    mbarrier.wait(shared.full.index(c % STAGES), (c // STAGES) & 1)
-    s = warpgroup_mma_wait(0, deps=(_scores(shared, cid, c % STAGES, S),))
-    mbarrier.arrive(shared.empty.index(c % STAGES), count=1)
-    c += 1
+    mbarrier.wait(shared.full.index(0), 0)
+    s = _first_scores(shared, cid, 0, c, skipped, True, plan, S)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    c = _release_first(shared, c, skipped, plan)
     while tile < total:
         q_slot = (i % plan.q_stages) * plan.groups + cid
         own_m = start_m + cid * M
@@ -181,10 +188,5 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
             s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
         s = warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(shared.empty.index(stage), count=1)
-        c += 1
-        if plan.skips:
-            for _ in range(skipped):
-                mbarrier.arrive(shared.empty.index(c % STAGES), count=1)
-                c += 1
+        c = _release_first(shared, c, skipped, plan)
     tma.store_wait(0)

@@ -28,6 +28,9 @@ def produce(q, k, v, shared, box, counter, order, call, plan: gl.constexpr):
     N: gl.constexpr = plan.block_n
     GROUPS: gl.constexpr = plan.groups
     STAGES: gl.constexpr = plan.stages
+    # Queries come behind the first keys, but for those of the first group, so that it can begin. If
+    # an output takes their place, all of them do: it has to leave, and waits for these values.
+    EARLY: gl.constexpr = 0 if plan.out_over_q else 1
     i = 0  # row tiles so far
     c = 0  # stages of the ring so far
     v_batch = 0  # where the values of the tile before this one are
@@ -46,6 +49,9 @@ def produce(q, k, v, shared, box, counter, order, call, plan: gl.constexpr):
         for step in range(end - first):
             key_tile = end - 1 - step
             stage = c % STAGES
+            if step == 0:
+                for g in gl.static_range(EARLY):
+                    _load_q(q, shared, q_slot + g, q_phase, batch, head, start_m + g * M)
             mbarrier.wait(shared.empty.index(stage), ((c // STAGES) & 1) ^ 1)
             mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
             mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
@@ -53,8 +59,7 @@ def produce(q, k, v, shared, box, counter, order, call, plan: gl.constexpr):
             tma_load(k, at, shared.full.index(stage), shared.k.index(stage))
             _load_v(v, shared, stage, v_batch, v_head, v_tile, c > 0, N)
             if step == 0:
-                # behind the values of the row tile before, whose output may have to leave first
-                for g in gl.static_range(GROUPS):
+                for g in gl.static_range(EARLY, GROUPS):
                     _load_q(q, shared, q_slot + g, q_phase, batch, head, start_m + g * M)
             v_batch = batch
             v_head = kv_head

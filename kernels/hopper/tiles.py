@@ -73,8 +73,7 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
 
     At 64 columns more groups keep the tensor cores busier: four with small key tiles, which waste
     little under a causal mask, or on long rows three with larger ones. What masks more than a
-    diagonal or the end of the keys, or computes more than a softmax, wants the registers that two
-    groups have; but for dropout under a causal mask, where small tiles matter more.
+    diagonal or the end of the keys, or caps scores, wants the registers that two groups have.
     """
     causal = features.causal
     if head_dim > 128:
@@ -85,12 +84,12 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
         long = seq_q > SHORT and not features.dropout
         plan = THREE_GROUPS if long else FOUR_GROUPS
         edges = max(causal, features.lengths)
-        if (
-            (features.window or features.documents or features.softcap)
-            or (features.dropout and not causal)
-            or cut_tiles(seq_q, seq_k, plan.block_n, features) > edges
-        ):
+        uncommon = features.window or features.documents or features.softcap
+        if uncommon or cut_tiles(seq_q, seq_k, plan.block_n, features) > edges:
             plan = TWO_GROUPS
+    if features.softcap or (features.dropout and causal):
+        # so much code for a score that the instruction cache holds it for small tiles alone
+        plan = replace(plan, block_n=64, stages=plan.stages * plan.block_n // 64)
     cut = cut_tiles(seq_q, seq_k, plan.block_n, features)
     plan = replace(plan, cut=cut, features=features)
     if plan.low:

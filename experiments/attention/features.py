@@ -1,0 +1,126 @@
+"""What options of attention and other head dimensions cost our forward pass.
+
+python -m experiments.attention.features
+
+Causal attention on 4,096 tokens, by the kernels that this GPU gets and by the portable ones, with
+one option at a time: 16,384 tokens a batch, 2,048 channels, bfloat16. An option is timed only where
+both agree. Medians of the GPU's time.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--resume", action="store_true", help="go on with a run that was stopped")
+    add("--out", type=Path, default=Path("docs/results/attention_features.json"))
+    return parser.parse_args(argv)
+
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from evaluation.results import Row, collect_rows
+from experiments.attention.cases import DROPOUT_SEED, Case, make_tensors
+from experiments.attention.measure import time_ms
+from experiments.attention.report import Result
+from experiments.reports import table
+from kernels import flash_attention
+from kernels.testing import relative_error
+
+SEQ_LEN = 4096
+TOKENS, CHANNELS = 16_384, 2048
+ALL_OPTIONS = (64, 128)  # head dimensions that are timed with every option
+PLAIN = (96, 192, 256)  # and those that are timed without any
+AGREE = 1e-2  # relative error between two kernels, each of which rounds p and out to bfloat16
+
+
+def case(head_dim: int) -> Case:
+    """Plain causal attention; at 96 and 192 on as many channels as whole heads fill."""
+    return Case(TOKENS // SEQ_LEN, SEQ_LEN, CHANNELS // head_dim, head_dim, causal=True)
+
+
+def option_sets(asked: Case, device: str) -> dict[str, dict[str, Any]]:
+    """Options of `flash_attention` beside causal, by what they are called."""
+    position = torch.arange(asked.seq_len, device=device).expand(asked.batch, -1)
+    quarter = asked.seq_len // 4
+    lengths = [asked.seq_len - 20 * (i + 1) for i in range(asked.batch)]
+    return {
+        "": {},
+        "dropout": {
+            "dropout_p": 0.1,
+            "dropout_seed": torch.tensor([DROPOUT_SEED], device=device),
+        },
+        "padding": {"kv_lengths": torch.tensor(lengths, dtype=torch.int32, device=device)},
+        "sinks": {"sinks": torch.zeros(asked.n_head, device=device)},
+        "softcap": {"softcap": 30.0},
+        "a window of a quarter": {"window_size": quarter},
+        "four documents": {"doc_start": (position // quarter * quarter).int()},
+    }
+
+
+def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
+    """A row for each set of options."""
+    asked = case(head_dim)
+    q, k, v = (x.detach() for x in make_tensors(asked, device)[:3])
+    sets = option_sets(asked, device)
+    for name in sets if head_dim in ALL_OPTIONS else [""]:
+        attend = partial(flash_attention, q, k, v, causal=True, **sets[name])
+        difference = relative_error(attend(), attend(impl="triton"))
+        if not difference <= AGREE:
+            raise SystemExit(
+                f"head_dim {head_dim}, {name or 'plain'}: our kernels differ by {difference:.1e}, "
+                f"and may by {AGREE:.0e}: no speed is reported"
+            )
+        times = {x: time_ms(partial(attend, impl=x))["ms"] for x in (None, "triton")}
+        row = {"name": name, **asked.describe(), "difference": difference}
+        yield [row | {"forward_ms": times[None], "portable_ms": times["triton"]}]
+
+
+def features_table(result: Result) -> str:
+    """Milliseconds by option, in Markdown."""
+    plain = {row["head_dim"]: row["forward_ms"] for row in result["rows"] if not row["name"]}
+    return table(
+        {
+            "head_dim": str(row["head_dim"]),
+            "causal, with": row["name"] or "nothing else",
+            "ours, ms": f"{row['forward_ms']:.3f}",
+            "of plain": f"{row['forward_ms'] / plain[row['head_dim']]:.2f}",
+            "ours, portable, ms": f"{row['portable_ms']:.3f}",
+            "portable / ours": f"{row['portable_ms'] / row['forward_ms']:.2f}",
+        }
+        for row in result["rows"]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("options are measured on a GPU, and PyTorch sees none")
+    stages = [partial(measure, head_dim) for head_dim in (*ALL_OPTIONS, *PLAIN)]
+    rows = collect_rows(args.out, stages, print_last, resume=args.resume)
+    print(features_table({"rows": rows}))
+    print(f"wrote {args.out}")
+
+
+def print_last(rows: list[Row]) -> None:
+    """The last row in one line."""
+    row = rows[-1]
+    speed = f"{row['forward_ms']:.3f} ms, portable {row['portable_ms']:.3f} ms"
+    print(f"{row['head_dim']:4} {row['name'] or 'plain':24} {speed}", flush=True)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()
