@@ -107,7 +107,8 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
     """Attend from the queries of group cid, row tile after row tile.
 
     The first scores of the next row tile are issued behind the last values of this one, so that
-    the tensor cores work while the output is scaled and stored.
+    the tensor cores work while the output is scaled and stored; but for an output that takes the
+    place of the queries, which those scores wait for.
     """
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block_n

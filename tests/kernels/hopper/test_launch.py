@@ -98,6 +98,28 @@ def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
         assert copy.data_ptr() % 16 == 0
 
 
+def test_a_thread_without_a_context_gets_one(monkeypatch):
+    """The driver refuses such a thread; the call that was refused is made again, another is not."""
+    made = []
+
+    def refuse_without_context(*arguments):
+        made.append(arguments)
+        return 0 if contexts else 201  # CUDA_ERROR_INVALID_CONTEXT
+
+    contexts = []
+    library = SimpleNamespace(
+        cuTensorMapEncodeTiled=refuse_without_context,
+        cuDevicePrimaryCtxRetain=lambda context, device: 0,
+        cuCtxSetCurrent=lambda context: contexts.append(context) or 0,
+    )
+    monkeypatch.setattr(driver, "_libcuda", lambda: library)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for expected in (2, 3):
+        driver.tensor_map(16, torch.float16, (2, 3, 4, 64), (768, 256, 64, 1), (1, 1, 4, 64))
+        assert len(made) == expected
+    assert len(contexts) == 1
+
+
 _MAP = ".param .align 64 .b8 p[128]"
 _SIZES_AND_STRIDES = [".param .u32 p"] * 4 + [".param .u64 p"] * 4
 _POINTER = ".param .u64 .ptr .global .align 1 p"
