@@ -116,7 +116,7 @@ OFF = {"block_size": None}
 
 @pytest.mark.gpu
 @many
-@given(calls(longest=700, head_dims=[16, 40, 64, 128]).map(lambda call: call | OFF))
+@given(calls(longest=700, head_dims=[16, 40, 64, 128, 256]).map(lambda call: call | OFF))
 @example(EVERYTHING | {"lengths": (410, 700)} | OFF)
 def test_any_call_on_hopper(call):
     check("hopper", torch.bfloat16, "cuda", **call)
