@@ -18,6 +18,7 @@ from kernels.hopper.softmax import (
     make_rows,
     masked_scores,
     probabilities,
+    row_max,
     times_rows,
 )
 from kernels.hopper.walk import M, group_tiles
@@ -61,7 +62,7 @@ def _attend(
         acc = _add_values(acc, p, shared, stage)
         s = warpgroup_mma_wait(1, deps=(s,))
         s = masked_scores(s, start_n, rows, call, plan, MASKED)
-        m_new = gl.maximum(m_i, gl.max(s, 1) * call.scale_log2)
+        m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
         # p is a register operand: it must live until its product is done
         acc, p = warpgroup_mma_wait(0, deps=(acc, p))
         mbarrier.arrive(shared.empty.index(stage), count=1)
@@ -137,7 +138,7 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         rows = make_rows(own_m, batch, batch_head, call, plan, S)
         key_tile = last
         s = masked_scores(s, key_tile * N, rows, call, plan, FIRST_MASKED)
-        m_i = gl.max(s, 1) * call.scale_log2
+        m_i = row_max(s, plan) * call.scale_log2
         p, l_i, _ = probabilities(s, m_i, key_tile * N, rows, call, plan, FIRST_MASKED)
         p = as_operand(p, DTYPE, O)
         acc = gl.zeros([M, D], gl.float32, layout=O)

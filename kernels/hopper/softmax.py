@@ -52,6 +52,19 @@ def masked_scores(s, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constex
 
 
 @gluon.jit
+def row_max(s, plan: gl.constexpr):
+    """The maximum of each row (M,), taken in one chain of steps or in two that do not wait for
+    each other, of even and of odd columns."""
+    S: gl.constexpr = s.type.layout
+    if plan.two_chains:
+        chains = gl.max(s.reshape([M, s.shape[1] // 8, 4, 2]), 1)
+        m = gl.max(gl.max(chains, 2), 1)
+        return gl.convert_layout(m, gl.SliceLayout(1, S), assert_trivial=True)
+    else:
+        return gl.max(s, 1)
+
+
+@gluon.jit
 def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
     """Softmax's numerators for row maxima m_i, in log2, a maximum -inf taken for 0.
 

@@ -48,6 +48,12 @@ class Plan:
         return self.block_d == 256
 
     @property
+    def two_chains(self) -> bool:
+        """Whether a thread takes the maximum of a row in two chains: 1% faster, but at 128 columns
+        without a causal mask, where it is 1% slower."""
+        return self.features.causal or self.block_d == 64
+
+    @property
     def low(self) -> bool:
         """Whether the key tiles that a group visits last may hide keys that come too early."""
         return self.features.window or self.features.documents
