@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from evaluation.results import Row, read_result
 from evaluation.style import save
 from experiments import glance, provenance
-from experiments.attention import hbm_bytes, host
+from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "noise": _of(train_steps.gaps_table, **COMPARED),
     "attention_speed": _of(attention.dense_table, "attention_peers"),
     "hopper_forward": _of(attention.forward_table, "attention_hopper"),
+    "attention_features": _of(features.features_table, "attention_features"),
     "attention_host": _of(host.host_table, "attention_host"),
     "butterfly_speed": _of(attention.butterfly_table, "attention_peers"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
