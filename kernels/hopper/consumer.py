@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.gluon import exp2, round_to, tma_store
+from kernels.hopper.gluon import announce, exp2, meet, round_to, tma_store
 from kernels.hopper.schedule import locate, receive
 from kernels.hopper.softmax import (
     as_operand,
@@ -22,6 +22,8 @@ from kernels.hopper.softmax import (
     times_rows,
 )
 from kernels.hopper.walk import M, group_tiles
+
+FIRST_TURN = gl.constexpr(8)  # the named barrier at which group 0 waits for its turn; others follow
 
 
 @gluon.jit
@@ -44,9 +46,21 @@ def _add_values(acc, p, shared, stage):
 
 
 @gluon.jit
+def _take_turn(cid: gl.constexpr, plan: gl.constexpr):
+    if plan.turns:
+        meet(FIRST_TURN + cid)
+
+
+@gluon.jit
+def _give_turn(cid: gl.constexpr, plan: gl.constexpr):
+    if plan.turns:
+        announce(FIRST_TURN + (cid + 1) % plan.groups)
+
+
+@gluon.jit
 def _attend(
     n, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
-    plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
+    cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Fold n key tiles before `key_tile` into the running sums, from the last one down.
 
@@ -58,9 +72,11 @@ def _attend(
         start_n = key_tile * plan.block_n
         stage = c % plan.stages
         mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
+        _take_turn(cid, plan)
         s = _scores(shared, q_slot, stage, S)
         acc = _add_values(acc, p, shared, stage)
         s = warpgroup_mma_wait(1, deps=(s,))
+        _give_turn(cid, plan)
         s = masked_scores(s, start_n, rows, call, plan, MASKED)
         m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
         # p is a register operand: it must live until its product is done
@@ -119,6 +135,8 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
     total = order.n_tiles * order.n_heads
+    if cid == plan.groups - 1:
+        _give_turn(cid, plan)  # the first group begins
     i = 0
     c = 0
     tile = gl.program_id(0)
@@ -144,15 +162,18 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         acc = gl.zeros([M, D], gl.float32, layout=O)
         if plan.cut > 1:
             acc, p, m_i, l_i, key_tile, c = _attend(
-                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call, plan, S, O, True
-            )
+                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+                cid, plan, S, O, True,
+            )  # fmt: skip
         acc, p, m_i, l_i, key_tile, c = _attend(
-            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call, plan, S, O, False
-        )
+            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+            cid, plan, S, O, False,
+        )  # fmt: skip
         if plan.low:
             acc, p, m_i, l_i, key_tile, c = _attend(
-                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call, plan, S, O, True
-            )
+                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+                cid, plan, S, O, True,
+            )  # fmt: skip
 
         # The last values of this row tile, and behind it the first scores of the next one
         slot_left = q_slot

@@ -40,6 +40,35 @@ def round_to(x, dtype: gl.constexpr):
 
 
 @gluon.jit
+def meet(barrier):
+    """Wait at the named barrier of this number for the 128 threads that `announce` it.
+
+    The compiler numbers its own barriers from 0 on, one or two for each role of a program.
+    """
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.u32 $0, 0;",
+        "=r,r",
+        [barrier],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def announce(barrier):
+    """Let 128 threads that `meet` at the named barrier of this number go on, without waiting."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.u32 $0, 0;",
+        "=r,r",
+        [barrier],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def first_lane(x):
     """The value that the first thread of a warp holds, in all of them."""
     return gl.inline_asm_elementwise(

@@ -19,13 +19,13 @@ from triton import knobs
 
 from kernels.hopper.fwd import compile_fwd
 from kernels.hopper.launch import DTYPES, parameter_layout
-from kernels.hopper.tiles import SHORT, Plan, forward_plan
+from kernels.hopper.tiles import SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import cuobjdump
 
 # Dense calls on both sides of what a plan depends on
-QUERIES = [SHORT, SHORT + 1]
-KEYS_OF_A_CALL = [SHORT, SHORT + 1, SHORT + 128]
+QUERIES = [SHORT_FULL, SHORT_CAUSAL, SHORT_CAUSAL + 1]
+KEYS_OF_A_CALL = [SHORT_CAUSAL, SHORT_CAUSAL + 1, SHORT_CAUSAL + 128]
 # and what else a call may ask for.
 VARIANTS = [
     Features(lengths=True),
@@ -59,7 +59,9 @@ def cases() -> Iterator[Case]:
     )
     variants = (
         (d, tokens, tokens, features)
-        for d, tokens, features in itertools.product(head_dims, [SHORT, 2 * SHORT], VARIANTS)
+        for d, tokens, features in itertools.product(
+            head_dims, [SHORT_FULL, 2 * SHORT_CAUSAL], VARIANTS
+        )
     )
     found = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants))
     yield from found

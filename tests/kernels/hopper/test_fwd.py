@@ -36,9 +36,9 @@ def check(batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=BF16, *, scale
         return check_attention(hopper_attention, *qkv, with_dlse=True, **options)
 
 
-# on both sides of what 64 queries of a group, 128 keys of a tile, 192 queries of a row tile and
-# the change from two groups to three at 2,048 are
-LENGTHS = [1, 63, 64, 65, 127, 128, 129, 191, 193, 384, 777, 2048, 2049, 2305]
+# on both sides of 64 queries of a group, 128 keys of a tile and 192 or 256 queries of a row tile,
+# and of the change to three groups above 1,024 queries, or 4,096 under a causal mask
+LENGTHS = [1, 63, 64, 65, 127, 128, 129, 191, 193, 384, 777, 1024, 1025, 1280, 2304, 2305, 4224]
 
 
 @causal_or_full
@@ -55,6 +55,7 @@ def test_any_length(seq, head_dim, causal):
     [
         *((1, 500), (64, 192), (65, 640), (200, 1), (1000, 1130)),
         *((1130, 1000), (2500, 2756), (2500, 3000), (3000, 2500), (2100, 64)),
+        *((2500, 2560), (5000, 5128)),
     ],
 )
 def test_causal_aligns_at_the_bottom_right(lengths, head_dim, causal):
@@ -100,6 +101,12 @@ def test_long_rows(seq, head_dim, causal):
     expected = torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v.float())
     assert relative_error(out[:, rows], expected) < 4e-3
     assert out.isfinite().all()
+
+
+def test_padding_of_long_rows():
+    # where three groups take turns
+    kv_lengths = torch.tensor([0, 1000], dtype=torch.int32, device="cuda")
+    check(2, 1280, 1280, 2, 2, 64, kv_lengths=kv_lengths)
 
 
 @causal_or_full
@@ -150,7 +157,7 @@ def test_an_odd_address_is_read():
 
 @causal_or_full
 def test_streams_and_graphs_do_not_share_their_counters(causal):
-    qkv = make_qkv(2, 1500, 1500, 16, 16, 64, dtype=BF16, device="cuda")
+    qkv = make_qkv(2, 1536, 1536, 16, 16, 64, dtype=BF16, device="cuda")
     expected = hopper_attention(*qkv, causal=causal)
     streams = [torch.cuda.Stream() for _ in range(4)]
     graphs, results = [], []

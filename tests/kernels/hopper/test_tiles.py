@@ -5,7 +5,15 @@ import itertools
 import pytest
 import torch
 
-from kernels.hopper.tiles import FOUR_GROUPS, ROWS, SHORT, THREE_GROUPS, WIDE, forward_plan
+from kernels.hopper.tiles import (
+    FOUR_GROUPS,
+    ROWS,
+    SHORT_CAUSAL,
+    SHORT_FULL,
+    THREE_GROUPS,
+    WIDE,
+    forward_plan,
+)
 from kernels.options import Features
 from kernels.reference.standard import visible_keys
 
@@ -43,15 +51,18 @@ def test_a_group_never_waits_for_a_stage_that_it_holds(causal, window, head_dim)
             assert max(tiles) - max(1, min(tiles)) < plan.stages, (seq_q, seq_k, plan)
 
 
-def test_long_rows_take_larger_tiles():
-    assert forward_plan(64, SHORT, SHORT, CAUSAL).groups == FOUR_GROUPS.groups
-    assert forward_plan(64, SHORT + 128, SHORT + 128, CAUSAL).groups == THREE_GROUPS.groups
-    assert forward_plan(128, SHORT, SHORT, CAUSAL).groups == WIDE.groups
+@pytest.mark.parametrize(("features", "short"), [(CAUSAL, SHORT_CAUSAL), (Features(), SHORT_FULL)])
+def test_long_rows_take_larger_tiles(features, short):
+    assert forward_plan(64, short, short, features).groups == FOUR_GROUPS.groups
+    assert forward_plan(64, short + 128, short + 128, features).groups == THREE_GROUPS.groups
+    assert forward_plan(128, short, short, features).groups == WIDE.groups
 
 
 def test_registers_are_no_more_than_a_multiprocessor_has():
     for head_dim, seq, features in itertools.product(
-        (64, 128, 256), (SHORT, SHORT + 128), (CAUSAL, Features(), Features(documents=True))
+        (64, 128, 256),
+        (SHORT_FULL, SHORT_CAUSAL + 128),
+        (CAUSAL, Features(), Features(documents=True)),
     ):
         plan = forward_plan(head_dim, seq, seq, features)
         # the first group gets what is left; the producer's warp counts as four

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.hopper import walk
+from kernels.hopper import tiles, walk
 from kernels.hopper.tiles import ROWS, forward_plan
 from kernels.options import Features
 from kernels.reference.standard import visible_keys
@@ -63,6 +63,8 @@ def in_python(monkeypatch):
     monkeypatch.setattr(walk, "gl", GL)
     monkeypatch.setattr(walk, "visible_keys", walks.visible_keys.fn)
     monkeypatch.setattr(walk, "M", ROWS)
+    for name in ("SHORT_CAUSAL", "SHORT_FULL"):  # so that calls are of all plans
+        monkeypatch.setattr(tiles, name, 300)
     for name in ("row_bounds", "doc_starts", "_doc_range", "row_tile_keys", "group_tiles"):
         monkeypatch.setattr(walk, name, getattr(walk, name).fn)
 
@@ -90,7 +92,7 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
     draw = random.Random(seed)
     for _ in range(200):
         seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
-        plan = forward_plan(head_dim, seq_q, seq_k, features)
+        plan = forward_plan.__wrapped__(head_dim, seq_q, seq_k, features)
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size,
             doc_ptr=Pointer(doc_start), lengths_ptr=Pointer(kv_lengths),
@@ -114,6 +116,8 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
                 assert last == end - 1 - skipped, said
                 # a group holds one stage while it waits for those that it passes over
                 assert skipped < plan.stages, said
+                # groups that take turns have as many
+                assert not (skipped and plan.turns), said
                 # what is not compiled has nothing to do
                 assert not (skipped and not plan.skips), said
                 assert not (high and plan.cut < 2) and not (low and not plan.low), said
