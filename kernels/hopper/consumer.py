@@ -47,12 +47,14 @@ def _add_values(acc, p, shared, stage):
 
 @gluon.jit
 def _take_turn(cid: gl.constexpr, plan: gl.constexpr):
+    """Wait, where groups take turns, until the group before has its scores."""
     if plan.turns:
         meet(FIRST_TURN + cid)
 
 
 @gluon.jit
 def _give_turn(cid: gl.constexpr, plan: gl.constexpr):
+    """Let the next group issue its products: behind the values of this one, under its softmax."""
     if plan.turns:
         announce(FIRST_TURN + (cid + 1) % plan.groups)
 
