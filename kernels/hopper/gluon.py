@@ -43,29 +43,20 @@ def round_to(x, dtype: gl.constexpr):
 def meet(barrier):
     """Wait at the named barrier of this number for the 128 threads that `announce` it.
 
-    The compiler numbers its own barriers from 0 on, one or two for each role of a program.
+    Triton's own barriers have the lowest numbers: one for each role of a program, and one more.
     """
-    gl.inline_asm_elementwise(
-        "bar.sync $1, 256; mov.u32 $0, 0;",
-        "=r,r",
-        [barrier],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    _at_barrier("bar.sync $1, 256; mov.u32 $0, 0;", barrier)
 
 
 @gluon.jit
 def announce(barrier):
     """Let 128 threads that `meet` at the named barrier of this number go on, without waiting."""
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, 256; mov.u32 $0, 0;",
-        "=r,r",
-        [barrier],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    _at_barrier("bar.arrive $1, 256; mov.u32 $0, 0;", barrier)
+
+
+@gluon.jit
+def _at_barrier(PTX: gl.constexpr, barrier):
+    gl.inline_asm_elementwise(PTX, "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

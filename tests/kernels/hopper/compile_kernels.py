@@ -98,6 +98,14 @@ def measure(case: Case) -> dict[str, object]:
         "shared": compiled.metadata.shared,  # bytes of a program
         # of a launch, as `struct` names them
         "parameters": re.sub(r"\d+x|<", "", parameter_layout(compiled.asm["ptx"])[0].format),
+        "turns": plan.turns,
+        # named barriers: [number, threads], or the number alone for all threads of a program
+        "barriers": sorted(
+            {
+                tuple(int(x, 16) for x in operands.split(", "))
+                for operands in re.findall(r"\bBAR\.\S+ (0x[^;]*?) *;", sass)
+            }
+        ),
         "instructions": {x: len(re.findall(rf"\b{x}\b", sass)) for x in INSTRUCTIONS},
     }
 

@@ -48,6 +48,11 @@ def assert_as_meant(result):
     assert result["parameters"] == maps + pointers + "iiiii" + "fff" + "iiii", result
     # probabilities of two bytes are packed as they are rounded: nothing puts bytes together again
     assert count["PRMT"] < 16, result
+    # the barriers of turns are three that Triton does not use
+    turns = {(8 + group, 256) for group in range(3)} if result["turns"] else set()
+    barriers = set(map(tuple, result["barriers"]))
+    assert turns <= barriers, result
+    assert all(number < 8 for number, *_ in barriers - turns), result
     assert result["shared"] <= 227 * 1024, result
     assert result["stack"] <= spilled(**result), result
     assert result["stack"] > 0 or count["STL"] == count["LDL"] == 0, result
