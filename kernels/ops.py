@@ -17,7 +17,7 @@ from kernels.options import OPTIONS_SCHEMA, AttentionOptions
 
 # name -> (module of the forward pass, module of the backward pass)
 IMPLEMENTATIONS = {
-    "hopper": ("kernels.hopper.fwd", "kernels.triton.bwd"),
+    "hopper": ("kernels.hopper.fwd", "kernels.hopper.bwd"),
     "triton": ("kernels.triton.fwd", "kernels.triton.bwd"),
 }
 

@@ -32,7 +32,7 @@ def obstacle(call: AttentionCall) -> str | None:
                 f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: call "
                 ".contiguous() on it"
             )
-    # the backward pass is that of the portable kernels
+    # what the backward pass here does not serve goes to the portable one
     return call.lacks(_SERVED) or triton.obstacle(call)
 
 

@@ -12,8 +12,9 @@ BOX_COLUMNS = 64  # elements of a row that a copy moves: a line of 128 bytes, sw
 
 # of cuda.h
 _SUCCESS, _INVALID_CONTEXT = 0, 201
-_DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9}
-_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTION_L2_128B, _FILL_WITH_ZERO = 0, 3, 2, 0
+_DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9, torch.float32: 7}
+_NO_INTERLEAVE, _NO_SWIZZLE, _SWIZZLE_128B = 0, 0, 3
+_PROMOTION_L2_128B, _FILL_WITH_ZERO = 2, 0
 
 _pointer, _uint = ctypes.c_void_p, ctypes.c_uint
 
@@ -61,10 +62,10 @@ def tensor_map(
 
     Args:
         address: of the first element, a multiple of 16.
-        dtype: bf16 or fp16.
+        dtype: bf16 or fp16, of a tensor of one dimension fp32 too.
         shape, strides: in elements; the last stride is 1, the others are multiples of 8.
-        box: elements of a copy, `BOX_COLUMNS` in the last dimension. Where it leaves the tensor it
-            reads 0 and writes nothing.
+        box: elements of a copy, `BOX_COLUMNS` in the last dimension of several. Where it leaves the
+            tensor it reads 0 and writes nothing.
 
     Raises:
         RuntimeError: the driver refuses it, or there is none.
@@ -77,11 +78,12 @@ def tensor_map(
     steps = (_uint * rank)(*[1] * rank)
     memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = -ctypes.addressof(memory) % 64
+    swizzle = _NO_SWIZZLE if rank == 1 else _SWIZZLE_128B
     _call(
         "cuTensorMapEncodeTiled",
         ctypes.addressof(memory) + start, _DATA_TYPES[dtype], rank, address,
         sizes, pitches, extents, steps,
-        _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTION_L2_128B, _FILL_WITH_ZERO,
+        _NO_INTERLEAVE, swizzle, _PROMOTION_L2_128B, _FILL_WITH_ZERO,
     )  # fmt: skip
     return memory.raw[start : start + TENSOR_MAP_BYTES]
 

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 # Triton 3.6 against later releases
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # of the warps of a role
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 

@@ -18,7 +18,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from kernels.hopper import describable, driver
-from kernels.hopper.tiles import Plan
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -59,6 +58,16 @@ def _tensor_map(
     )
 
 
+def described_numbers(x: Tensor, box: int) -> bytes:
+    """The tensor map of x, contiguous fp32, for copies of `box` numbers in a row."""
+    return _numbers_map(x.data_ptr(), x.numel(), box)
+
+
+@functools.lru_cache(maxsize=4096)
+def _numbers_map(address: int, size: int, box: int) -> bytes:
+    return driver.tensor_map(address, torch.float32, (size,), (1,), (box,))
+
+
 # ---- kernels
 
 
@@ -73,12 +82,31 @@ def tile_type(rows: int, columns: int, dtype: torch.dtype) -> str:
     return f"tensordesc<{DTYPES[dtype].name}{[1, 1, rows, columns]},{layout!r}>"
 
 
-def compile_kernel(kernel: Any, types: list[str | None], plan: Plan) -> Any:
+def numbers_layout() -> gl.NVMMASharedLayout:
+    """How fp32 numbers in a row lie in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+
+
+def numbers_type(box: int) -> str:
+    """Triton's type of a descriptor of fp32 numbers in a row."""
+    return f"tensordesc<fp32[{box}],{numbers_layout()!r}>"
+
+
+def pointer_type(dtype: torch.dtype) -> str:
+    """Triton's type of a pointer to numbers of this dtype."""
+    return f"*{DTYPES[dtype].name}"
+
+
+def compile_kernel(
+    kernel: Any, types: list[str | None], plan: Any, divisors: dict[int, int] | None = None
+) -> Any:
     """What Triton compiles for an H100 or H200: this needs no GPU.
 
     Args:
         kernel: its last parameter is the plan.
         types: of the parameters before it; None where an argument is None.
+        plan: `kernels.hopper.tiles.Plan`, or that of the backward pass.
+        divisors: what a parameter is a multiple of, a pointer in bytes, where that is known.
     """
     arguments = {(i,): None for i, kind in enumerate(types) if kind is None}
     signature = {
@@ -86,14 +114,15 @@ def compile_kernel(kernel: Any, types: list[str | None], plan: Plan) -> Any:
         for name, kind in zip(kernel.arg_names, [*types, None], strict=True)
     }
     constants = arguments | {(len(types),): plan}
+    known = {(i,): [["tt.divisibility", n]] for i, n in (divisors or {}).items()}
     return triton.compile(
-        GluonASTSource(kernel, signature, constants),
+        GluonASTSource(kernel, signature, constants, known),
         target=GPUTarget("cuda", 90, 32),
         options=plan.compiler_options,
     )
 
 
-_CODES = {"u32": "i", "f32": "f", "u64": "Q"}  # of types in PTX, as struct names them
+_CODES = {"u32": "i", "f32": "f", "u64": "q"}  # of types in PTX, as struct names them
 _DESCRIPTOR = f"{driver.TENSOR_MAP_BYTES}s"
 
 
@@ -103,8 +132,9 @@ def parameter_layout(ptx: str) -> tuple[struct.Struct, list[int]]:
     Returns:
         (layout, offsets): what packs them into memory, and where in it each parameter begins. It
         packs the tensor map of each descriptor and a number for each other argument, in their
-        order. Behind a descriptor Triton also passes 4 sizes and 4 strides, which a kernel reads
-        only if it asks for them, and at the end two pointers to scratch memory: these stay 0.
+        order. Behind a descriptor Triton also passes a size of 32 bits and a stride of 64 for each
+        dimension, which a kernel reads only if it asks for them, and at the end two pointers to
+        scratch memory: these stay 0.
     """
     entry = ptx[ptx.index(".entry") :]
     kinds = re.findall(r"\.param (?:\.align 64 )?\.(\w+)", entry[: entry.index(")")])
@@ -118,7 +148,8 @@ def parameter_layout(ptx: str) -> tuple[struct.Struct, list[int]]:
         if unread > 0 or i >= len(kinds) - 2:
             code, unread = f"{size}x", unread - 1
         elif kind == "b8":
-            unread = 8
+            rank = next(n for n, later in enumerate(kinds[i + 1 :]) if later != "u32")
+            unread = 2 * rank
         layout += f"{padding}x{code}"
     return struct.Struct(layout), offsets
 

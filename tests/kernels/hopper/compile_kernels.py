@@ -1,7 +1,7 @@
-"""Compile what ships of the Hopper kernel for sm_90a and print what each needs, as JSON.
+"""Compile what ships of the Hopper kernels for sm_90a and print what each needs, as JSON.
 
-With a number, the first so many alone. A program of its own, because test_compile.py runs where
-Triton interprets kernels.
+With a number, the first so many of each pass alone. A program of its own, because test_compile.py
+runs where Triton interprets kernels.
 """
 
 import contextlib
@@ -13,10 +13,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from triton import knobs
 
+from kernels.hopper.bwd import compile_bwd, compile_rows
+from kernels.hopper.bwd_plan import BackwardPlan, backward_plan
 from kernels.hopper.fwd import compile_fwd
 from kernels.hopper.launch import DTYPES, parameter_layout
 from kernels.hopper.tiles import SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
@@ -40,18 +43,53 @@ VARIANTS = [
         True, window=True, documents=True, lengths=True, softcap=True, sinks=True, dropout=True
     ),
 ]
-INSTRUCTIONS = ["HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU", "PRMT", "STL", "LDL"]
+BACKWARD_HEAD_DIMS = [64]
+INSTRUCTIONS = [
+    *("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU", "PRMT", "STL", "LDL"),
+    *("REDG.E.ADD.F32x4", "LDG.E.128"),
+]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation of the forward kernel."""
+    """One compilation of the forward kernel, or of one of the backward pass."""
 
-    plan: Plan
+    plan: Plan | BackwardPlan
     dtype: torch.dtype = torch.bfloat16
+    rows: bool = False  # that of lse and delta
+
+    @property
+    def kernel(self) -> str:
+        if isinstance(self.plan, Plan):
+            return "fwd"
+        return "bwd_rows" if self.rows else "bwd"
+
+    def compile(self) -> Any:
+        if isinstance(self.plan, Plan):
+            return compile_fwd(self.plan, self.dtype)
+        if self.rows:
+            return compile_rows(self.plan, self.dtype, with_dlse=True)
+        return compile_bwd(self.plan, self.dtype)
 
 
 def cases() -> Iterator[Case]:
+    """What ships, the backward pass first."""
+    yield from backward_cases()
+    yield from forward_cases()
+
+
+def backward_cases() -> Iterator[Case]:
+    """What `kernels.hopper.bwd.attn_bwd` can ask for, each once, in bf16; and one in fp16."""
+    for head_dim in BACKWARD_HEAD_DIMS:
+        for keys, causal in itertools.product([4096, 4000], [True, False]):
+            plan = backward_plan(head_dim, keys, Features(causal=causal))
+            assert plan is not None
+            yield Case(plan)
+        yield Case(plan, torch.float16)
+        yield Case(plan, rows=True)
+
+
+def forward_cases() -> Iterator[Case]:
     """What `kernels.hopper.fwd.attn_fwd` can ask for, each once, in bf16; and one in fp16."""
     head_dims = [64, 128, 256]
     dense = itertools.product(
@@ -75,7 +113,7 @@ def compile_case(case: Case):
     knobs.compilation.always_compile = True  # nothing is said of what the cache has
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
-        compiled = compile_fwd(case.plan, case.dtype)
+        compiled = case.compile()
     return compiled, log.getvalue()
 
 
@@ -86,10 +124,12 @@ def measure(case: Case) -> dict[str, object]:
     assert found, log
     sass = cuobjdump(compiled.asm["cubin"], "-sass")
     dense = asdict(Features())
-    return {
+    of_forward = {}
+    if isinstance(plan, Plan):
+        of_forward = {"groups": plan.groups, "cut": plan.cut, "turns": plan.turns}
+    return of_forward | {
+        "kernel": case.kernel,
         "block_d": plan.block_d,
-        "groups": plan.groups,
-        "cut": plan.cut,
         "features": [name for name, x in asdict(plan.features).items() if x != dense[name]],
         "dtype": DTYPES[case.dtype].name,
         "stack": int(found[1]),  # bytes of a thread
@@ -98,7 +138,6 @@ def measure(case: Case) -> dict[str, object]:
         "shared": compiled.metadata.shared,  # bytes of a program
         # of a launch, as `struct` names them
         "parameters": re.sub(r"\d+x|<", "", parameter_layout(compiled.asm["ptx"])[0].format),
-        "turns": plan.turns,
         # named barriers: [number, threads], or the number alone for all threads of a program
         "barriers": sorted(
             {
@@ -106,14 +145,17 @@ def measure(case: Case) -> dict[str, object]:
                 for operands in re.findall(r"\bBAR\.\S+ (0x[^;]*?) *;", sass)
             }
         ),
-        "instructions": {x: len(re.findall(rf"\b{x}\b", sass)) for x in INSTRUCTIONS},
+        "instructions": {x: len(re.findall(rf"\b{re.escape(x)}\b", sass)) for x in INSTRUCTIONS},
     }
 
 
 def main():
-    first = int(sys.argv[1]) if len(sys.argv) > 1 else None
+    chosen = list(cases())
+    if len(sys.argv) > 1:
+        passes = (backward_cases(), forward_cases())
+        chosen = [x for cases in passes for x in itertools.islice(cases, int(sys.argv[1]))]
     with ProcessPoolExecutor() as pool:
-        sys.stdout.write(json.dumps(list(pool.map(measure, itertools.islice(cases(), first)))))
+        sys.stdout.write(json.dumps(list(pool.map(measure, chosen))))
 
 
 if __name__ == "__main__":

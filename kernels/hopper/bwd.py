@@ -1,0 +1,241 @@
+"""The backward pass for Hopper (H100, H200), in Gluon: docs/hopper.md tells how it works.
+
+FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) in one kernel, so that scores and their
+gradients are computed once: five matrix products a tile. One program runs on each multiprocessor
+and takes key tiles until there are none. Two groups of four warps own 64 keys each, dk and dv of
+which they keep; dq is added up from program to program, in turns, so a run repeats bit for bit.
+
+Letters: B batch, T tokens, H heads, D head_dim; M queries of a row tile, N keys of a program.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton import runtime
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from kernels.hopper.bwd_dq import PANEL, make_dq
+from kernels.hopper.bwd_keys import own_keys
+from kernels.hopper.bwd_plan import (
+    BLOCK,
+    KEYS,
+    QUERIES,
+    BackwardPlan,
+    backward_plan,
+    heads_together,
+)
+from kernels.hopper.bwd_producer import produce_rows
+from kernels.hopper.bwd_rows import attn_bwd_rows_kernel
+from kernels.hopper.bwd_turns import Turns, carry_turns, make_turns
+from kernels.hopper.bwd_walk import GROUP_N, Call, M, N
+from kernels.hopper.launch import (
+    Kernel,
+    compile_kernel,
+    described,
+    described_numbers,
+    n_multiprocessors,
+    numbers_type,
+    pointer_type,
+    tile_counters,
+    tile_type,
+)
+from kernels.hopper.schedule import Order, make_mailbox
+from kernels.options import AttentionOptions
+from kernels.triton import bwd as portable
+from kernels.triton.primitives import LOG2E
+
+
+class Shared(NamedTuple):
+    """Tiles in shared memory, and for each a barrier that it is full and one that it is empty."""
+
+    q: gl.shared_memory_descriptor  # (stages, 1, 1, M, D)
+    dout: gl.shared_memory_descriptor
+    rows: gl.shared_memory_descriptor  # (stages, 2 * M): lse and delta
+    k: gl.shared_memory_descriptor  # (kv_stages, 1, 1, N, D)
+    v: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor  # (2 * ds_stages, N / 2, M)
+    out: gl.shared_memory_descriptor  # (4, 1, 1, N / 2, D): dk and dv on their way out
+    dq: gl.shared_memory_descriptor  # (1, 1, 1, M, 64)
+    full: gl.shared_memory_descriptor  # q, dout and rows
+    empty: gl.shared_memory_descriptor
+    kv_full: gl.shared_memory_descriptor
+    kv_empty: gl.shared_memory_descriptor
+    ds_full: gl.shared_memory_descriptor
+    ds_empty: gl.shared_memory_descriptor
+    turns: Turns
+
+
+@gluon.jit
+def _barriers(n: gl.constexpr, count: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(n):
+        mbarrier.init(barriers.index(i), count=count)
+    return barriers
+
+
+@gluon.jit
+def attn_bwd_kernel(
+    q,
+    k,
+    v,
+    dout,
+    rows,
+    dq,
+    dk,
+    dv,
+    sums_ptr,
+    flags_ptr,
+    counter,
+    seq_q,
+    seq_k,
+    n_head,
+    group,
+    scale_log2,
+    n_tiles,
+    n_heads,
+    section,
+    plan: gl.constexpr,
+):
+    D: gl.constexpr = plan.block_d
+    STAGES: gl.constexpr = plan.stages
+    KV: gl.constexpr = plan.kv_stages
+    DS: gl.constexpr = 2 * plan.ds_stages
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([GROUP_N, M], q.dtype)
+    shared = Shared(
+        gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
+        gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 2 * M], rows.layout),
+        gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], k.layout),
+        gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
+        gl.allocate_shared_memory(q.dtype, [DS, GROUP_N, M], ds_layout),
+        gl.allocate_shared_memory(q.dtype, [4, 1, 1, GROUP_N, D], dk.layout),
+        gl.allocate_shared_memory(q.dtype, [1, 1, 1, M, PANEL], dq.layout),
+        _barriers(STAGES, 1),
+        _barriers(STAGES, 2),
+        _barriers(KV, 1),
+        _barriers(KV, 3),
+        _barriers(DS, 1),
+        _barriers(DS, 1),
+        make_turns(1),
+    )
+    box = make_mailbox(5)
+    fence_async_shared()
+    order = Order(n_tiles, n_heads, section)
+    call = Call(seq_q, seq_k, n_head, group, scale_log2)
+    gl.warp_specialize(
+        [
+            (own_keys, (dk, dv, shared, box, order, call, 0, plan)),
+            (own_keys, (dk, dv, shared, box, order, call, 1, plan)),
+            (make_dq, (dq, sums_ptr, shared, box, order, call, plan)),
+            (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
+            (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
+            (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
+        ],
+        [4, 4, 1, 1, 1],
+        [plan.key_registers, plan.dq_registers, 24, 24, 24],
+    )
+
+
+# ---- the launch
+
+
+def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
+    """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
+    row_tile = tile_type(QUERIES, plan.block_d, dtype)
+    key_tile = tile_type(KEYS, plan.block_d, dtype)
+    types = [
+        *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
+        *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
+        *("*fp32", "*i32", "*i32"),  # sums, flags and counter
+        *("i32", "i32", "i32", "i32", "fp32", "i32", "i32", "i32"),
+    ]
+    return compile_kernel(attn_bwd_kernel, types, plan, {types.index("*fp32"): 16})
+
+
+def compile_rows(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) -> Any:
+    """The kernel that runs before it."""
+    tensor = pointer_type(dtype)
+    types = [
+        *(tensor, tensor, "*fp32", "*fp32" if with_dlse else None, "*fp32", "*i32"),
+        *["i64"] * 6,  # strides
+        *["i32"] * 4,
+    ]
+    divisors = {0: 16, 1: 16, **dict.fromkeys(range(6, 12), 8), 13: 8}
+    return compile_kernel(attn_bwd_rows_kernel, types, plan, divisors)
+
+
+@functools.cache
+def _kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
+    return Kernel(compile_bwd(plan, dtype))
+
+
+@functools.cache
+def _rows_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan, with_dlse: bool) -> Kernel:
+    return Kernel(compile_rows(plan, dtype, with_dlse))
+
+
+def attn_bwd(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: AttentionOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the two kernels of the backward pass, or those of `kernels.triton.bwd` for a call that
+    `backward_plan` has no plan for.
+
+    Args:
+        dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
+        q, k, v, out, lse: as `kernels.hopper.fwd.attn_fwd` took and gave them.
+
+    Returns:
+        dq (B, T_q, H, D), dk and dv (B, T_k, H_kv, D) in the dtype of q.
+    """
+    device, dtype = q.device, q.dtype
+    B, T_q, H, D = q.shape
+    T_k, H_kv = k.shape[1:3]
+    plan = backward_plan(D, T_k, options.features)
+    if plan is None:
+        return portable.attn_bwd(dout, dlse, q, k, v, out, lse, options)
+    n_row_tiles = -(-T_q // BLOCK) * (BLOCK // QUERIES)
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    numbers = functools.partial(torch.empty, device=device)
+    sums = numbers(B * H * n_row_tiles * QUERIES * plan.block_d, dtype=torch.float32)
+    rows = numbers(B * H * n_row_tiles * 2 * QUERIES, dtype=torch.float32)
+    flags = numbers(B * H * n_row_tiles // 2, dtype=torch.int32)
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    stream = runtime.driver.active.get_current_stream(device.index)
+    q_map, q = described(q, QUERIES)
+    k_map, k = described(k, KEYS)
+    v_map, v = described(v, KEYS)
+    dout_map, dout = described(dout, QUERIES)
+    _, out = described(out, QUERIES)
+    _rows_kernel(device.index, dtype, plan, dlse is not None).launch(
+        B * H * n_row_tiles,
+        stream,
+        out.data_ptr(), dout.data_ptr(), lse.data_ptr(),
+        *([] if dlse is None else [dlse.data_ptr()]),
+        rows.data_ptr(), flags.data_ptr(),
+        *out.stride()[:3], *dout.stride()[:3],
+        T_q, D, H, n_row_tiles,
+    )  # fmt: skip
+    n_tiles = -(-T_k // KEYS)
+    counters = tile_counters.pair(device, stream)
+    _kernel(device.index, dtype, plan).launch(
+        min(n_multiprocessors(device), n_tiles * B * H_kv),
+        stream,
+        q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
+        described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
+        sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
+        T_q, T_k, H, H // H_kv, options.softmax_scale * LOG2E.value,
+        n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
+    )  # fmt: skip
+    return dq, dk, dv

@@ -1,0 +1,83 @@
+"""What the Hopper backward kernel is compiled for, measured on an H100: docs/hopper.md."""
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import triton
+
+from kernels.options import Features
+
+KEYS = 128  # of a program's tile, half of them for each of two groups
+QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
+BLOCK = 128  # queries whose dq passes from program to program at once: two row tiles
+SECTION_BYTES = 24 * 2**20  # of queries, dout and sums of dq that are in use together
+LEAST_HEADS = 4  # and how many heads that are worked on together at least
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Tiles, roles and features of the backward kernel: one compilation for each that is used.
+
+    Attributes:
+        block_d: columns of a tile, D rounded up to 64 or 128.
+        stages: row tiles of q and dout in shared memory; ds_stages: of ds.
+        kv_stages: tiles of keys and values in shared memory.
+        key_registers: of a thread in the second group of keys; the first gets what is left.
+        dq_registers: of a thread in the group that makes dq.
+        keys_in_registers: whether a group of keys reads them from there for its scores.
+        ragged: whether the last key tile has keys that do not exist.
+        features: what the call asks for.
+    """
+
+    block_d: int
+    stages: int
+    ds_stages: int
+    kv_stages: int
+    key_registers: int
+    dq_registers: int
+    max_registers: int
+    keys_in_registers: bool = False
+    ragged: bool = False
+    features: Features = field(default_factory=Features)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What Triton's compiler is told. Contraction is named because releases differ on it."""
+        return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
+
+    @property
+    def masks(self) -> bool:
+        """Whether some row tile hides something."""
+        return self.features.causal or self.ragged
+
+
+NARROW = BackwardPlan(64, 4, 2, 2, key_registers=192, dq_registers=104, max_registers=128)
+
+
+# What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
+# Without it the kernel is 4 to 12% slower.
+KEYS_FIT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
+SERVED = {Features(causal, sinks=sinks) for causal in (True, False) for sinks in (True, False)}
+
+
+@functools.cache  # a call would cost the CPU some microseconds
+def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan | None:
+    """The plan for q (B, T_q, H, D) and k (B, T_k, H_kv, D); None if the kernel does not serve it.
+
+    A sink is in lse already, and asks nothing of the kernel.
+    """
+    if head_dim > 64 or features not in SERVED:
+        return None
+    features = replace(features, sinks=False)
+    return replace(NARROW, keys_in_registers=KEYS_FIT, ragged=seq_k % KEYS != 0, features=features)
+
+
+def heads_together(seq_q: int, group: int, block_d: int) -> int:
+    """How many key-value heads are worked on at a time.
+
+    Programs that add to the same dq follow each other at a distance, so the first of many waits;
+    but the more heads, the less of what they read is still in the L2 cache.
+    """
+    head_bytes = seq_q * group * block_d * (2 + 2 + 4)
+    return max(LEAST_HEADS, SECTION_BYTES // head_bytes)

@@ -1,0 +1,59 @@
+"""The producer of the Hopper backward: one warp, which draws key tiles and loads what they need."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kernels.hopper.bwd_walk import BLOCK, M, N, key_tile_of, visited_blocks
+from kernels.hopper.gluon import tma_load
+from kernels.hopper.schedule import finish, post
+
+
+@gluon.jit
+def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
+    slot = i % plan.kv_stages
+    full = shared.kv_full.index(slot)
+    mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
+    mbarrier.expect(full, 2 * k.block_type.nbytes)
+    at = [batch, kv_head, key_tile * N, 0]
+    tma_load(k, at, full, shared.k.index(slot))
+    tma_load(v, at, full, shared.v.index(slot))
+
+
+@gluon.jit
+def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: gl.constexpr):
+    """Draw key tiles, load their keys and values, and walk over the queries that see them."""
+    STAGES: gl.constexpr = plan.stages
+    STEPS: gl.constexpr = BLOCK // M
+    n_row_tiles = gl.cdiv(call.seq_q, BLOCK) * STEPS
+    kv_heads = call.n_head // call.group
+    i = 0  # key tiles so far
+    c = 0  # stages of the ring so far
+    ticket = gl.atomic_add(counter, 1, sem="relaxed")
+    post(box, 0, ticket)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv = key_tile_of(ticket, order)
+        batch = batch_kv // kv_heads
+        kv_head = batch_kv % kv_heads
+        first, end = visited_blocks(key_tile, call, plan)
+        n = (end - first) * STEPS
+        for h in range(call.group):
+            head = kv_head * call.group + h
+            row_tiles = (batch * call.n_head + head) * n_row_tiles
+            for step in range(n):
+                row_tile = end * STEPS - 1 - step
+                stage = c % STAGES
+                full = shared.full.index(stage)
+                mbarrier.wait(shared.empty.index(stage), ((c // STAGES) & 1) ^ 1)
+                mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)
+                at = [batch, head, row_tile * M, 0]
+                tma_load(q, at, full, shared.q.index(stage))
+                tma_load(rows, [(row_tiles + row_tile) * (2 * M)], full, shared.rows.index(stage))
+                tma_load(dout, at, full, shared.dout.index(stage))
+                if (h == 0) & (step == 0):
+                    _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan)
+                c += 1
+        i += 1
+        ticket = gl.atomic_add(counter, 1, sem="relaxed")
+        post(box, i, ticket)
+    finish(counter)

@@ -1,0 +1,104 @@
+"""Turns: the programs that add to a block of dq do it one after the other, so runs repeat.
+
+A number in memory counts, for each block of 128 queries, the key tiles that have added to it. Two
+warps of a program carry the latency: one looks ahead for the turns that are coming, the other tells
+the next program, behind those that add.
+
+No program waits for ever. Key tiles are drawn from a counter, and a turn is only waited for from a
+key tile that was drawn before. Of those not done, the one drawn first is in work in the program
+that drew it, because a program works in the order in which it draws, and it waits for nobody.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kernels.hopper.bwd_walk import BLOCK, key_tile_of, turn, visited_blocks
+from kernels.hopper.gluon import thread_barrier
+from kernels.hopper.schedule import receive
+
+AHEAD = gl.constexpr(4)  # blocks between the look-out and those that add
+
+
+class Turns(NamedTuple):
+    """Barriers of a program, AHEAD of each: a turn has come, is taken, is over, is told."""
+
+    come: gl.shared_memory_descriptor
+    taken: gl.shared_memory_descriptor
+    over: gl.shared_memory_descriptor
+    told: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def make_turns(ADDERS: gl.constexpr):
+    """Turns of a program in which ADDERS groups add to dq."""
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    taken = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    over = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    for i in gl.static_range(AHEAD):
+        mbarrier.init(come.index(i), count=1)
+        mbarrier.init(taken.index(i), count=ADDERS)
+        mbarrier.init(over.index(i), count=ADDERS)
+        mbarrier.init(told.index(i), count=1)
+    return Turns(come, taken, over, told)
+
+
+@gluon.jit
+def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan: gl.constexpr):
+    """One of the two warps: go through the blocks of the program in their order, and wait until
+    all earlier key tiles have added to a block if COMING, else tell that this one has."""
+    turns = shared.turns
+    n_blocks = gl.cdiv(call.seq_q, BLOCK)
+    i = 0  # key tiles so far
+    t = 0  # turns so far
+    ticket = receive(box, i)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv = key_tile_of(ticket, order)
+        first, end = visited_blocks(key_tile, call, plan)
+        for h in range(call.group):
+            head_flags = flags_ptr + (batch_kv * call.group + h) * n_blocks
+            for step in range(end - first):
+                block = end - 1 - step
+                rank, _ = turn(block, key_tile, call, plan)
+                slot = t % AHEAD
+                phase = (t // AHEAD) & 1
+                if COMING:
+                    mbarrier.wait(turns.taken.index(slot), phase ^ 1)
+                    if rank > 0:
+                        _await(head_flags + block, rank)
+                    mbarrier.arrive(turns.come.index(slot), count=1)
+                else:
+                    mbarrier.wait(turns.over.index(slot), phase)
+                    gl.atomic_xchg(head_flags + block, rank + 1, sem="release", scope="gpu")
+                    mbarrier.arrive(turns.told.index(slot), count=1)
+                t += 1
+        i += 1
+        ticket = receive(box, i)
+
+
+@gluon.jit
+def _await(flag, rank):
+    done = gl.atomic_add(flag, 0, sem="acquire", scope="gpu")
+    while done < rank:
+        done = gl.atomic_add(flag, 0, sem="acquire", scope="gpu")
+
+
+@gluon.jit
+def take_turn(turns, t):
+    """Wait until all earlier key tiles have added to the t-th block of this program."""
+    slot = t % AHEAD
+    mbarrier.wait(turns.come.index(slot), (t // AHEAD) & 1)
+    mbarrier.arrive(turns.taken.index(slot), count=1)
+
+
+@gluon.jit
+def end_turn(turns, t):
+    """All threads of this group have added to the t-th block."""
+    slot = t % AHEAD
+    mbarrier.wait(turns.told.index(slot), ((t // AHEAD) & 1) ^ 1)
+    thread_barrier()  # one thread arrives for all
+    mbarrier.arrive(turns.over.index(slot), count=1)
