@@ -18,8 +18,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from kernels.hopper.bwd_adder import ROWS, add_parts
 from kernels.hopper.bwd_dq import PANEL, make_dq
-from kernels.hopper.bwd_keys import own_keys
+from kernels.hopper.bwd_keys import own_keys, own_keys_and_dq
 from kernels.hopper.bwd_plan import (
     BLOCK,
     KEYS,
@@ -37,9 +38,11 @@ from kernels.hopper.launch import (
     compile_kernel,
     described,
     described_numbers,
+    described_sums,
     n_multiprocessors,
     numbers_type,
     pointer_type,
+    sums_type,
     tile_counters,
     tile_type,
 )
@@ -57,14 +60,16 @@ class Shared(NamedTuple):
     rows: gl.shared_memory_descriptor  # (stages, 2 * M): lse and delta
     k: gl.shared_memory_descriptor  # (kv_stages, 1, 1, N, D)
     v: gl.shared_memory_descriptor
-    ds: gl.shared_memory_descriptor  # (2 * ds_stages, N / 2, M)
-    out: gl.shared_memory_descriptor  # (4, 1, 1, N / 2, D): dk and dv on their way out
-    dq: gl.shared_memory_descriptor  # (1, 1, 1, M, 64)
+    ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
+    out: gl.shared_memory_descriptor  # (.., 1, 1, N / 2, D): dk and dv on their way out
+    part: gl.shared_memory_descriptor  # dq (1, 1, M, 64) on its way out, or its sums (256, 32)
+    part_full: gl.shared_memory_descriptor  # these two for the adder
+    part_empty: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor  # q, dout and rows
     empty: gl.shared_memory_descriptor
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
-    ds_full: gl.shared_memory_descriptor
+    ds_full: gl.shared_memory_descriptor  # two a stage, of each group
     ds_empty: gl.shared_memory_descriptor
     turns: Turns
 
@@ -87,6 +92,7 @@ def attn_bwd_kernel(
     dq,
     dk,
     dv,
+    sums,
     sums_ptr,
     flags_ptr,
     counter,
@@ -104,40 +110,61 @@ def attn_bwd_kernel(
     STAGES: gl.constexpr = plan.stages
     KV: gl.constexpr = plan.kv_stages
     DS: gl.constexpr = 2 * plan.ds_stages
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([GROUP_N, M], q.dtype)
+    # two groups of keys, and one of dq with the two warps of turns, or the adder
+    READERS: gl.constexpr = 5 if plan.dq_group else 3
+    OUT: gl.constexpr = 4 if plan.dq_group else 2
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
+    if plan.dq_group:
+        part = gl.allocate_shared_memory(q.dtype, [1, 1, M, PANEL], dq.layout)
+    else:
+        part = gl.allocate_shared_memory(gl.float32, sums.block_type.shape, sums.layout)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 2 * M], rows.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
-        gl.allocate_shared_memory(q.dtype, [DS, GROUP_N, M], ds_layout),
-        gl.allocate_shared_memory(q.dtype, [4, 1, 1, GROUP_N, D], dk.layout),
-        gl.allocate_shared_memory(q.dtype, [1, 1, 1, M, PANEL], dq.layout),
+        gl.allocate_shared_memory(q.dtype, [plan.ds_stages, N, M], ds_layout),
+        gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
+        part,
+        _barriers(1, 2).index(0),
+        _barriers(1, 1).index(0),
         _barriers(STAGES, 1),
         _barriers(STAGES, 2),
         _barriers(KV, 1),
-        _barriers(KV, 3),
+        _barriers(KV, 3 if plan.dq_group else 2),
         _barriers(DS, 1),
         _barriers(DS, 1),
-        make_turns(1),
+        make_turns(),
     )
-    box = make_mailbox(5)
+    box = make_mailbox(READERS)
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(seq_q, seq_k, n_head, group, scale_log2)
-    gl.warp_specialize(
-        [
-            (own_keys, (dk, dv, shared, box, order, call, 0, plan)),
-            (own_keys, (dk, dv, shared, box, order, call, 1, plan)),
-            (make_dq, (dq, sums_ptr, shared, box, order, call, plan)),
-            (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
-            (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
-            (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
-        ],
-        [4, 4, 1, 1, 1],
-        [plan.key_registers, plan.dq_registers, 24, 24, 24],
-    )
+    if plan.dq_group:
+        gl.warp_specialize(
+            [
+                (own_keys, (dk, dv, shared, box, order, call, 0, plan)),
+                (own_keys, (dk, dv, shared, box, order, call, 1, plan)),
+                (make_dq, (dq, sums_ptr, shared, box, order, call, plan)),
+                (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
+                (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
+                (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
+            ],
+            [4, 4, 1, 1, 1],
+            [plan.key_registers, plan.dq_registers, 24, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 0, plan)),
+                (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 1, plan)),
+                (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
+                (add_parts, (sums, flags_ptr, shared, box, order, call, plan)),
+            ],
+            [4, 1, 1],
+            [plan.key_registers, 24, 24],
+        )
 
 
 # ---- the launch
@@ -150,6 +177,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     types = [
         *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
         *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
+        sums_type(ROWS.value),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
         *("i32", "i32", "i32", "i32", "fp32", "i32", "i32", "i32"),
     ]
@@ -234,7 +262,7 @@ def attn_bwd(
         stream,
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
-        sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
+        described_sums(sums, ROWS.value), sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
         T_q, T_k, H, H // H_kv, options.softmax_scale * LOG2E.value,
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
     )  # fmt: skip

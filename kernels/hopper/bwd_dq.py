@@ -34,33 +34,53 @@ PANEL = gl.constexpr(64)  # columns of dq that a group makes
 
 
 @gluon.jit
-def add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
-    """Add part (64 columns of dq, M queries) to a row tile of dq, or finish it.
-
-    sum_ptr: of the tile's panel of the sums; dq: descriptor, `at` where in it the panel is.
-    """
-    S: gl.constexpr = part.type.layout
-    # (4 warps, 2 halves, 8 rows) x (M / 8, 4 lanes, 2): a thread's neighbours, four of them, become
-    # 16 bytes next to each other
+def in_rows(part):
+    """part, (64 columns, M queries) as wgmma leaves it, as 64 * M numbers in a row: each thread has
+    four neighbours at a time, which are 16 bytes of memory."""
+    # (4 warps, 2 halves, 8 rows) x (M / 8, 4 lanes, 2)
     x = gl.reshape(part, [4, 2, 8, M // 8, 4, 2])
     x = gl.permute(x, (3, 0, 2, 4, 1, 5))
-    x = gl.reshape(x, [PANEL * M])
-    address = gl.multiple_of(sum_ptr, 16) + gl.arange(0, PANEL * M, layout=x.type.layout)
+    return gl.reshape(x, [PANEL * M])
+
+
+@gluon.jit
+def _addresses(sum_ptr, x):
+    return sum_ptr + gl.arange(0, PANEL * M, layout=x.type.layout)
+
+
+@gluon.jit
+def plus_sum(x, sum_ptr):
+    """x, `in_rows`, and what other programs have added up, from where all see it, the L2 cache."""
+    return x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
+
+
+@gluon.jit
+def finish_dq(x, dq, at, staging, scale):
+    """Write the whole sum x, `in_rows`, to the tile (M, 64) of dq at `at`, by way of staging."""
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    y = gl.reshape(x, [M // 8, 4, 8, 4, 2, 2])
+    y = gl.permute(y, (1, 4, 2, 0, 3, 5))
+    y = gl.convert_layout(gl.reshape(y, [PANEL, M]), S, assert_trivial=True)
+    tma.store_wait(0)
+    staging.reshape([M, PANEL]).permute((1, 0)).store(round_to(y * scale, dq.dtype))
+    fence_async_shared()
+    tma_store(dq, at, staging)
+
+
+@gluon.jit
+def _add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
+    """Add part to a row tile of the sums, or finish it."""
+    x = in_rows(part)
     if rank < last:
+        address = _addresses(sum_ptr, x)
         if rank == 0:
             gl.store(address, x)
         else:
             gl.atomic_add(address, x, sem="relaxed")
     else:
         if rank > 0:
-            x += gl.load(address, cache_modifier=".cg")
-        y = gl.reshape(x, [M // 8, 4, 8, 4, 2, 2])
-        y = gl.permute(y, (1, 4, 2, 0, 3, 5))
-        y = gl.convert_layout(gl.reshape(y, [PANEL, M]), S, assert_trivial=True)
-        tma.store_wait(0)
-        staging.reshape([M, PANEL]).permute((1, 0)).store(round_to(y * scale, dq.dtype))
-        fence_async_shared()
-        tma_store(dq, at, staging)
+            x = plus_sum(x, sum_ptr)
+        finish_dq(x, dq, at, staging, scale)
 
 
 @gluon.jit
@@ -80,10 +100,10 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     c1 = 0
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order)
+        key_tile, batch_kv = key_tile_of(ticket, order, plan)
         first, end = visited_blocks(key_tile, call, plan)
         n = (end - first) * STEPS
-        n1, _ = group_steps(key_tile, 1, call, plan)
+        skipped, _ = group_steps(key_tile, 1, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         keys = shared.k.index(slot).reshape([N, PANEL])
@@ -97,28 +117,28 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 M * PANEL
             )
             for step in range(n):
-                row_tile = end * STEPS - 1 - step
+                row_tile = first * STEPS + step
                 rank, last = turn(row_tile // STEPS, key_tile, call, plan)
                 stage = c0 % DS
+                ds = shared.ds.index(stage)
                 mbarrier.wait(shared.ds_full.index(2 * stage), (c0 // DS) & 1)
-                part = warpgroup_mma(
-                    k0, shared.ds.index(2 * stage), zero, use_acc=False, is_async=True
-                )
+                part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 mbarrier.arrive(shared.ds_empty.index(2 * stage), count=1)
                 c0 += 1
-                if step < n1:
+                if step >= skipped:
                     stage = c1 % DS
+                    ds = shared.ds.index(stage)
                     mbarrier.wait(shared.ds_full.index(2 * stage + 1), (c1 // DS) & 1)
-                    part = warpgroup_mma(k1, shared.ds.index(2 * stage + 1), part, is_async=True)
+                    part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
                     part = warpgroup_mma_wait(0, deps=(part,))
                     mbarrier.arrive(shared.ds_empty.index(2 * stage + 1), count=1)
                     c1 += 1
                 if step % STEPS == 0:
                     take_turn(shared.turns, t)
-                add_dq(
+                _add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
-                    [batch, head, row_tile * M, 0], shared.dq.index(0), rank, last, scale,
+                    [batch, head, row_tile * M, 0], shared.part, rank, last, scale,
                 )  # fmt: skip
                 if step % STEPS == STEPS - 1:
                     end_turn(shared.turns, t)

@@ -14,8 +14,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_walk import BLOCK, GROUP_N, M, N, group_steps, key_tile_of, visited_blocks
-from kernels.hopper.gluon import exp2, round_to, tma_store
+from kernels.hopper.bwd_dq import PANEL, finish_dq, in_rows, plus_sum
+from kernels.hopper.bwd_walk import (
+    BLOCK,
+    GROUP_N,
+    M,
+    N,
+    group_steps,
+    key_tile_of,
+    turn,
+    visited_blocks,
+)
+from kernels.hopper.gluon import exp2, reinterpret, round_to, tma_store
 from kernels.hopper.schedule import receive
 from kernels.triton.primitives import LN2
 
@@ -41,17 +51,19 @@ def _hidden(s, start_m, start_n, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def _step(
-    st, dk, dv, k_t, v_t, c, j, row_tile, whole_from, start_n, more, shared, call,
-    cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
+def _gradients(
+    st, dk, dv, v_t, c, row_tile, whole_from, start_n, shared, call,
+    plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
 ):  # fmt: skip
-    """One row tile: st is its scores, on their way. Returns those of the next, if there is more."""
+    """The first part of a row tile: st is its scores, on their way.
+
+    Returns:
+        (ds (keys, queries), the operands p and ds of products that are under way, dk, dv).
+    """
     D: gl.constexpr = plan.block_d
     DTYPE: gl.constexpr = shared.q.dtype
-    STAGES: gl.constexpr = plan.stages
-    DS: gl.constexpr = plan.ds_stages
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    stage = c % STAGES
+    stage = c % plan.stages
     q = shared.q.index(stage).reshape([M, D])
     dout = shared.dout.index(stage).reshape([M, D])
     lse = _rows(shared, stage, 0, S)
@@ -68,44 +80,58 @@ def _step(
     ds = round_to(p * (dp - delta), DTYPE)
     dr = gl.convert_layout(ds, P)
     dk = warpgroup_mma(dr, q, dk, is_async=True)
-    next_c = gl.where(more, c + 1, c)
-    next_stage = next_c % STAGES
-    mbarrier.wait(shared.full.index(next_stage), (next_c // STAGES) & 1)
-    next_q = shared.q.index(next_stage).reshape([M, D]).permute((1, 0))
-    st = warpgroup_mma(k_t, next_q, zero, use_acc=False, is_async=True)
-    slot = j % DS
-    mbarrier.wait(shared.ds_empty.index(2 * slot + cid), ((j // DS) & 1) ^ 1)
-    shared.ds.index(2 * slot + cid).store(ds)
+    return ds, pr, dr, dk, dv
+
+
+@gluon.jit
+def _scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
+    """Issue the scores (keys, queries) of the row tile in stage c, if it is there or coming."""
+    stage = c % plan.stages
+    mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1, pred=there)
+    q = shared.q.index(stage).reshape([M, plan.block_d]).permute((1, 0))
+    zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
+    return warpgroup_mma(k_t, q, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _share_ds(ds, j, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Put the j-th ds of this group into shared memory, for those that make dq."""
+    DS: gl.constexpr = plan.ds_stages
+    stage = j % DS
+    mbarrier.wait(shared.ds_empty.index(2 * stage + cid), ((j // DS) & 1) ^ 1)
+    shared.ds.index(stage).slice(cid * GROUP_N, GROUP_N).store(ds)
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(2 * slot + cid), count=1)
-    dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
+    mbarrier.arrive(shared.ds_full.index(2 * stage + cid), count=1)
+
+
+@gluon.jit
+def _pass_over(c, shared, plan: gl.constexpr):
+    """Give back the stage of a row tile that the group does not see."""
+    stage = c % plan.stages
+    mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
     mbarrier.arrive(shared.empty.index(stage), count=1)
-    return st, dk, dv
 
 
 @gluon.jit
 def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr):
-    """dk and dv of the keys of group cid, key tile after key tile."""
+    """dk and dv of the keys of group cid, key tile after key tile; a third group makes dq."""
     D: gl.constexpr = plan.block_d
     DTYPE: gl.constexpr = shared.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
-    STAGES: gl.constexpr = plan.stages
     STEPS: gl.constexpr = BLOCK // M
-    scale = call.scale_log2 * LN2
     kv_heads = call.n_head // call.group
-    zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
     i = 0  # key tiles so far
     c = 0  # stages of the ring so far
     j = 0  # ds so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order)
+        key_tile, batch_kv = key_tile_of(ticket, order, plan)
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, call, plan)
         n = (end - first) * STEPS
-        own, whole_from = group_steps(key_tile, cid, call, plan)
+        skipped, whole_from = group_steps(key_tile, cid, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
@@ -115,31 +141,171 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for _ in range(call.group):
-            stage = c % STAGES
-            mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1, pred=n > 0)
-            q_t = shared.q.index(stage).reshape([M, D]).permute((1, 0))
-            st = warpgroup_mma(k_t, q_t, zero, use_acc=False, is_async=True)
-            for step in range(own):
-                st, dk, dv = _step(
-                    st, dk, dv, k_t, v_t, c, j, end * STEPS - 1 - step, whole_from, start_n,
-                    step < own - 1, shared, call, cid, plan, S, O,
-                )  # fmt: skip
+            for _ in range(skipped):
+                _pass_over(c, shared, plan)
+                c += 1
+            st = _scores(k_t, c, skipped < n, shared, plan, S)
+            for step in range(skipped, n):
+                row_tile = first * STEPS + step
+                ds, pr, dr, dk, dv = _gradients(
+                    st, dk, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
+                )
+                # of the next row tile; of the last one again, for the compiler's sake
+                st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                _share_ds(ds, j, shared, cid, plan)
+                dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
+                mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
                 c += 1
                 j += 1
             st = warpgroup_mma_wait(0, deps=(st,))
-            for _ in range(n - own):
-                stage = c % STAGES
-                mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
-                mbarrier.arrive(shared.empty.index(stage), count=1)
-                c += 1
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch_kv // kv_heads, batch_kv % kv_heads, start_n, 0]
         tma.store_wait(0)
         shared.out.index(2 * cid).reshape([GROUP_N, D]).store(round_to(dv, DTYPE))
-        shared.out.index(2 * cid + 1).reshape([GROUP_N, D]).store(round_to(dk * scale, DTYPE))
+        shared.out.index(2 * cid + 1).reshape([GROUP_N, D]).store(
+            round_to(dk * (call.scale_log2 * LN2), DTYPE)
+        )
         fence_async_shared()
         tma_store(dv_out, at, shared.out.index(2 * cid))
         tma_store(dk_out, at, shared.out.index(2 * cid + 1))
+        i += 1
+        ticket = receive(box, i)
+    tma.store_wait(0)
+
+
+# ---- 128 columns: the groups of keys make dq, too
+
+
+@gluon.jit
+def _tile(tiles, c, plan: gl.constexpr):
+    """The only tile of keys or values in shared memory: (N, D).
+
+    Its number is 0, but the compiler cannot tell. If it could, it would make all descriptors of
+    the tile before the loop, and spill them: 48 registers.
+    """
+    return tiles.index(gl.minimum(c + 1, 0)).reshape([N, plan.block_d])
+
+
+@gluon.jit
+def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
+    return _tile(tiles, c, plan).slice(cid * GROUP_N, GROUP_N)
+
+
+@gluon.jit
+def _part_of_dq(c, there, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c, if it is there or coming."""
+    DS: gl.constexpr = plan.ds_stages
+    stage = c % DS
+    phase = (c // DS) & 1
+    mbarrier.wait(shared.ds_full.index(2 * stage), phase, pred=there)
+    mbarrier.wait(shared.ds_full.index(2 * stage + 1), phase, pred=there)
+    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
+    k_cols = _tile(shared.k, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
+    return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _put_dq(
+    part, c, finishing, row_tile, batch, head, key_tile, dq, sums_ptr, shared, call,
+    cid: gl.constexpr, plan: gl.constexpr,
+):  # fmt: skip
+    """Hand the part of a row tile of dq, made of the ds of stage c, to the adder, or finish it."""
+    STEPS: gl.constexpr = BLOCK // M
+    mbarrier.arrive(shared.ds_empty.index(2 * (c % plan.ds_stages) + (1 - cid)), count=1)
+    mbarrier.wait(shared.part_empty, c & 1)
+    x = in_rows(part)
+    if not finishing:
+        LINES: gl.constexpr = shared.part.shape[0] // 2
+        shared.part.slice(cid * LINES, LINES).store(gl.reshape(x, [LINES, shared.part.shape[1]]))
+        fence_async_shared()
+    else:
+        rank, _ = turn(row_tile // STEPS, key_tile, call, plan)
+        if rank > 0:
+            tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
+            x = plus_sum(x, sums_ptr + (2 * tile.to(gl.int64) + cid) * (M * PANEL))
+        staging = reinterpret(shared.out.index(cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
+        at = [batch, head, row_tile * M, cid * PANEL]
+        finish_dq(x, dq, at, staging, call.scale_log2 * LN2)
+    mbarrier.arrive(shared.part_full, count=1)
+
+
+@gluon.jit
+def own_keys_and_dq(
+    dq, dk_out, dv_out, sums_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr
+):
+    """dk and dv of the keys of group cid, and 64 columns of dq, of all keys of the program.
+
+    dq of a row tile is made one step later than its ds, so that no group waits for the other.
+    """
+    D: gl.constexpr = plan.block_d
+    DTYPE: gl.constexpr = shared.q.dtype
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    STEPS: gl.constexpr = BLOCK // M
+    kv_heads = call.n_head // call.group
+    i = 0  # key tiles so far
+    c = 0  # row tiles so far: stages of all rings
+    ticket = receive(box, 0)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        batch = batch_kv // kv_heads
+        start_n = key_tile * N + cid * GROUP_N
+        first, end = visited_blocks(key_tile, call, plan)
+        n = (end - first) * STEPS
+        skipped, whole_from = group_steps(key_tile, cid, call, plan)
+        # ds of the first row tile may be zeros; of the others they would have to be made into dq
+        skipped = gl.minimum(skipped, 1)
+        slot = i % plan.kv_stages
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
+        dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        finishing = key_tile == 0 if plan.features.causal else key_tile == order.n_tiles - 1
+        for h in range(call.group):
+            head = batch_kv % kv_heads * call.group + h
+            if skipped > 0:
+                _pass_over(c, shared, plan)
+                _share_ds(gl.zeros([GROUP_N, M], DTYPE, layout=S), c, shared, cid, plan)
+                c += 1
+            st = _scores(_rows_of(shared.k, c, cid, plan), c, skipped < n, shared, plan, S)
+            for step in range(skipped, n):
+                row_tile = first * STEPS + step
+                v_t = _rows_of(shared.v, c, cid, plan)
+                ds, pr, dr, dk, dv = _gradients(
+                    st, dk, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
+                )
+                part = _part_of_dq(c - 1, step > 0, shared, cid, plan, S)
+                _share_ds(ds, c, shared, cid, plan)
+                dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
+                # of the next row tile; of the last one again, for the compiler's sake
+                k_t = _rows_of(shared.k, c, cid, plan)
+                st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+                part = warpgroup_mma_wait(1, deps=(part,))
+                if step > 0:
+                    _put_dq(
+                        part, c - 1, finishing, row_tile - 1, batch, head, key_tile,
+                        dq, sums_ptr, shared, call, cid, plan,
+                    )  # fmt: skip
+                c += 1
+            st = warpgroup_mma_wait(0, deps=(st,))
+            if n > 0:
+                part = _part_of_dq(c - 1, True, shared, cid, plan, S)
+                part = warpgroup_mma_wait(0, deps=(part,))
+                _put_dq(
+                    part, c - 1, finishing, end * STEPS - 1, batch, head, key_tile,
+                    dq, sums_ptr, shared, call, cid, plan,
+                )  # fmt: skip
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
+        at = [batch, batch_kv % kv_heads, start_n, 0]
+        out = shared.out.index(cid)
+        tma.store_wait(0)
+        out.reshape([GROUP_N, D]).store(round_to(dv, DTYPE))
+        fence_async_shared()
+        tma_store(dv_out, at, out)
+        tma.store_wait(0)
+        out.reshape([GROUP_N, D]).store(round_to(dk * (call.scale_log2 * LN2), DTYPE))
+        fence_async_shared()
+        tma_store(dk_out, at, out)
         i += 1
         ticket = receive(box, i)
     tma.store_wait(0)

@@ -11,8 +11,8 @@ from kernels.options import Features
 KEYS = 128  # of a program's tile, half of them for each of two groups
 QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
 BLOCK = 128  # queries whose dq passes from program to program at once: two row tiles
-SECTION_BYTES = 24 * 2**20  # of queries, dout and sums of dq that are in use together
-LEAST_HEADS = 4  # and how many heads that are worked on together at least
+SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
+MOST_HEADS = 16  # that are worked on together
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class BackwardPlan:
         stages: row tiles of q and dout in shared memory; ds_stages: of ds.
         kv_stages: tiles of keys and values in shared memory.
         key_registers: of a thread in the second group of keys; the first gets what is left.
-        dq_registers: of a thread in the group that makes dq.
+        dq_registers: of a thread in the group that makes dq; 0 where the groups of keys make it.
         keys_in_registers: whether a group of keys reads them from there for its scores.
         ragged: whether the last key tile has keys that do not exist.
         features: what the call asks for.
@@ -47,12 +47,18 @@ class BackwardPlan:
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
 
     @property
+    def dq_group(self) -> bool:
+        """Whether a group of its own makes dq; at 128 columns there are no registers for it."""
+        return self.dq_registers > 0
+
+    @property
     def masks(self) -> bool:
         """Whether some row tile hides something."""
         return self.features.causal or self.ragged
 
 
 NARROW = BackwardPlan(64, 4, 2, 2, key_registers=192, dq_registers=104, max_registers=128)
+WIDE = BackwardPlan(128, 2, 2, 1, key_registers=240, dq_registers=0, max_registers=168)
 
 
 # What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
@@ -67,17 +73,17 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
 
     A sink is in lse already, and asks nothing of the kernel.
     """
-    if head_dim > 64 or features not in SERVED:
+    if head_dim > 128 or features not in SERVED:
         return None
-    features = replace(features, sinks=False)
-    return replace(NARROW, keys_in_registers=KEYS_FIT, ragged=seq_k % KEYS != 0, features=features)
+    plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
+    return replace(plan, ragged=seq_k % KEYS != 0, features=replace(features, sinks=False))
 
 
 def heads_together(seq_q: int, group: int, block_d: int) -> int:
     """How many key-value heads are worked on at a time.
 
-    Programs that add to the same dq follow each other at a distance, so the first of many waits;
-    but the more heads, the less of what they read is still in the L2 cache.
+    The fewer heads, the more programs share what they read in the L2 cache; the more, the fewer
+    wait for each other where walks are short.
     """
     head_bytes = seq_q * group * block_d * (2 + 2 + 4)
-    return max(LEAST_HEADS, SECTION_BYTES // head_bytes)
+    return max(1, min(MOST_HEADS, SECTION_BYTES // head_bytes))

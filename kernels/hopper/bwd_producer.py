@@ -32,7 +32,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     ticket = gl.atomic_add(counter, 1, sem="relaxed")
     post(box, 0, ticket)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order)
+        key_tile, batch_kv = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
         first, end = visited_blocks(key_tile, call, plan)
@@ -41,7 +41,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
             for step in range(n):
-                row_tile = end * STEPS - 1 - step
+                row_tile = first * STEPS + step
                 stage = c % STAGES
                 full = shared.full.index(stage)
                 mbarrier.wait(shared.empty.index(stage), ((c // STAGES) & 1) ^ 1)

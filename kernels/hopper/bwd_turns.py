@@ -32,8 +32,8 @@ class Turns(NamedTuple):
 
 
 @gluon.jit
-def make_turns(ADDERS: gl.constexpr):
-    """Turns of a program in which ADDERS groups add to dq."""
+def make_turns():
+    """Turns of a program in which one group adds to dq."""
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     taken = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
@@ -41,8 +41,8 @@ def make_turns(ADDERS: gl.constexpr):
     told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     for i in gl.static_range(AHEAD):
         mbarrier.init(come.index(i), count=1)
-        mbarrier.init(taken.index(i), count=ADDERS)
-        mbarrier.init(over.index(i), count=ADDERS)
+        mbarrier.init(taken.index(i), count=1)
+        mbarrier.init(over.index(i), count=1)
         mbarrier.init(told.index(i), count=1)
     return Turns(come, taken, over, told)
 
@@ -57,19 +57,19 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     t = 0  # turns so far
     ticket = receive(box, i)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order)
+        key_tile, batch_kv = key_tile_of(ticket, order, plan)
         first, end = visited_blocks(key_tile, call, plan)
         for h in range(call.group):
             head_flags = flags_ptr + (batch_kv * call.group + h) * n_blocks
             for step in range(end - first):
-                block = end - 1 - step
+                block = first + step
                 rank, _ = turn(block, key_tile, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:
                     mbarrier.wait(turns.taken.index(slot), phase ^ 1)
                     if rank > 0:
-                        _await(head_flags + block, rank)
+                        await_flag(head_flags + block, rank)
                     mbarrier.arrive(turns.come.index(slot), count=1)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
@@ -81,10 +81,12 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
 
 
 @gluon.jit
-def _await(flag, rank):
-    done = gl.atomic_add(flag, 0, sem="acquire", scope="gpu")
-    while done < rank:
-        done = gl.atomic_add(flag, 0, sem="acquire", scope="gpu")
+def await_flag(flag, rank):
+    """Wait until `rank` key tiles have added to the block of this flag."""
+    # an acquire empties the L1 cache, and with it what registers were spilled: once is enough
+    while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
+        pass
+    gl.atomic_add(flag, 0, sem="acquire", scope="gpu")
 
 
 @gluon.jit

@@ -1,8 +1,8 @@
 """Which queries a tile of keys visits in the backward pass, and whose turn it is to add to dq.
 
-A program owns 128 keys, a group 64 of them. It walks from the last queries down to the first that
-see its keys, two row tiles of 64 queries at a time: a block, to whose dq the key tiles that visit
-it add one after the other, from the first keys to the last.
+A program owns 128 keys, a group 64 of them. It walks from the first queries that see its keys to
+the last, two row tiles of 64 queries at a time: a block, to whose dq the key tiles that visit it
+add one after the other, in the order in which they are drawn.
 """
 
 from typing import NamedTuple
@@ -42,23 +42,23 @@ def visited_blocks(key_tile, call, plan: gl.constexpr):
 
 @gluon.jit
 def group_steps(key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
-    """How many row tiles of its program's walk group cid takes, from the last one down, and the
-    first query from which on nothing is hidden from it."""
+    """How many row tiles of its program's walk group cid passes over, before it takes the others,
+    and the first query from which on nothing is hidden from it."""
     first, end = visited_blocks(key_tile, call, plan)
-    n = (end - first) * (BLOCK // M)
+    skipped = 0
     start_n = key_tile * N + cid * GROUP_N
     whole_from = 0
     if plan.features.causal:
         diagonal = call.seq_k - call.seq_q
         if cid > 0:
-            row_tile = gl.maximum(start_n - diagonal, 0) // M
-            n = gl.maximum(gl.minimum(end * (BLOCK // M) - row_tile, n), 0)
+            row_tile = gl.maximum(start_n - diagonal, 0) // M - first * (BLOCK // M)
+            skipped = gl.minimum(gl.maximum(row_tile, 0), (end - first) * (BLOCK // M))
         whole_from = start_n + GROUP_N - 1 - diagonal
     if plan.ragged:
         whole_from = gl.where(start_n + GROUP_N > call.seq_k, end * BLOCK, whole_from)
         if cid > 0:
-            n = gl.where(start_n < call.seq_k, n, 0)
-    return n, whole_from
+            skipped = gl.where(start_n < call.seq_k, skipped, (end - first) * (BLOCK // M))
+    return skipped, whole_from
 
 
 @gluon.jit
@@ -68,15 +68,18 @@ def turn(block, key_tile, call, plan: gl.constexpr):
     if plan.features.causal:
         seen_to = (block + 1) * BLOCK + call.seq_k - call.seq_q  # by the last query of the block
         last = gl.minimum(gl.maximum(seen_to - 1, 0) // N, last)
-    return key_tile, last
+        return last - key_tile, last
+    else:
+        return key_tile, last
 
 
 @gluon.jit
-def key_tile_of(ticket, order):
+def key_tile_of(ticket, order, plan: gl.constexpr):
     """(key tile, batch times key-value head) of the ticket-th tile that is drawn.
 
-    The first keys of all heads of a section come first: they add to every block of dq first, and
-    under a causal mask most queries see them.
+    The heads of a section are worked on together. Under a causal mask their last keys come first:
+    a walk begins where its keys begin, so that programs which start together follow each other at a
+    distance of a block. Else the first keys do, and programs fall into that distance.
     """
     place, head = locate(ticket, order, True)
-    return order.n_tiles - 1 - place, head
+    return place if plan.features.causal else order.n_tiles - 1 - place, head

@@ -68,6 +68,16 @@ def _numbers_map(address: int, size: int, box: int) -> bytes:
     return driver.tensor_map(address, torch.float32, (size,), (1,), (box,))
 
 
+def described_sums(x: Tensor, rows: int) -> bytes:
+    """The tensor map of x, contiguous fp32, for copies of `rows` lines of 128 bytes."""
+    return _sums_map(x.data_ptr(), x.numel() // 32, rows)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sums_map(address: int, lines: int, rows: int) -> bytes:
+    return driver.tensor_map(address, torch.float32, (lines, 32), (32, 1), (rows, 32))
+
+
 # ---- kernels
 
 
@@ -90,6 +100,16 @@ def numbers_layout() -> gl.NVMMASharedLayout:
 def numbers_type(box: int) -> str:
     """Triton's type of a descriptor of fp32 numbers in a row."""
     return f"tensordesc<fp32[{box}],{numbers_layout()!r}>"
+
+
+def sums_layout() -> gl.NVMMASharedLayout:
+    """How fp32 numbers in lines of 128 bytes lie in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+
+
+def sums_type(rows: int) -> str:
+    """Triton's type of a descriptor of fp32 numbers in lines of 128 bytes."""
+    return f"tensordesc<fp32[{rows}, 32],{sums_layout()!r}>"
 
 
 def pointer_type(dtype: torch.dtype) -> str:

@@ -43,10 +43,10 @@ VARIANTS = [
         True, window=True, documents=True, lengths=True, softcap=True, sinks=True, dropout=True
     ),
 ]
-BACKWARD_HEAD_DIMS = [64]
+BACKWARD_HEAD_DIMS = [64, 128]
 INSTRUCTIONS = [
     *("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU", "PRMT", "STL", "LDL"),
-    *("REDG.E.ADD.F32x4", "LDG.E.128"),
+    *("REDG.E.ADD.F32x4", "UTMAREDG", "LDG.E.128"),
 ]
 
 

@@ -24,7 +24,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 pytestmark = pytest.mark.gpu
 causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-each_head_dim = pytest.mark.parametrize("head_dim", [64])
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 128])
 
 
 @pytest.fixture(autouse=True)

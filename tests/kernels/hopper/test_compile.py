@@ -56,11 +56,13 @@ def assert_as_meant(result):
 
 def assert_backward(result):
     # what kernels.hopper.bwd.attn_bwd packs for a launch
-    assert result["parameters"] == 8 * "128s" + "qqq" + "iiii" + "f" + "iii", result
-    # sums of dq are added 16 bytes at a time
-    assert result["instructions"]["REDG.E.ADD.F32x4"] == 8, result
-    # between two key tiles
-    assert result["stack"] <= 64, result
+    assert result["parameters"] == 9 * "128s" + "qqq" + "iiii" + "f" + "iii", result
+    # sums of dq are added 16 bytes at a time, or by the copy engine
+    count, wide = result["instructions"], result["block_d"] == 128
+    assert (count["REDG.E.ADD.F32x4"], count["UTMAREDG"]) == ((0, 1) if wide else (8, 0)), result
+    # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
+    spilled = 256 if triton.__version__.startswith("3.9.") else 112
+    assert result["stack"] <= (spilled if wide else 64), result
 
 
 def assert_forward(result):
