@@ -21,7 +21,6 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
-    group_steps,
     key_tile_of,
     turn,
     visited_blocks,
@@ -96,14 +95,12 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     n_row_tiles = gl.cdiv(call.seq_q, BLOCK) * STEPS
     i = 0
     t = 0  # turns so far
-    c0 = 0  # ds of each group so far
-    c1 = 0
+    c = 0  # row tiles so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
         first, end = visited_blocks(key_tile, call, plan)
         n = (end - first) * STEPS
-        skipped, _ = group_steps(key_tile, 1, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         keys = shared.k.index(slot).reshape([N, PANEL])
@@ -119,21 +116,17 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             for step in range(n):
                 row_tile = first * STEPS + step
                 rank, last = turn(row_tile // STEPS, key_tile, call, plan)
-                stage = c0 % DS
+                stage = c % DS
+                phase = (c // DS) & 1
                 ds = shared.ds.index(stage)
-                mbarrier.wait(shared.ds_full.index(2 * stage), (c0 // DS) & 1)
+                mbarrier.wait(shared.ds_full.index(2 * stage), phase)
                 part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
+                mbarrier.wait(shared.ds_full.index(2 * stage + 1), phase)
+                part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 mbarrier.arrive(shared.ds_empty.index(2 * stage), count=1)
-                c0 += 1
-                if step >= skipped:
-                    stage = c1 % DS
-                    ds = shared.ds.index(stage)
-                    mbarrier.wait(shared.ds_full.index(2 * stage + 1), (c1 // DS) & 1)
-                    part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
-                    part = warpgroup_mma_wait(0, deps=(part,))
-                    mbarrier.arrive(shared.ds_empty.index(2 * stage + 1), count=1)
-                    c1 += 1
+                mbarrier.arrive(shared.ds_empty.index(2 * stage + 1), count=1)
+                c += 1
                 if step % STEPS == 0:
                     take_turn(shared.turns, t)
                 _add_dq(

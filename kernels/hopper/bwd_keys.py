@@ -20,7 +20,7 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
-    group_steps,
+    group_view,
     key_tile_of,
     turn,
     visited_blocks,
@@ -94,22 +94,23 @@ def _scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def _share_ds(ds, j, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """Put the j-th ds of this group into shared memory, for those that make dq."""
+def _share_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Put the c-th ds of this group into shared memory, for those that make dq."""
     DS: gl.constexpr = plan.ds_stages
-    stage = j % DS
-    mbarrier.wait(shared.ds_empty.index(2 * stage + cid), ((j // DS) & 1) ^ 1)
+    stage = c % DS
+    mbarrier.wait(shared.ds_empty.index(2 * stage + cid), ((c // DS) & 1) ^ 1)
     shared.ds.index(stage).slice(cid * GROUP_N, GROUP_N).store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(2 * stage + cid), count=1)
 
 
 @gluon.jit
-def _pass_over(c, shared, plan: gl.constexpr):
-    """Give back the stage of a row tile that the group does not see."""
+def _pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Give back the stage of a row tile that the group does not see; its ds is 0."""
     stage = c % plan.stages
     mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
     mbarrier.arrive(shared.empty.index(stage), count=1)
+    _share_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
 
 
 @gluon.jit
@@ -123,15 +124,14 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     STEPS: gl.constexpr = BLOCK // M
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
-    c = 0  # stages of the ring so far
-    j = 0  # ds so far
+    c = 0  # row tiles so far: stages of all rings
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, call, plan)
         n = (end - first) * STEPS
-        skipped, whole_from = group_steps(key_tile, cid, call, plan)
+        skipped, whole_from = group_view(key_tile, cid, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
@@ -141,8 +141,8 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for _ in range(call.group):
-            for _ in range(skipped):
-                _pass_over(c, shared, plan)
+            if skipped > 0:
+                _pass_over(c, shared, cid, plan, S)
                 c += 1
             st = _scores(k_t, c, skipped < n, shared, plan, S)
             for step in range(skipped, n):
@@ -152,11 +152,10 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
                 )
                 # of the next row tile; of the last one again, for the compiler's sake
                 st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
-                _share_ds(ds, j, shared, cid, plan)
+                _share_ds(ds, c, shared, cid, plan)
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
                 mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
                 c += 1
-                j += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch_kv // kv_heads, batch_kv % kv_heads, start_n, 0]
@@ -252,9 +251,7 @@ def own_keys_and_dq(
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, call, plan)
         n = (end - first) * STEPS
-        skipped, whole_from = group_steps(key_tile, cid, call, plan)
-        # ds of the first row tile may be zeros; of the others they would have to be made into dq
-        skipped = gl.minimum(skipped, 1)
+        skipped, whole_from = group_view(key_tile, cid, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
@@ -263,8 +260,7 @@ def own_keys_and_dq(
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
             if skipped > 0:
-                _pass_over(c, shared, plan)
-                _share_ds(gl.zeros([GROUP_N, M], DTYPE, layout=S), c, shared, cid, plan)
+                _pass_over(c, shared, cid, plan, S)
                 c += 1
             st = _scores(_rows_of(shared.k, c, cid, plan), c, skipped < n, shared, plan, S)
             for step in range(skipped, n):

@@ -41,23 +41,20 @@ def visited_blocks(key_tile, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def group_steps(key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
-    """How many row tiles of its program's walk group cid passes over, before it takes the others,
-    and the first query from which on nothing is hidden from it."""
+def group_view(key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
+    """What group cid sees of the walk of its program: how many row tiles it passes over at the
+    beginning, 0 or 1, and the first query from which on nothing is hidden from it."""
     first, end = visited_blocks(key_tile, call, plan)
-    skipped = 0
     start_n = key_tile * N + cid * GROUP_N
+    skipped = 0
     whole_from = 0
     if plan.features.causal:
         diagonal = call.seq_k - call.seq_q
         if cid > 0:
-            row_tile = gl.maximum(start_n - diagonal, 0) // M - first * (BLOCK // M)
-            skipped = gl.minimum(gl.maximum(row_tile, 0), (end - first) * (BLOCK // M))
+            skipped = gl.where(start_n - diagonal >= first * BLOCK + M, 1, 0)
         whole_from = start_n + GROUP_N - 1 - diagonal
     if plan.ragged:
         whole_from = gl.where(start_n + GROUP_N > call.seq_k, end * BLOCK, whole_from)
-        if cid > 0:
-            skipped = gl.where(start_n < call.seq_k, skipped, (end - first) * (BLOCK // M))
     return skipped, whole_from
 
 
