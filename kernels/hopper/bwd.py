@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kernels.hopper.bwd_adder import ROWS, add_parts
+from kernels.hopper.bwd_adder import LINES, add_parts
 from kernels.hopper.bwd_dq import PANEL, make_dq
 from kernels.hopper.bwd_keys import own_keys, own_keys_and_dq
 from kernels.hopper.bwd_plan import (
@@ -62,15 +62,16 @@ class Shared(NamedTuple):
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
     out: gl.shared_memory_descriptor  # (.., 1, 1, N / 2, D): dk and dv on their way out
-    part: gl.shared_memory_descriptor  # dq (1, 1, M, 64) on its way out, or its sums (256, 32)
-    part_full: gl.shared_memory_descriptor  # these two for the adder
+    part: gl.shared_memory_descriptor  # of dq on its way out (1, 1, 1, M, 64) or (2, 128, 32)
+    part_last: gl.shared_memory_descriptor  # these two for the adders
     part_empty: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor  # q, dout and rows
-    empty: gl.shared_memory_descriptor
+    # of each group: Triton has all threads meet between two uses of the same barriers
+    empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
-    ds_full: gl.shared_memory_descriptor  # two a stage, of each group
-    ds_empty: gl.shared_memory_descriptor
+    ds_full: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
+    ds_empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
     turns: Turns
 
 
@@ -109,32 +110,32 @@ def attn_bwd_kernel(
     D: gl.constexpr = plan.block_d
     STAGES: gl.constexpr = plan.stages
     KV: gl.constexpr = plan.kv_stages
-    DS: gl.constexpr = 2 * plan.ds_stages
-    # two groups of keys, and one of dq with the two warps of turns, or the adder
-    READERS: gl.constexpr = 5 if plan.dq_group else 3
+    DS: gl.constexpr = plan.ds_stages
+    # two groups of keys, and one of dq with the two warps of turns, or two adders
+    READERS: gl.constexpr = 5 if plan.dq_group else 4
     OUT: gl.constexpr = 4 if plan.dq_group else 2
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     if plan.dq_group:
-        part = gl.allocate_shared_memory(q.dtype, [1, 1, M, PANEL], dq.layout)
+        part = gl.allocate_shared_memory(q.dtype, [1, 1, 1, M, PANEL], dq.layout)
     else:
-        part = gl.allocate_shared_memory(gl.float32, sums.block_type.shape, sums.layout)
+        part = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], sums.layout)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 2 * M], rows.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
-        gl.allocate_shared_memory(q.dtype, [plan.ds_stages, N, M], ds_layout),
+        gl.allocate_shared_memory(q.dtype, [DS, N, M], ds_layout),
         gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
         part,
-        _barriers(1, 2).index(0),
-        _barriers(1, 1).index(0),
+        _barriers(2, 1),
+        _barriers(2, 1),
         _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
+        (_barriers(STAGES, 1), _barriers(STAGES, 1)),
         _barriers(KV, 1),
         _barriers(KV, 3 if plan.dq_group else 2),
-        _barriers(DS, 1),
-        _barriers(DS, 1),
+        (_barriers(DS, 1), _barriers(DS, 1)),
+        (_barriers(DS, 1), _barriers(DS, 1)),
         make_turns(),
     )
     box = make_mailbox(READERS)
@@ -160,10 +161,11 @@ def attn_bwd_kernel(
                 (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 0, plan)),
                 (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 1, plan)),
                 (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
-                (add_parts, (sums, flags_ptr, shared, box, order, call, plan)),
+                (add_parts, (sums, flags_ptr, shared, box, order, call, 0, plan)),
+                (add_parts, (sums, flags_ptr, shared, box, order, call, 1, plan)),
             ],
-            [4, 1, 1],
-            [plan.key_registers, 24, 24],
+            [4, 1, 1, 1],
+            [plan.key_registers, 24, 24, 24],
         )
 
 
@@ -177,7 +179,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     types = [
         *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
         *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
-        sums_type(ROWS.value),
+        sums_type(LINES.value),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
         *("i32", "i32", "i32", "i32", "fp32", "i32", "i32", "i32"),
     ]
@@ -237,7 +239,7 @@ def attn_bwd(
     numbers = functools.partial(torch.empty, device=device)
     sums = numbers(B * H * n_row_tiles * QUERIES * plan.block_d, dtype=torch.float32)
     rows = numbers(B * H * n_row_tiles * 2 * QUERIES, dtype=torch.float32)
-    flags = numbers(B * H * n_row_tiles // 2, dtype=torch.int32)
+    flags = numbers(B * H * n_row_tiles, dtype=torch.int32)
     if dlse is not None:
         dlse = dlse.contiguous()
     stream = runtime.driver.active.get_current_stream(device.index)
@@ -262,7 +264,7 @@ def attn_bwd(
         stream,
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
-        described_sums(sums, ROWS.value), sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
+        described_sums(sums, LINES.value), sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
         T_q, T_k, H, H // H_kv, options.softmax_scale * LOG2E.value,
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
     )  # fmt: skip

@@ -119,19 +119,19 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)
-                mbarrier.wait(shared.ds_full.index(2 * stage), phase)
+                mbarrier.wait(shared.ds_full[0].index(stage), phase)
                 part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
-                mbarrier.wait(shared.ds_full.index(2 * stage + 1), phase)
+                mbarrier.wait(shared.ds_full[1].index(stage), phase)
                 part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
                 part = warpgroup_mma_wait(0, deps=(part,))
-                mbarrier.arrive(shared.ds_empty.index(2 * stage), count=1)
-                mbarrier.arrive(shared.ds_empty.index(2 * stage + 1), count=1)
+                mbarrier.arrive(shared.ds_empty[0].index(stage), count=1)
+                mbarrier.arrive(shared.ds_empty[1].index(stage), count=1)
                 c += 1
                 if step % STEPS == 0:
                     take_turn(shared.turns, t)
                 _add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
-                    [batch, head, row_tile * M, 0], shared.part, rank, last, scale,
+                    [batch, head, row_tile * M, 0], shared.part.index(0), rank, last, scale,
                 )  # fmt: skip
                 if step % STEPS == STEPS - 1:
                     end_turn(shared.turns, t)

@@ -51,20 +51,36 @@ def _hidden(s, start_m, start_n, call, plan: gl.constexpr):
 
 
 @gluon.jit
+def _store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Put the c-th ds of this group into shared memory, for those that make dq."""
+    DS: gl.constexpr = plan.ds_stages
+    stage = c % DS
+    if plan.dq_group:
+        mbarrier.wait(shared.ds_empty[cid].index(stage), ((c // DS) & 1) ^ 1)
+    shared.ds.index(stage).slice(cid * GROUP_N, GROUP_N).store(ds)
+
+
+@gluon.jit
+def _share_ds(c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Let those that make dq have it."""
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full[cid].index(c % plan.ds_stages), count=1)
+
+
+@gluon.jit
 def _gradients(
-    st, dk, dv, v_t, c, row_tile, whole_from, start_n, shared, call,
+    st, dv, v_t, c, row_tile, whole_from, start_n, shared, call,
     plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
 ):  # fmt: skip
-    """The first part of a row tile: st is its scores, on their way.
+    """ds (keys, queries) of the row tile in stage c, whose scores st are on their way.
 
     Returns:
-        (ds (keys, queries), the operands p and ds of products that are under way, dk, dv).
+        (ds, the operand p of dv + p dout, which is under way, dv).
     """
     D: gl.constexpr = plan.block_d
     DTYPE: gl.constexpr = shared.q.dtype
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
     stage = c % plan.stages
-    q = shared.q.index(stage).reshape([M, D])
     dout = shared.dout.index(stage).reshape([M, D])
     lse = _rows(shared, stage, 0, S)
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
@@ -78,9 +94,15 @@ def _gradients(
     dv = warpgroup_mma(pr, dout, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dpt,))
     ds = round_to(p * (dp - delta), DTYPE)
-    dr = gl.convert_layout(ds, P)
-    dk = warpgroup_mma(dr, q, dk, is_async=True)
-    return ds, pr, dr, dk, dv
+    return ds, pr, dv
+
+
+@gluon.jit
+def _add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
+    """Issue dk + ds q; returns the operand ds too, which must live until the product is done."""
+    q = shared.q.index(c % plan.stages).reshape([M, plan.block_d])
+    dr = gl.convert_layout(ds, gl.DotOperandLayout(0, O, 2))
+    return warpgroup_mma(dr, q, dk, is_async=True), dr
 
 
 @gluon.jit
@@ -94,23 +116,22 @@ def _scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def _share_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """Put the c-th ds of this group into shared memory, for those that make dq."""
-    DS: gl.constexpr = plan.ds_stages
-    stage = c % DS
-    mbarrier.wait(shared.ds_empty.index(2 * stage + cid), ((c // DS) & 1) ^ 1)
-    shared.ds.index(stage).slice(cid * GROUP_N, GROUP_N).store(ds)
-    fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(2 * stage + cid), count=1)
-
-
-@gluon.jit
 def _pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
     """Give back the stage of a row tile that the group does not see; its ds is 0."""
     stage = c % plan.stages
     mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
-    mbarrier.arrive(shared.empty.index(stage), count=1)
-    _share_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
+    if not plan.dq_group:
+        _await_partner(c, False, shared, cid, plan)
+    _store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
+    _share_ds(c, shared, cid, plan)
+    _finish_step(c, shared, cid, plan)
+
+
+@gluon.jit
+def _finish_step(c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """The group is done with stage c of q and dout. If it makes dq, it is done with the ds before,
+    too, and what became of it is where the adder finds it."""
+    mbarrier.arrive(shared.empty[cid].index(c % plan.stages), count=1)
 
 
 @gluon.jit
@@ -147,14 +168,16 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             st = _scores(k_t, c, skipped < n, shared, plan, S)
             for step in range(skipped, n):
                 row_tile = first * STEPS + step
-                ds, pr, dr, dk, dv = _gradients(
-                    st, dk, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
+                ds, pr, dv = _gradients(
+                    st, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
                 )
+                _store_ds(ds, c, shared, cid, plan)
+                dk, dr = _add_dk(dk, ds, c, shared, plan, O)
                 # of the next row tile; of the last one again, for the compiler's sake
                 st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
-                _share_ds(ds, c, shared, cid, plan)
+                _share_ds(c, shared, cid, plan)
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
-                mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+                _finish_step(c, shared, cid, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
@@ -191,13 +214,20 @@ def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
 
 
 @gluon.jit
-def _part_of_dq(c, there, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
-    """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c, if it is there or coming."""
+def _await_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Wait for the other group: until it is done with the last step, and with it no longer needs
+    the ds that this group replaces in step c; and if `there`, until it has shared its last ds."""
     DS: gl.constexpr = plan.ds_stages
-    stage = c % DS
-    phase = (c // DS) & 1
-    mbarrier.wait(shared.ds_full.index(2 * stage), phase, pred=there)
-    mbarrier.wait(shared.ds_full.index(2 * stage + 1), phase, pred=there)
+    stage = (c + 1) % DS  # of the last step, too: there are two
+    phase = ((c - 1) // DS) & 1
+    mbarrier.wait(shared.empty[1 - cid].index(stage), phase, pred=c > 0)
+    mbarrier.wait(shared.ds_full[1 - cid].index(stage), phase, pred=there)
+
+
+@gluon.jit
+def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
+    stage = c % plan.ds_stages
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     k_cols = _tile(shared.k, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
     return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
@@ -210,12 +240,10 @@ def _put_dq(
 ):  # fmt: skip
     """Hand the part of a row tile of dq, made of the ds of stage c, to the adder, or finish it."""
     STEPS: gl.constexpr = BLOCK // M
-    mbarrier.arrive(shared.ds_empty.index(2 * (c % plan.ds_stages) + (1 - cid)), count=1)
-    mbarrier.wait(shared.part_empty, c & 1)
+    mbarrier.wait(shared.part_empty.index(cid), c & 1)
     x = in_rows(part)
     if not finishing:
-        LINES: gl.constexpr = shared.part.shape[0] // 2
-        shared.part.slice(cid * LINES, LINES).store(gl.reshape(x, [LINES, shared.part.shape[1]]))
+        shared.part.index(cid).store(gl.reshape(x, [PANEL * M // 32, 32]))
         fence_async_shared()
     else:
         rank, _ = turn(row_tile // STEPS, key_tile, call, plan)
@@ -225,7 +253,6 @@ def _put_dq(
         staging = reinterpret(shared.out.index(cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
         at = [batch, head, row_tile * M, cid * PANEL]
         finish_dq(x, dq, at, staging, call.scale_log2 * LN2)
-    mbarrier.arrive(shared.part_full, count=1)
 
 
 @gluon.jit
@@ -266,31 +293,36 @@ def own_keys_and_dq(
             for step in range(skipped, n):
                 row_tile = first * STEPS + step
                 v_t = _rows_of(shared.v, c, cid, plan)
-                ds, pr, dr, dk, dv = _gradients(
-                    st, dk, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
+                ds, pr, dv = _gradients(
+                    st, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
                 )
-                part = _part_of_dq(c - 1, step > 0, shared, cid, plan, S)
-                _share_ds(ds, c, shared, cid, plan)
+                _await_partner(c, step > 0, shared, cid, plan)
+                _store_ds(ds, c, shared, cid, plan)
+                dk, dr = _add_dk(dk, ds, c, shared, plan, O)
+                _share_ds(c, shared, cid, plan)
+                part = _part_of_dq(c - 1, shared, cid, plan, S)
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
                 # of the next row tile; of the last one again, for the compiler's sake
                 k_t = _rows_of(shared.k, c, cid, plan)
                 st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
-                mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
                 part = warpgroup_mma_wait(1, deps=(part,))
                 if step > 0:
                     _put_dq(
                         part, c - 1, finishing, row_tile - 1, batch, head, key_tile,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
+                _finish_step(c, shared, cid, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
             if n > 0:
-                part = _part_of_dq(c - 1, True, shared, cid, plan, S)
+                _await_partner(c, True, shared, cid, plan)
+                part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 _put_dq(
                     part, c - 1, finishing, end * STEPS - 1, batch, head, key_tile,
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
+                mbarrier.arrive(shared.part_last.index(cid), count=1)
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         out = shared.out.index(cid)

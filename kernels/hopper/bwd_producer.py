@@ -44,7 +44,8 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
                 row_tile = first * STEPS + step
                 stage = c % STAGES
                 full = shared.full.index(stage)
-                mbarrier.wait(shared.empty.index(stage), ((c // STAGES) & 1) ^ 1)
+                mbarrier.wait(shared.empty[0].index(stage), ((c // STAGES) & 1) ^ 1)
+                mbarrier.wait(shared.empty[1].index(stage), ((c // STAGES) & 1) ^ 1)
                 mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)
                 at = [batch, head, row_tile * M, 0]
                 tma_load(q, at, full, shared.q.index(stage))

@@ -9,7 +9,7 @@ d lse_i / d s_ij = p_ij, so that ds = p * (dp - delta).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper.bwd_walk import BLOCK, M
+from kernels.hopper.bwd_walk import M
 from kernels.triton.primitives import LOG2E
 
 
@@ -36,8 +36,8 @@ def attn_bwd_rows_kernel(
     """Program i takes row tile i % n_tiles of head i // n_tiles: M queries.
 
     rows (heads, n_tiles, 2, M) fp32: lse in log2, then delta. A query that does not exist or sees
-    no key gets lse = inf, so that its probabilities are 0. The flags (heads, n_tiles / 2) int32
-    that pass turns become 0.
+    no key gets lse = inf, so that its probabilities are 0. The flags (heads, n_tiles) int32 that
+    pass turns become 0.
     """
     D: gl.constexpr = plan.block_d
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -60,7 +60,7 @@ def attn_bwd_rows_kernel(
     at = rows_ptr + gl.program_id(0).to(gl.int64) * (2 * M) + gl.arange(0, M, layout=by_row)
     gl.store(at, lse)
     gl.store(at + M, delta)
-    gl.store(flags_ptr + gl.program_id(0) // (BLOCK // M), 0)
+    gl.store(flags_ptr + gl.program_id(0), 0)
 
 
 @gluon.jit

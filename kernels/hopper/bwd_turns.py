@@ -60,7 +60,7 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
         first, end = visited_blocks(key_tile, call, plan)
         for h in range(call.group):
-            head_flags = flags_ptr + (batch_kv * call.group + h) * n_blocks
+            head_blocks = (batch_kv * call.group + h) * n_blocks
             for step in range(end - first):
                 block = first + step
                 rank, _ = turn(block, key_tile, call, plan)
@@ -69,15 +69,23 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                 if COMING:
                     mbarrier.wait(turns.taken.index(slot), phase ^ 1)
                     if rank > 0:
-                        await_flag(head_flags + block, rank)
+                        await_flag(flag_of(flags_ptr, head_blocks + block), rank)
                     mbarrier.arrive(turns.come.index(slot), count=1)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
-                    gl.atomic_xchg(head_flags + block, rank + 1, sem="release", scope="gpu")
+                    flag = flag_of(flags_ptr, head_blocks + block)
+                    gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
                     mbarrier.arrive(turns.told.index(slot), count=1)
                 t += 1
         i += 1
         ticket = receive(box, i)
+
+
+@gluon.jit
+def flag_of(flags_ptr, block):
+    """Where key tiles are counted that have added to a block: to its first 64 columns, and behind
+    it to the others."""
+    return flags_ptr + 2 * block
 
 
 @gluon.jit
