@@ -38,11 +38,9 @@ from kernels.hopper.launch import (
     compile_kernel,
     described,
     described_numbers,
-    described_sums,
     n_multiprocessors,
     numbers_type,
     pointer_type,
-    sums_type,
     tile_counters,
     tile_type,
 )
@@ -179,7 +177,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     types = [
         *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
         *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
-        sums_type(LINES.value),
+        numbers_type(LINES.value, 32),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
         *("i32", "i32", "i32", "i32", "fp32", "i32", "i32", "i32"),
     ]
@@ -264,7 +262,8 @@ def attn_bwd(
         stream,
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
-        described_sums(sums, LINES.value), sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
+        described_numbers(sums, LINES.value, 32),
+        sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
         T_q, T_k, H, H // H_kv, options.softmax_scale * LOG2E.value,
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
     )  # fmt: skip

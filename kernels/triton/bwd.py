@@ -9,7 +9,8 @@ saved log-sum-exp, tile by tile. Two launches, none with atomics, so a run repea
     dk, dv   a program owns BLOCK_N keys and walks over the queries that see them
 
 One kernel for all three gradients would save two of seven matrix products, but it has to add dq up
-across programs: with atomics, in an order that changes from run to run, or waiting for one another.
+across programs: with atomics, in an order that changes from run to run, or waiting for one another,
+as kernels/hopper does.
 
 The gradient of lse enters through delta: d lse_i / d s_ij = p_ij, so that
 ds = p * (dp - (delta - dlse)).

@@ -9,7 +9,12 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.hopper import driver, launch
-from kernels.hopper.launch import TileCounters, described, parameter_layout
+from kernels.hopper.launch import (
+    TileCounters,
+    described,
+    described_numbers,
+    parameter_layout,
+)
 
 CPU = torch.device("cpu")
 
@@ -56,9 +61,12 @@ def encoded(monkeypatch):
         return bytes([len(calls)])
 
     monkeypatch.setattr(driver, "tensor_map", tensor_map)
-    launch._tensor_map.cache_clear()
+    kept = (launch._tensor_map, launch._numbers_map)
+    for maps in kept:
+        maps.cache_clear()
     yield calls
-    launch._tensor_map.cache_clear()
+    for maps in kept:
+        maps.cache_clear()
 
 
 def test_a_packed_projection_is_described_by_its_own_strides(encoded):
@@ -96,6 +104,17 @@ def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
         # one of the copies before may have had this place, and its description
         assert copy.data_ptr() in [address for address, *_ in encoded]
         assert copy.data_ptr() % 16 == 0
+
+
+def test_numbers_are_described_in_a_row_or_in_rows_of_32(encoded):
+    x = torch.zeros(2048)
+    described_numbers(x, 128)
+    described_numbers(x, 16, 32)
+    described_numbers(x, 128)
+    assert encoded == [
+        (x.data_ptr(), torch.float32, (2048,), (1,), (128,)),
+        (x.data_ptr(), torch.float32, (64, 32), (32, 1), (16, 32)),
+    ]
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch):
