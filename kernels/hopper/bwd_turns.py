@@ -1,8 +1,8 @@
 """Turns: the programs that add to a block of dq do it one after the other, so runs repeat.
 
-A number in memory counts, for each block of 128 queries, the key tiles that have added to it. Two
-warps of a program carry the latency: one looks ahead for the turns that are coming, the other tells
-the next program, behind those that add.
+A number in memory counts, for each block of 128 queries, the key tiles that have added to it. At 64
+columns two warps of a program carry the latency: one looks ahead for the turns that are coming, the
+other tells the next program, behind those that add. At 128 columns adders do both.
 
 No program waits for ever. Key tiles are drawn from a counter, and a turn is only waited for from a
 key tile that was drawn before. Of those not done, the one drawn first is in work in the program
@@ -91,10 +91,12 @@ def flag_of(flags_ptr, block):
 @gluon.jit
 def await_flag(flag, rank):
     """Wait until `rank` key tiles have added to the block of this flag."""
-    # an acquire empties the L1 cache, and with it what registers were spilled: once is enough
+    # An acquire empties the L1 cache, and with it what registers were spilled: once is enough. Its
+    # result is used, because an atomic addition of 0 is a load, and a load of nothing is dropped.
     while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
         pass
-    gl.atomic_add(flag, 0, sem="acquire", scope="gpu")
+    while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < rank:
+        pass
 
 
 @gluon.jit

@@ -62,10 +62,10 @@ def tensor_map(
 
     Args:
         address: of the first element, a multiple of 16.
-        dtype: bf16 or fp16, of a tensor of one dimension fp32 too.
+        dtype: bf16, fp16 or fp32.
         shape, strides: in elements; the last stride is 1, the others are multiples of 8.
-        box: elements of a copy, `BOX_COLUMNS` in the last dimension of several. Where it leaves the
-            tensor it reads 0 and writes nothing.
+        box: elements of a copy; the last of several dimensions is a line of 128 bytes. Where it
+            leaves the tensor it reads 0 and writes nothing.
 
     Raises:
         RuntimeError: the driver refuses it, or there is none.

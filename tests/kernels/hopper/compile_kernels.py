@@ -145,6 +145,9 @@ def measure(case: Case) -> dict[str, object]:
                 for operands in re.findall(r"\bBAR\.\S+ (0x[^;]*?) *;", sass)
             }
         ),
+        # of memory that other programs write: what is read after them, and what is read to wait
+        "acquires": len(re.findall(r"ld\.global\.gpu\.acquire", compiled.asm["ptx"])),
+        "relaxed": len(re.findall(r"ld\.global\.gpu\.relaxed", compiled.asm["ptx"])),
         "instructions": {x: len(re.findall(rf"\b{re.escape(x)}\b", sass)) for x in INSTRUCTIONS},
     }
 

@@ -125,11 +125,13 @@ def test_others_may_hold_most_of_the_gpu(seq, head_dim, causal):
         spinning, working, stopping = (torch.cuda.Stream() for _ in range(3))
         with torch.cuda.stream(spinning):
             _spin_kernel[(held,)](stop, num_warps=32)  # no room for a program beside it
-        with torch.cuda.stream(working):
-            results = [run() for _ in range(3)]
-        working.synchronize()
-        with torch.cuda.stream(stopping):
-            stop.fill_(1)
+        try:
+            with torch.cuda.stream(working):
+                results = [run() for _ in range(3)]
+            working.synchronize()
+        finally:
+            with torch.cuda.stream(stopping):
+                stop.fill_(1)
         torch.cuda.synchronize()
         for got in results:
             for a, b in zip(got, expected, strict=True):

@@ -60,6 +60,8 @@ def assert_backward(result):
     # sums of dq are added 16 bytes at a time, or by the copy engine
     count, wide = result["instructions"], result["block_d"] == 128
     assert (count["REDG.E.ADD.F32x4"], count["UTMAREDG"]) == ((0, 2) if wide else (8, 0)), result
+    # what programs before added is read behind an acquire, in the look-out or in two adders
+    assert result["acquires"] == result["relaxed"] == (4 if wide else 1), result
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
     spilled = 256 if triton.__version__.startswith("3.9.") else 112
     assert result["stack"] <= (spilled if wide else 64), result
