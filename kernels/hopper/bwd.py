@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from kernels.hopper.bwd_adder import LINES, add_parts
+from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_dq import PANEL, make_dq
 from kernels.hopper.bwd_keys import own_keys, own_keys_and_dq
 from kernels.hopper.bwd_plan import (
@@ -35,6 +36,7 @@ from kernels.hopper.bwd_turns import Turns, carry_turns, make_turns
 from kernels.hopper.bwd_walk import GROUP_N, Call, M, N
 from kernels.hopper.launch import (
     Kernel,
+    as_int32,
     compile_kernel,
     described,
     described_numbers,
@@ -95,11 +97,19 @@ def attn_bwd_kernel(
     sums_ptr,
     flags_ptr,
     counter,
+    seed_ptr,
+    lengths_ptr,
+    doc_ptr,
+    doc_blocks_ptr,
+    doc_tiles_ptr,
     seq_q,
     seq_k,
     n_head,
     group,
+    window_size,
     scale_log2,
+    keep_scale,
+    threshold,
     n_tiles,
     n_heads,
     section,
@@ -139,7 +149,10 @@ def attn_bwd_kernel(
     box = make_mailbox(READERS)
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
-    call = Call(seq_q, seq_k, n_head, group, scale_log2)
+    call = Call(
+        seq_q, seq_k, n_head, group, window_size, scale_log2, keep_scale, threshold, seed_ptr,
+        lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
+    )  # fmt: skip
     if plan.dq_group:
         gl.warp_specialize(
             [
@@ -179,7 +192,12 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
         *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
         numbers_type(LINES.value, 32),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
-        *("i32", "i32", "i32", "i32", "fp32", "i32", "i32", "i32"),
+        "*i64" if plan.features.dropout else None,
+        "*i32" if plan.features.lengths else None,
+        *["*i32" if plan.features.documents else None] * 3,
+        *["i32"] * 5,
+        *("fp32", "fp32"),
+        *["i32"] * 4,
     ]
     return compile_kernel(attn_bwd_kernel, types, plan, {types.index("*fp32"): 16})
 
@@ -256,15 +274,23 @@ def attn_bwd(
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
     n_tiles = -(-T_k // KEYS)
-    counters = tile_counters.pair(device, stream)
+    of_documents = (
+        () if options.doc_start is None
+        else (options.doc_start, *document_bounds(options.doc_start, T_k))
+    )  # fmt: skip
+    tensors = (
+        sums, flags, tile_counters.pair(device, stream),
+        options.dropout_seed, options.kv_lengths, *of_documents,
+    )  # fmt: skip
     _kernel(device.index, dtype, plan).launch(
         min(n_multiprocessors(device), n_tiles * B * H_kv),
         stream,
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
         described_numbers(sums, LINES.value, 32),
-        sums.data_ptr(), flags.data_ptr(), counters.data_ptr(),
-        T_q, T_k, H, H // H_kv, options.softmax_scale * LOG2E.value,
+        *[x.data_ptr() for x in tensors if x is not None],
+        T_q, T_k, H, H // H_kv, options.window_size, options.softmax_scale * LOG2E.value,
+        1.0 / (1.0 - options.dropout_p), as_int32(int(options.dropout_p * 2**32)),
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
     )  # fmt: skip
     return dq, dk, dv

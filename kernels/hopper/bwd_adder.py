@@ -31,13 +31,14 @@ def add_parts(sums, flags_ptr, shared, box, order, call, cid: gl.constexpr, plan
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
-        first, end = visited_blocks(key_tile, call, plan)
+        batch = batch_kv // (call.n_head // call.group)
+        first, end = visited_blocks(key_tile, batch, call, plan)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
             n = (end - first) * STEPS
             for step in range(n):
                 block = first + step // STEPS
-                rank, last = turn(block, key_tile, call, plan)
+                rank, last = turn(block, key_tile, batch, call, plan)
                 flag = flag_of(flags_ptr, head_blocks + block) + cid
                 waits = (rank > 0) & (step % STEPS == 0)
                 if rank < last:

@@ -99,7 +99,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
-        first, end = visited_blocks(key_tile, call, plan)
+        batch = batch_kv // kv_heads
+        first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
@@ -109,13 +110,12 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
-            batch = batch_kv // kv_heads
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
                 M * PANEL
             )
             for step in range(n):
                 row_tile = first * STEPS + step
-                rank, last = turn(row_tile // STEPS, key_tile, call, plan)
+                rank, last = turn(row_tile // STEPS, key_tile, batch, call, plan)
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)

@@ -4,6 +4,8 @@ Scores lie transposed, (keys, queries): then p^T and ds^T are where wgmma reads 
 and go into dv = p^T dout and dk = ds^T q without leaving the registers.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,12 +24,15 @@ from kernels.hopper.bwd_walk import (
     N,
     group_view,
     key_tile_of,
+    n_keys,
     turn,
     visited_blocks,
 )
 from kernels.hopper.gluon import exp2, reinterpret, round_to, tma_store
 from kernels.hopper.schedule import receive
-from kernels.triton.primitives import LN2
+from kernels.hopper.walk import doc_starts
+from kernels.triton.primitives import LN2, dropout_head_key, dropout_keep
+from kernels.triton.walks import visible_keys
 
 
 @gluon.jit
@@ -37,17 +42,56 @@ def _rows(shared, stage, FIRST: gl.constexpr, S: gl.constexpr):
     return gl.expand_dims(numbers, 0)
 
 
+class View(NamedTuple):
+    """The keys of a group, and the queries from which nothing of them is hidden."""
+
+    start_n: gl.tensor
+    batch: gl.tensor
+    whole_from: gl.tensor
+    whole_to: gl.tensor
+    head_key: gl.tensor  # of dropout, for the query head at hand
+
+
 @gluon.jit
-def _hidden(s, start_m, start_n, call, plan: gl.constexpr):
+def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
     """s (keys, queries) with what a query does not see at -inf."""
+    features: gl.constexpr = plan.features
     S: gl.constexpr = s.type.layout
-    key = start_n + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S))
-    upper = call.seq_k
-    if plan.features.causal:
-        query = start_m + gl.arange(0, M, layout=gl.SliceLayout(0, S))
-        upper = gl.minimum(query + (call.seq_k - call.seq_q + 1), call.seq_k)
-        upper = gl.expand_dims(upper, 0)
-    return gl.where(gl.expand_dims(key, 1) < upper, s, -float("inf"))
+    key = gl.expand_dims(view.start_n + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
+    query = start_m + gl.arange(0, M, layout=gl.SliceLayout(0, S))
+    end = n_keys(view.batch, call, plan)
+    lower, upper = visible_keys(query, end, call.seq_k - call.seq_q, call.window_size, features)
+    seen = key < gl.expand_dims(upper, 0)
+    if features.window or features.documents:
+        if features.documents:
+            lower = gl.maximum(lower, doc_starts(query, view.batch, call))
+        seen = seen & (key >= gl.expand_dims(lower, 0))
+    return gl.where(seen, s, -float("inf"))
+
+
+@gluon.jit
+def _hides(start_m, view, plan: gl.constexpr):
+    """Whether something of the keys is hidden from a query of a row tile."""
+    hides = start_m < view.whole_from
+    if plan.features.window or plan.features.documents:
+        hides = hides | (start_m + M > view.whole_to)
+    return hides
+
+
+@gluon.jit
+def _keep(start_m, view, call, S: gl.constexpr):
+    """Which probabilities (keys, queries) dropout keeps."""
+    m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
+    n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
+    return dropout_keep(view.head_key, start_m, m, view.start_n, n, call.threshold)
+
+
+@gluon.jit
+def _head_key(batch, head, call, plan: gl.constexpr):
+    if plan.features.dropout:
+        return dropout_head_key(call.seed_ptr, batch * call.n_head + head)
+    else:
+        return 0
 
 
 @gluon.jit
@@ -69,7 +113,7 @@ def _share_ds(c, shared, cid: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def _gradients(
-    st, dv, v_t, c, row_tile, whole_from, start_n, shared, call,
+    st, dv, v_t, c, start_m, view, shared, call,
     plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
 ):  # fmt: skip
     """ds (keys, queries) of the row tile in stage c, whose scores st are on their way.
@@ -87,12 +131,20 @@ def _gradients(
     s = warpgroup_mma_wait(0, deps=(st,))
     dpt = warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
     delta = _rows(shared, stage, M, S)
-    if plan.masks and row_tile * M < whole_from:
-        s = _hidden(s, row_tile * M, start_n, call, plan)
+    if plan.masks and _hides(start_m, view, plan):
+        s = _masked_scores(s, start_m, view, call, plan)
     p = exp2(s * call.scale_log2 - lse)
-    pr = gl.convert_layout(round_to(p, DTYPE), P)
+    kept = p
+    if plan.features.dropout:
+        # a dropped probability lives on below zero: its sign needs no further register
+        p = gl.where(_keep(start_m, view, call, S), p, -p)
+        kept = gl.where(p < 0.0, 0.0, p)
+    pr = gl.convert_layout(round_to(kept, DTYPE), P)
     dv = warpgroup_mma(pr, dout, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dpt,))
+    if plan.features.dropout:
+        dp = gl.where(p < 0.0, 0.0, dp * call.keep_scale)
+        p = gl.abs(p)
     ds = round_to(p * (dp - delta), DTYPE)
     return ds, pr, dv
 
@@ -149,10 +201,11 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
-        first, end = visited_blocks(key_tile, call, plan)
+        first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
-        skipped, whole_from = group_view(key_tile, cid, call, plan)
+        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
@@ -161,7 +214,10 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         v_t = shared.v.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
-        for _ in range(call.group):
+        for h in range(call.group):
+            head = batch_kv % kv_heads * call.group + h
+            head_key = _head_key(batch, head, call, plan)
+            view = View(start_n, batch, whole_from, whole_to, head_key)
             if skipped > 0:
                 _pass_over(c, shared, cid, plan, S)
                 c += 1
@@ -169,7 +225,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             for step in range(skipped, n):
                 row_tile = first * STEPS + step
                 ds, pr, dv = _gradients(
-                    st, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
+                    st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
                 )
                 _store_ds(ds, c, shared, cid, plan)
                 dk, dr = _add_dk(dk, ds, c, shared, plan, O)
@@ -181,7 +237,9 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
-        at = [batch_kv // kv_heads, batch_kv % kv_heads, start_n, 0]
+        at = [batch, batch_kv % kv_heads, start_n, 0]
+        if plan.features.dropout:
+            dv *= call.keep_scale
         tma.store_wait(0)
         shared.out.index(2 * cid).reshape([GROUP_N, D]).store(round_to(dv, DTYPE))
         shared.out.index(2 * cid + 1).reshape([GROUP_N, D]).store(
@@ -235,18 +293,18 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def _put_dq(
-    part, c, finishing, row_tile, batch, head, key_tile, dq, sums_ptr, shared, call,
+    part, c, row_tile, batch, head, key_tile, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
     """Hand the part of a row tile of dq, made of the ds of stage c, to the adder, or finish it."""
     STEPS: gl.constexpr = BLOCK // M
     mbarrier.wait(shared.part_empty.index(cid), c & 1)
     x = in_rows(part)
-    if not finishing:
+    rank, last = turn(row_tile // STEPS, key_tile, batch, call, plan)
+    if rank < last:
         shared.part.index(cid).store(gl.reshape(x, [PANEL * M // 32, 32]))
         fence_async_shared()
     else:
-        rank, _ = turn(row_tile // STEPS, key_tile, call, plan)
         if rank > 0:
             tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
             x = plus_sum(x, sums_ptr + (2 * tile.to(gl.int64) + cid) * (M * PANEL))
@@ -276,16 +334,17 @@ def own_keys_and_dq(
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
-        first, end = visited_blocks(key_tile, call, plan)
+        first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
-        skipped, whole_from = group_view(key_tile, cid, call, plan)
+        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
-        finishing = key_tile == 0 if plan.features.causal else key_tile == order.n_tiles - 1
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
+            head_key = _head_key(batch, head, call, plan)
+            view = View(start_n, batch, whole_from, whole_to, head_key)
             if skipped > 0:
                 _pass_over(c, shared, cid, plan, S)
                 c += 1
@@ -294,7 +353,7 @@ def own_keys_and_dq(
                 row_tile = first * STEPS + step
                 v_t = _rows_of(shared.v, c, cid, plan)
                 ds, pr, dv = _gradients(
-                    st, dv, v_t, c, row_tile, whole_from, start_n, shared, call, plan, S, O
+                    st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
                 )
                 _await_partner(c, step > 0, shared, cid, plan)
                 _store_ds(ds, c, shared, cid, plan)
@@ -308,7 +367,7 @@ def own_keys_and_dq(
                 part = warpgroup_mma_wait(1, deps=(part,))
                 if step > 0:
                     _put_dq(
-                        part, c - 1, finishing, row_tile - 1, batch, head, key_tile,
+                        part, c - 1, row_tile - 1, batch, head, key_tile,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
                 _finish_step(c, shared, cid, plan)
@@ -319,13 +378,15 @@ def own_keys_and_dq(
                 part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 _put_dq(
-                    part, c - 1, finishing, end * STEPS - 1, batch, head, key_tile,
+                    part, c - 1, end * STEPS - 1, batch, head, key_tile,
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
                 mbarrier.arrive(shared.part_last.index(cid), count=1)
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         out = shared.out.index(cid)
+        if plan.features.dropout:
+            dv *= call.keep_scale
         tma.store_wait(0)
         out.reshape([GROUP_N, D]).store(round_to(dv, DTYPE))
         fence_async_shared()

@@ -54,7 +54,9 @@ class BackwardPlan:
     @property
     def masks(self) -> bool:
         """Whether some row tile hides something."""
-        return self.features.causal or self.ragged
+        features = self.features
+        limited = features.causal or features.window or features.documents or features.lengths
+        return limited or self.ragged
 
 
 NARROW = BackwardPlan(64, 4, 2, 2, key_registers=192, dq_registers=104, max_registers=128)
@@ -63,7 +65,6 @@ WIDE = BackwardPlan(128, 2, 2, 1, key_registers=240, dq_registers=0, max_registe
 # What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
 # Without it most of what 64 columns take is 4 to 12% slower.
 KEYS_FIT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
-SERVED = {Features(causal, sinks=sinks) for causal in (True, False) for sinks in (True, False)}
 
 
 @functools.cache  # a call would cost the CPU some microseconds
@@ -72,7 +73,7 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
 
     A sink is in lse already, and asks nothing of the kernel.
     """
-    if head_dim > 128 or features not in SERVED:
+    if head_dim > 128 or features.softcap or features.mask_block_size > 0:
         return None
     plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
     return replace(plan, ragged=seq_k % KEYS != 0, features=replace(features, sinks=False))

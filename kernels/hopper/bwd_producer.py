@@ -35,7 +35,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
-        first, end = visited_blocks(key_tile, call, plan)
+        first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
         for h in range(call.group):
             head = kv_head * call.group + h

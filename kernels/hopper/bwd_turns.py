@@ -58,12 +58,13 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     ticket = receive(box, i)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
-        first, end = visited_blocks(key_tile, call, plan)
+        batch = batch_kv // (call.n_head // call.group)
+        first, end = visited_blocks(key_tile, batch, call, plan)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
             for step in range(end - first):
                 block = first + step
-                rank, _ = turn(block, key_tile, call, plan)
+                rank, _ = turn(block, key_tile, batch, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:

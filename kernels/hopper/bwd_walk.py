@@ -20,54 +20,123 @@ BLOCK = gl.constexpr(bwd_plan.BLOCK)
 
 
 class Call(NamedTuple):
-    """What a call asks for."""
+    """What a call asks for; pointers are None where a feature is off."""
 
     seq_q: gl.tensor
     seq_k: gl.tensor
     n_head: gl.tensor
     group: gl.tensor  # query heads of a key-value head
+    window_size: gl.tensor
     scale_log2: gl.tensor  # turns a product of q and k into a score in log2
+    keep_scale: gl.tensor
+    threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
+    seed_ptr: gl.tensor
+    lengths_ptr: gl.tensor
+    doc_ptr: gl.tensor  # where the document of each query begins: (B, T_q)
+    doc_blocks_ptr: gl.tensor  # and what `kernels.hopper.bwd_documents` makes of it
+    doc_tiles_ptr: gl.tensor
 
 
 @gluon.jit
-def visited_blocks(key_tile, call, plan: gl.constexpr):
-    """[first, end): the blocks of queries that a key tile visits; the first tile visits all."""
-    first = 0
+def n_keys(batch, call, plan: gl.constexpr):
+    """How many keys there are, without padding."""
+    if plan.features.lengths:
+        return gl.minimum(call.seq_k, gl.load(call.lengths_ptr + batch))
+    else:
+        return call.seq_k
+
+
+@gluon.jit
+def block_tiles(block, batch, call, plan: gl.constexpr):
+    """[first, last]: the key tiles that visit a block of queries, the same or later ones for a
+    later block. They are those that it sees, with some in between that it may not see, and if it
+    sees none one that it would see if there were no padding and no documents."""
+    start = block * BLOCK + call.seq_k - call.seq_q  # the key position of its first query
+    last = gl.maximum(n_keys(batch, call, plan) - 1, 0)
     if plan.features.causal:
-        # of the first query that sees the first key
-        first = gl.maximum(key_tile * N - (call.seq_k - call.seq_q), 0) // BLOCK
-        first = gl.where(key_tile == 0, 0, first)
-    return first, gl.cdiv(call.seq_q, BLOCK)
+        last = gl.minimum(last, gl.maximum(start + BLOCK - 1, 0))
+    elif plan.features.window:
+        last = gl.minimum(last, gl.maximum(start + BLOCK + call.window_size - 2, 0))
+    last = last // N
+    first = 0
+    if plan.features.window:
+        first = gl.maximum(start - call.window_size + 1, 0) // N
+    if plan.features.documents:
+        n_blocks = gl.cdiv(call.seq_q, BLOCK)
+        least = gl.load(call.doc_blocks_ptr + batch * n_blocks + block)
+        first = gl.maximum(first, gl.maximum(least, 0) // N)
+    return gl.minimum(first, last), last
 
 
 @gluon.jit
-def group_view(key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
+def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
+    """[first, end): the blocks of queries that a key tile visits, by `block_tiles` of each."""
+    features: gl.constexpr = plan.features
+    n_blocks = gl.cdiv(call.seq_q, BLOCK)
+    # the queries of a block stand `ahead` after its keys, or later, if it sees the tile last
+    ahead = key_tile * N - (call.seq_k - call.seq_q)
+    first = 0
+    end = n_blocks
+    if features.causal or features.window:
+        if not features.causal:
+            ahead -= call.window_size - 1
+        first = gl.where(key_tile == 0, 0, gl.maximum(ahead, 0) // BLOCK)
+    if features.window or features.documents:
+        if features.window:
+            # of the last query that sees the last key
+            reach = (key_tile + 1) * N - 1 - (call.seq_k - call.seq_q) + call.window_size - 1
+            end = gl.minimum(gl.maximum(reach + BLOCK, 0) // BLOCK, end)
+        if features.documents:
+            n_tiles = gl.cdiv(call.seq_k, N)
+            end = gl.minimum(end, gl.load(call.doc_tiles_ptr + (batch * n_tiles + key_tile) * 3))
+        if features.causal or features.window:
+            end = gl.maximum(end, gl.minimum(gl.maximum(ahead + BLOCK, 0) // BLOCK, n_blocks))
+        # the last tile is there for those that would see later ones
+        last = gl.maximum(n_keys(batch, call, plan) - 1, 0) // N
+        end = gl.where(key_tile == last, n_blocks, end)
+    if features.lengths:
+        there = (key_tile == 0) | (key_tile * N < n_keys(batch, call, plan))
+        end = gl.where(there, end, first)
+    return first, gl.maximum(end, first)
+
+
+@gluon.jit
+def group_view(key_tile, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     """What group cid sees of the walk of its program: how many row tiles it passes over at the
-    beginning, 0 or 1, and the first query from which on nothing is hidden from it."""
-    first, end = visited_blocks(key_tile, call, plan)
+    beginning, 0 or 1, and [from, to): queries from which nothing is hidden."""
+    features: gl.constexpr = plan.features
+    first, end = visited_blocks(key_tile, batch, call, plan)
     start_n = key_tile * N + cid * GROUP_N
+    diagonal = call.seq_k - call.seq_q
     skipped = 0
     whole_from = 0
-    if plan.features.causal:
-        diagonal = call.seq_k - call.seq_q
+    whole_to = end * BLOCK
+    if features.causal:
         if cid > 0:
-            skipped = gl.where(start_n - diagonal >= first * BLOCK + M, 1, 0)
+            skips = (start_n - diagonal >= first * BLOCK + M) & (end > first)
+            skipped = gl.where(skips, 1, 0)
         whole_from = start_n + GROUP_N - 1 - diagonal
-    if plan.ragged:
-        whole_from = gl.where(start_n + GROUP_N > call.seq_k, end * BLOCK, whole_from)
-    return skipped, whole_from
+    elif features.window:
+        whole_from = start_n + GROUP_N - 1 - diagonal - (call.window_size - 1)
+    if features.window:
+        whole_to = start_n - diagonal + call.window_size
+    if features.documents:
+        place = (batch * gl.cdiv(call.seq_k, N) + key_tile) * 3 + 1 + cid
+        whole_to = gl.minimum(whole_to, gl.load(call.doc_tiles_ptr + place))
+    if plan.ragged or features.lengths:
+        beyond = start_n + GROUP_N > n_keys(batch, call, plan)
+        whole_from = gl.where(beyond, end * BLOCK, whole_from)
+    return skipped, whole_from, whole_to
 
 
 @gluon.jit
-def turn(block, key_tile, call, plan: gl.constexpr):
+def turn(block, key_tile, batch, call, plan: gl.constexpr):
     """(how many key tiles add to a block of queries before this one, how many before the last)."""
-    last = gl.cdiv(call.seq_k, N) - 1
+    first, last = block_tiles(block, batch, call, plan)
     if plan.features.causal:
-        seen_to = (block + 1) * BLOCK + call.seq_k - call.seq_q  # by the last query of the block
-        last = gl.minimum(gl.maximum(seen_to - 1, 0) // N, last)
-        return last - key_tile, last
+        return last - key_tile, last - first
     else:
-        return key_tile, last
+        return key_tile - first, last - first
 
 
 @gluon.jit

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from kernels.hopper.consumer import consume
 from kernels.hopper.launch import (
     Kernel,
+    as_int32,
     compile_kernel,
     described,
     n_multiprocessors,
@@ -214,12 +215,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
         (softcap or options.softmax_scale) * LOG2E.value,
         options.softmax_scale / softcap if softcap else 0.0,
         1.0 / (1.0 - options.dropout_p),
-        _as_int32(int(options.dropout_p * 2**32)),
+        as_int32(int(options.dropout_p * 2**32)),
         n_tiles, B * H, min(section, B * H),
     )  # fmt: skip
     return out, lse
-
-
-def _as_int32(x: int) -> int:
-    """The signed number with the 32 bits of x, as a kernel's argument holds it."""
-    return x - 2**32 if x >= 2**31 else x

@@ -154,6 +154,11 @@ def parameter_layout(ptx: str) -> tuple[struct.Struct, list[int]]:
     return struct.Struct(layout), offsets
 
 
+def as_int32(x: int) -> int:
+    """The signed number with the 32 bits of x, as a kernel's argument holds it."""
+    return x - 2**32 if x >= 2**31 else x
+
+
 class Kernel:
     """A compiled kernel, loaded on the current GPU."""
 

@@ -87,6 +87,10 @@ def backward_cases() -> Iterator[Case]:
             yield Case(plan)
         yield Case(plan, torch.float16)
         yield Case(plan, rows=True)
+        for features in VARIANTS:
+            plan = backward_plan(head_dim, 4096, features)
+            if plan is not None:  # without a softcap
+                yield Case(plan)
 
 
 def forward_cases() -> Iterator[Case]:

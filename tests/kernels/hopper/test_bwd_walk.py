@@ -7,20 +7,15 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from kernels.hopper import bwd_walk, schedule
+from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
-from kernels.options import Features
 from kernels.reference.standard import visible_keys
-
-GL = SimpleNamespace(
-    minimum=min,
-    maximum=max,
-    where=lambda condition, a, b: a if condition else b,
-    cdiv=lambda a, b: -(-a // b),
-)
+from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call
 
 
 @pytest.fixture(autouse=True)
@@ -31,58 +26,72 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", KEYS), ("GROUP_N", KEYS // 2), ("BLOCK", BLOCK)):
         monkeypatch.setattr(bwd_walk, name, value)
     monkeypatch.setattr(bwd_walk, "locate", schedule.locate.fn)
-    for name in ("visited_blocks", "group_view", "turn", "key_tile_of"):
+    for name in ("n_keys", "block_tiles", "visited_blocks", "group_view", "turn", "key_tile_of"):
         monkeypatch.setattr(bwd_walk, name, getattr(bwd_walk, name).fn)
 
 
 def calls(seed):
+    """(call, plan, what each query sees) of random calls of one head."""
     draw = random.Random(seed)
-    for _ in range(100):
-        seq_q, seq_k = draw.randint(1, 700), draw.randint(1, 700)
-        if draw.random() < 0.4:
-            seq_q = seq_k = draw.choice([seq_k, 64, 128, 192, 256, 640])
-        yield SimpleNamespace(seq_q=seq_q, seq_k=seq_k)
+    for _ in range(200):
+        seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
+        blocks, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
+        call = SimpleNamespace(
+            seq_q=seq_q, seq_k=seq_k, window_size=window_size,
+            lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
+            doc_blocks_ptr=Pointer(blocks.numpy()), doc_tiles_ptr=Pointer(tiles.numpy()),
+        )  # fmt: skip
+        visible = visible_keys(
+            seq_q,
+            seq_k,
+            causal=features.causal,
+            window_size=window_size if features.window else None,
+            doc_start=torch.tensor(doc_start) if features.documents else None,
+            kv_lengths=torch.tensor(kv_lengths) if features.lengths else None,
+        ).view(seq_q, seq_k)
+        yield call, backward_plan(64, seq_k, features), visible
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_groups_visit_what_sees_them_and_mask_what_is_hidden(causal, seed):
-    for call in calls(seed):
-        plan = backward_plan(64, call.seq_k, Features(causal=causal))
-        visible = visible_keys(call.seq_q, call.seq_k, causal=causal).view(call.seq_q, call.seq_k)
+BATCH = Number(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
+    for call, plan, visible in calls(seed):
         for key_tile in range(-(-call.seq_k // KEYS)):
-            first, end = bwd_walk.visited_blocks(key_tile, call, plan)
+            first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             steps = (end - first) * BLOCK // QUERIES
+            assert 0 <= first <= end <= -(-call.seq_q // BLOCK), (call, plan, key_tile)
             for cid in range(2):
                 said = (call, plan, key_tile, cid)
-                skipped, whole_from = bwd_walk.group_view(key_tile, cid, call, plan)
-                assert steps > 1 and skipped in (0, cid), said
+                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, call, plan)
+                assert skipped in (0, cid) and skipped <= steps, said
                 start = key_tile * KEYS + cid * KEYS // 2
                 keys = visible[:, start : start + KEYS // 2]
                 for row_tile, seen in enumerate(keys.split(QUERIES)):
                     step = row_tile - first * BLOCK // QUERIES
                     visited = skipped <= step < steps
                     assert visited or not seen.any(), said
-                    masked = plan.masks and row_tile * QUERIES < whole_from
+                    start_m = row_tile * QUERIES
+                    masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
                     if visited and not masked:
                         assert seen.all() and seen.shape[1] == KEYS // 2, said
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(causal):
+@pytest.mark.parametrize("seed", range(4, 8))
+def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
     """So nobody waits for a tile that is not drawn yet; and one is the first, one the last."""
-    for call in calls(3):
-        plan = backward_plan(64, call.seq_k, Features(causal=causal))
+    for call, plan, _ in calls(seed):
         n_heads, n_tiles = 5, -(-call.seq_k // KEYS)
         order = SimpleNamespace(n_tiles=n_tiles, n_heads=n_heads, section=3)
         turns = {}
         for ticket in range(n_tiles * n_heads):
             key_tile, head = bwd_walk.key_tile_of(ticket, order, plan)
-            first, end = bwd_walk.visited_blocks(key_tile, call, plan)
+            first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             for block in range(first, end):
                 taken = turns.setdefault((head, block), [])
-                taken.append(bwd_walk.turn(block, key_tile, call, plan))
-        assert len(turns) == n_heads * -(-call.seq_q // BLOCK)
+                taken.append(tuple(bwd_walk.turn(block, key_tile, BATCH, call, plan)))
+        assert len(turns) == n_heads * -(-call.seq_q // BLOCK), call
         for taken in turns.values():
             assert taken == [(rank, len(taken) - 1) for rank in range(len(taken))], call
 

@@ -56,7 +56,9 @@ def assert_as_meant(result):
 
 def assert_backward(result):
     # what kernels.hopper.bwd.attn_bwd packs for a launch
-    assert result["parameters"] == 9 * "128s" + "qqq" + "iiii" + "f" + "iii", result
+    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1}
+    pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
+    assert result["parameters"] == 9 * "128s" + pointers * "q" + "iiiii" + "ff" + "iiii", result
     # sums of dq are added 16 bytes at a time, or by the copy engine
     count, wide = result["instructions"], result["block_d"] == 128
     assert (count["REDG.E.ADD.F32x4"], count["UTMAREDG"]) == ((0, 2) if wide else (8, 0)), result
@@ -64,7 +66,8 @@ def assert_backward(result):
     assert result["acquires"] == result["relaxed"] == (4 if wide else 1), result
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
     spilled = 256 if triton.__version__.startswith("3.9.") else 112
-    assert result["stack"] <= (spilled if wide else 64), result
+    dense = set(result["features"]) <= {"causal"}
+    assert result["stack"] <= ((spilled if wide else 64) if dense else 440), result
 
 
 def assert_forward(result):

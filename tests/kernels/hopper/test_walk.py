@@ -8,7 +8,6 @@ wait for ever.
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,44 +15,9 @@ pytest.importorskip("triton")
 
 from kernels.hopper import tiles, walk
 from kernels.hopper.tiles import ROWS, forward_plan
-from kernels.options import Features
 from kernels.reference.standard import visible_keys
 from kernels.triton import walks
-
-
-class Pointer:
-    """To a number of an array, as kernels have it."""
-
-    def __init__(self, array, at=0):
-        self.array, self.at = array.reshape(-1), at
-
-    def __add__(self, offset):
-        return Pointer(self.array, self.at + offset)
-
-    def load(self):
-        return self.array[self.at]
-
-
-class Number(int):
-    """A scalar of a kernel."""
-
-    def to(self, dtype):
-        return self
-
-
-GL = SimpleNamespace(
-    minimum=np.minimum,
-    maximum=np.maximum,
-    min=lambda x, axis: x.min(axis),
-    max=lambda x, axis: x.max(axis),
-    cdiv=lambda a, b: int((a + b - 1) / b),  # a GPU truncates
-    arange=lambda start, end, layout: np.arange(start, end),
-    load=Pointer.load,
-    static_range=range,
-    BlockedLayout=lambda *_: None,
-    num_warps=lambda: 1,
-    int64=np.int64,
-)
+from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call
 
 
 @pytest.fixture
@@ -67,23 +31,6 @@ def in_python(monkeypatch):
         monkeypatch.setattr(tiles, name, 300)
     for name in ("row_bounds", "doc_starts", "_doc_range", "row_tile_keys", "group_tiles"):
         monkeypatch.setattr(walk, name, getattr(walk, name).fn)
-
-
-def a_call(draw):
-    """Lengths, features, and the options of a call, drawn at random."""
-    seq_q, seq_k = draw.randint(1, 700), draw.randint(1, 700)
-    if draw.random() < 0.4:
-        seq_q = seq_k = draw.choice([seq_k, 64, 128, 192, 256, 640])
-    window_size = draw.choice([1, 2, 17, 64, 100, 128, 200, 500])
-    names = ("causal", "window", "documents", "lengths")
-    on = {name: draw.random() < 0.4 for name in names}
-    on["causal"] |= draw.random() < 0.3
-    on["window"] &= window_size < max(seq_q, seq_k)
-    numbers = np.random.default_rng(draw.randint(0, 2**31))
-    doc_start = numbers.integers(0, seq_k + 50, (1, seq_q))  # any numbers will do
-    if draw.random() < 0.5:
-        doc_start.sort(axis=1)
-    return seq_q, seq_k, Features(**on), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
