@@ -18,7 +18,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kernels.hopper.bwd_adder import LINES, add_parts
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_dq import PANEL, make_dq
 from kernels.hopper.bwd_keys import own_keys, own_keys_and_dq
@@ -61,10 +60,7 @@ class Shared(NamedTuple):
     k: gl.shared_memory_descriptor  # (kv_stages, 1, 1, N, D)
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
-    out: gl.shared_memory_descriptor  # (.., 1, 1, N / 2, D): dk and dv on their way out
-    part: gl.shared_memory_descriptor  # of dq on its way out (1, 1, 1, M, 64) or (2, 128, 32)
-    part_last: gl.shared_memory_descriptor  # these two for the adders
-    part_empty: gl.shared_memory_descriptor
+    out: gl.shared_memory_descriptor  # (4 or 5, 1, 1, N / 2, D): dv, dk and dq on their way out
     full: gl.shared_memory_descriptor  # q, dout and rows
     # of each group: Triton has all threads meet between two uses of the same barriers
     empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
@@ -93,7 +89,6 @@ def attn_bwd_kernel(
     dq,
     dk,
     dv,
-    sums,
     sums_ptr,
     flags_ptr,
     counter,
@@ -119,14 +114,11 @@ def attn_bwd_kernel(
     STAGES: gl.constexpr = plan.stages
     KV: gl.constexpr = plan.kv_stages
     DS: gl.constexpr = plan.ds_stages
-    # two groups of keys, and one of dq with the two warps of turns, or two adders
+    # two groups of keys, perhaps one of dq, and the two warps of turns
     READERS: gl.constexpr = 5 if plan.dq_group else 4
-    OUT: gl.constexpr = 4 if plan.dq_group else 2
+    # dq leaves from a place of its own, or from where dv does
+    OUT: gl.constexpr = 5 if plan.dq_group else 4
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
-    if plan.dq_group:
-        part = gl.allocate_shared_memory(q.dtype, [1, 1, 1, M, PANEL], dq.layout)
-    else:
-        part = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], sums.layout)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
@@ -135,16 +127,13 @@ def attn_bwd_kernel(
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
         gl.allocate_shared_memory(q.dtype, [DS, N, M], ds_layout),
         gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
-        part,
-        _barriers(2, 1),
-        _barriers(2, 1),
         _barriers(STAGES, 1),
         (_barriers(STAGES, 1), _barriers(STAGES, 1)),
         _barriers(KV, 1),
         _barriers(KV, 3 if plan.dq_group else 2),
         (_barriers(DS, 1), _barriers(DS, 1)),
         (_barriers(DS, 1), _barriers(DS, 1)),
-        make_turns(),
+        make_turns(1 if plan.dq_group else 2),
     )
     box = make_mailbox(READERS)
     fence_async_shared()
@@ -172,8 +161,8 @@ def attn_bwd_kernel(
                 (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 0, plan)),
                 (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 1, plan)),
                 (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
-                (add_parts, (sums, flags_ptr, shared, box, order, call, 0, plan)),
-                (add_parts, (sums, flags_ptr, shared, box, order, call, 1, plan)),
+                (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
+                (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
             ],
             [4, 1, 1, 1],
             [plan.key_registers, 24, 24, 24],
@@ -190,7 +179,6 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     types = [
         *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
         *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
-        numbers_type(LINES.value, 32),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
         "*i64" if plan.features.dropout else None,
         "*i32" if plan.features.lengths else None,
@@ -287,7 +275,6 @@ def attn_bwd(
         stream,
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
-        described_numbers(sums, LINES.value, 32),
         *[x.data_ptr() for x in tensors if x is not None],
         T_q, T_k, H, H // H_kv, options.window_size, options.softmax_scale * LOG2E.value,
         1.0 / (1.0 - options.dropout_p), as_int32(int(options.dropout_p * 2**32)),

@@ -67,7 +67,7 @@ def finish_dq(x, dq, at, staging, scale):
 
 
 @gluon.jit
-def _add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
+def add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
     """Add part to a row tile of the sums, or finish it."""
     x = in_rows(part)
     if rank < last:
@@ -129,9 +129,9 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 c += 1
                 if step % STEPS == 0:
                     take_turn(shared.turns, t)
-                _add_dq(
+                add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
-                    [batch, head, row_tile * M, 0], shared.part.index(0), rank, last, scale,
+                    [batch, head, row_tile * M, 0], shared.out.index(4), rank, last, scale,
                 )  # fmt: skip
                 if step % STEPS == STEPS - 1:
                     end_turn(shared.turns, t)

@@ -16,7 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_dq import PANEL, finish_dq, in_rows, plus_sum
+from kernels.hopper.bwd_dq import PANEL, add_dq
+from kernels.hopper.bwd_turns import end_turn, take_turn
 from kernels.hopper.bwd_walk import (
     BLOCK,
     GROUP_N,
@@ -181,16 +182,31 @@ def _pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr
 
 @gluon.jit
 def _finish_step(c, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """The group is done with stage c of q and dout. If it makes dq, it is done with the ds before,
-    too, and what became of it is where the adder finds it."""
+    """The group is done with stage c of q and dout, and if it makes dq with the ds before."""
     mbarrier.arrive(shared.empty[cid].index(c % plan.stages), count=1)
+
+
+@gluon.jit
+def _put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid: gl.constexpr, plan: gl.constexpr):
+    """Write dk and dv of the keys of group cid to the tiles at `at`."""
+    D: gl.constexpr = plan.block_d
+    if plan.features.dropout:
+        dv *= call.keep_scale
+    dk *= call.scale_log2 * LN2
+    dv_tile = shared.out.index(2 * cid)
+    dk_tile = shared.out.index(2 * cid + 1)
+    tma.store_wait(0)
+    dv_tile.reshape([GROUP_N, D]).store(round_to(dv, shared.q.dtype))
+    dk_tile.reshape([GROUP_N, D]).store(round_to(dk, shared.q.dtype))
+    fence_async_shared()
+    tma_store(dv_out, at, dv_tile)
+    tma_store(dk_out, at, dk_tile)
 
 
 @gluon.jit
 def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr):
     """dk and dv of the keys of group cid, key tile after key tile; a third group makes dq."""
     D: gl.constexpr = plan.block_d
-    DTYPE: gl.constexpr = shared.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
@@ -238,16 +254,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             st = warpgroup_mma_wait(0, deps=(st,))
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch, batch_kv % kv_heads, start_n, 0]
-        if plan.features.dropout:
-            dv *= call.keep_scale
-        tma.store_wait(0)
-        shared.out.index(2 * cid).reshape([GROUP_N, D]).store(round_to(dv, DTYPE))
-        shared.out.index(2 * cid + 1).reshape([GROUP_N, D]).store(
-            round_to(dk * (call.scale_log2 * LN2), DTYPE)
-        )
-        fence_async_shared()
-        tma_store(dv_out, at, shared.out.index(2 * cid))
-        tma_store(dk_out, at, shared.out.index(2 * cid + 1))
+        _put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
         i += 1
         ticket = receive(box, i)
     tma.store_wait(0)
@@ -293,24 +300,18 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def _put_dq(
-    part, c, row_tile, batch, head, key_tile, dq, sums_ptr, shared, call,
+    part, row_tile, batch, head, key_tile, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
-    """Hand the part of a row tile of dq, made of the ds of stage c, to the adder, or finish it."""
+    """Add the part of a row tile of dq to what is there, in the turn of this program."""
     STEPS: gl.constexpr = BLOCK // M
-    mbarrier.wait(shared.part_empty.index(cid), c & 1)
-    x = in_rows(part)
+    tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
+    staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
     rank, last = turn(row_tile // STEPS, key_tile, batch, call, plan)
-    if rank < last:
-        shared.part.index(cid).store(gl.reshape(x, [PANEL * M // 32, 32]))
-        fence_async_shared()
-    else:
-        if rank > 0:
-            tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
-            x = plus_sum(x, sums_ptr + (2 * tile.to(gl.int64) + cid) * (M * PANEL))
-        staging = reinterpret(shared.out.index(cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
-        at = [batch, head, row_tile * M, cid * PANEL]
-        finish_dq(x, dq, at, staging, call.scale_log2 * LN2)
+    add_dq(
+        part, sums_ptr + (2 * tile.to(gl.int64) + cid) * (M * PANEL), dq,
+        [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale_log2 * LN2,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -322,13 +323,13 @@ def own_keys_and_dq(
     dq of a row tile is made one step later than its ds, so that no group waits for the other.
     """
     D: gl.constexpr = plan.block_d
-    DTYPE: gl.constexpr = shared.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     STEPS: gl.constexpr = BLOCK // M
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
+    t = 0  # turns so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv = key_tile_of(ticket, order, plan)
@@ -357,19 +358,24 @@ def own_keys_and_dq(
                 )
                 _await_partner(c, step > 0, shared, cid, plan)
                 _store_ds(ds, c, shared, cid, plan)
+                part = _part_of_dq(c - 1, shared, cid, plan, S)
                 dk, dr = _add_dk(dk, ds, c, shared, plan, O)
                 _share_ds(c, shared, cid, plan)
-                part = _part_of_dq(c - 1, shared, cid, plan, S)
-                dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
+                part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
+                if step > 0:
+                    if step % STEPS == 1:
+                        take_turn(shared.turns, t)
+                    _put_dq(
+                        part, row_tile - 1, batch, head, key_tile,
+                        dq, sums_ptr, shared, call, cid, plan,
+                    )  # fmt: skip
+                    if step % STEPS == 0:
+                        end_turn(shared.turns, t)
+                        t += 1
                 # of the next row tile; of the last one again, for the compiler's sake
                 k_t = _rows_of(shared.k, c, cid, plan)
                 st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
-                part = warpgroup_mma_wait(1, deps=(part,))
-                if step > 0:
-                    _put_dq(
-                        part, c - 1, row_tile - 1, batch, head, key_tile,
-                        dq, sums_ptr, shared, call, cid, plan,
-                    )  # fmt: skip
+                dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
                 _finish_step(c, shared, cid, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
@@ -378,23 +384,14 @@ def own_keys_and_dq(
                 part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 _put_dq(
-                    part, c - 1, end * STEPS - 1, batch, head, key_tile,
+                    part, end * STEPS - 1, batch, head, key_tile,
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
-                mbarrier.arrive(shared.part_last.index(cid), count=1)
+                end_turn(shared.turns, t)
+                t += 1
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch, batch_kv % kv_heads, start_n, 0]
-        out = shared.out.index(cid)
-        if plan.features.dropout:
-            dv *= call.keep_scale
-        tma.store_wait(0)
-        out.reshape([GROUP_N, D]).store(round_to(dv, DTYPE))
-        fence_async_shared()
-        tma_store(dv_out, at, out)
-        tma.store_wait(0)
-        out.reshape([GROUP_N, D]).store(round_to(dk * (call.scale_log2 * LN2), DTYPE))
-        fence_async_shared()
-        tma_store(dk_out, at, out)
+        _put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
         i += 1
         ticket = receive(box, i)
     tma.store_wait(0)

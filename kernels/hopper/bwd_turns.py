@@ -1,8 +1,8 @@
 """Turns: the programs that add to a block of dq do it one after the other, so runs repeat.
 
-A number in memory counts, for each block of 128 queries, the key tiles that have added to it. At 64
-columns two warps of a program carry the latency: one looks ahead for the turns that are coming, the
-other tells the next program, behind those that add. At 128 columns adders do both.
+A number in memory counts, for each block of 128 queries, the key tiles that have added to it. Two
+warps of a program carry the latency: one looks ahead for the turns that are coming, the other tells
+the next program, behind those that add.
 
 No program waits for ever. Key tiles are drawn from a counter, and a turn is only waited for from a
 key tile that was drawn before. Of those not done, the one drawn first is in work in the program
@@ -32,8 +32,8 @@ class Turns(NamedTuple):
 
 
 @gluon.jit
-def make_turns():
-    """Turns of a program in which one group adds to dq."""
+def make_turns(groups: gl.constexpr):
+    """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     taken = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
@@ -41,8 +41,8 @@ def make_turns():
     told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     for i in gl.static_range(AHEAD):
         mbarrier.init(come.index(i), count=1)
-        mbarrier.init(taken.index(i), count=1)
-        mbarrier.init(over.index(i), count=1)
+        mbarrier.init(taken.index(i), count=groups)
+        mbarrier.init(over.index(i), count=groups)
         mbarrier.init(told.index(i), count=1)
     return Turns(come, taken, over, told)
 
@@ -70,11 +70,11 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                 if COMING:
                     mbarrier.wait(turns.taken.index(slot), phase ^ 1)
                     if rank > 0:
-                        await_flag(flag_of(flags_ptr, head_blocks + block), rank)
+                        _await_flag(flags_ptr + (head_blocks + block), rank)
                     mbarrier.arrive(turns.come.index(slot), count=1)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
-                    flag = flag_of(flags_ptr, head_blocks + block)
+                    flag = flags_ptr + (head_blocks + block)
                     gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
                     mbarrier.arrive(turns.told.index(slot), count=1)
                 t += 1
@@ -83,14 +83,7 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
 
 
 @gluon.jit
-def flag_of(flags_ptr, block):
-    """Where key tiles are counted that have added to a block: to its first 64 columns, and behind
-    it to the others."""
-    return flags_ptr + 2 * block
-
-
-@gluon.jit
-def await_flag(flag, rank):
+def _await_flag(flag, rank):
     """Wait until `rank` key tiles have added to the block of this flag."""
     # An acquire empties the L1 cache, and with it what registers were spilled: once is enough. Its
     # result is used, because an atomic addition of 0 is a load, and a load of nothing is dropped.

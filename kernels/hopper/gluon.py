@@ -1,7 +1,6 @@
 """Gluon as the kernels of this folder use it: what its releases name differently, and a few PTX
 instructions that it has no word for."""
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
@@ -11,17 +10,6 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # of the warps of a role
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
-
-@builtin
-def _tma_add(tensor_desc, coord, src, _semantic=None):
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(
-        ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle
-    )
-
-
-tma_add = getattr(tma, "async_atomic_add", None) or _tma_add
 
 
 @builtin
@@ -75,18 +63,6 @@ def meet(barrier):
 def announce(barrier):
     """Let 128 threads that `meet` at the named barrier of this number go on, without waiting."""
     _do("bar.arrive $1, 256; mov.u32 $0, 0;", barrier)
-
-
-@gluon.jit
-def tma_writes_wait():
-    """Wait until all that this thread had the copy engine store and add is there for all to see."""
-    _do("cp.async.bulk.wait_group 0; mov.u32 $0, 0;", 0)
-
-
-@gluon.jit
-def fence_async_global():
-    """What this thread has seen in global memory comes before what the copy engine does next."""
-    _do("fence.proxy.async.global; mov.u32 $0, 0;", 0)
 
 
 @gluon.jit

@@ -58,17 +58,14 @@ def _tensor_map(
     )
 
 
-def described_numbers(x: Tensor, *box: int) -> bytes:
-    """The tensor map of x, contiguous fp32, for copies of boxes: of so many numbers in a row, or of
-    so many rows of 32 numbers."""
-    rows = (x.numel(),) if len(box) == 1 else (x.numel() // box[1], box[1])
-    return _numbers_map(x.data_ptr(), rows, box)
+def described_numbers(x: Tensor, box: int) -> bytes:
+    """The tensor map of x, contiguous fp32, for copies of `box` numbers in a row."""
+    return _numbers_map(x.data_ptr(), x.numel(), box)
 
 
 @functools.lru_cache(maxsize=4096)
-def _numbers_map(address: int, shape: tuple[int, ...], box: tuple[int, ...]) -> bytes:
-    strides = (1,) if len(shape) == 1 else (shape[1], 1)
-    return driver.tensor_map(address, torch.float32, shape, strides, box)
+def _numbers_map(address: int, size: int, box: int) -> bytes:
+    return driver.tensor_map(address, torch.float32, (size,), (1,), (box,))
 
 
 # ---- kernels
@@ -85,11 +82,10 @@ def tile_type(rows: int, columns: int, dtype: torch.dtype) -> str:
     return f"tensordesc<{DTYPES[dtype].name}{[1, 1, rows, columns]},{layout!r}>"
 
 
-def numbers_type(*box: int) -> str:
+def numbers_type(box: int) -> str:
     """Triton's type of a descriptor of `described_numbers`."""
-    width = 0 if len(box) == 1 else 128
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=32, rank=len(box))
-    return f"tensordesc<fp32{list(box)},{layout!r}>"
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    return f"tensordesc<fp32[{box}],{layout!r}>"
 
 
 def pointer_type(dtype: torch.dtype) -> str:
