@@ -22,6 +22,7 @@ from kernels.hopper.bwd_walk import (
     M,
     N,
     key_tile_of,
+    place_in_walk,
     turn,
     visited_blocks,
 )
@@ -98,7 +99,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     c = 0  # row tiles so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
@@ -114,8 +115,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 M * PANEL
             )
             for step in range(n):
-                row_tile = first * STEPS + step
-                rank, last = turn(row_tile // STEPS, key_tile, batch, call, plan)
+                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
+                rank, last = turn(row_tile // STEPS, key_tile, batch, way, call, plan)
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)

@@ -26,10 +26,11 @@ from kernels.hopper.bwd_walk import (
     group_view,
     key_tile_of,
     n_keys,
+    place_in_walk,
     turn,
     visited_blocks,
 )
-from kernels.hopper.gluon import exp2, reinterpret, round_to, tma_store
+from kernels.hopper.gluon import exp2, opaque, reinterpret, round_to, tma_store
 from kernels.hopper.schedule import receive
 from kernels.hopper.walk import doc_starts
 from kernels.triton.primitives import LN2, dropout_head_key, dropout_keep
@@ -170,7 +171,7 @@ def _scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def _pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
-    """Give back the stage of a row tile that the group does not see; its ds is 0."""
+    """Give way the stage of a row tile that the group does not see; its ds is 0."""
     stage = c % plan.stages
     mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
     if not plan.dq_group:
@@ -216,12 +217,12 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     c = 0  # row tiles so far: stages of all rings
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
-        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, call, plan)
+        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
@@ -239,7 +240,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
                 c += 1
             st = _scores(k_t, c, skipped < n, shared, plan, S)
             for step in range(skipped, n):
-                row_tile = first * STEPS + step
+                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
                 ds, pr, dv = _gradients(
                     st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
                 )
@@ -300,16 +301,16 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def _put_dq(
-    part, row_tile, batch, head, key_tile, dq, sums_ptr, shared, call,
+    part, row_tile, batch, head, key_tile, way, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
     """Add the part of a row tile of dq to what is there, in the turn of this program."""
     STEPS: gl.constexpr = BLOCK // M
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
-    rank, last = turn(row_tile // STEPS, key_tile, batch, call, plan)
+    rank, last = turn(row_tile // STEPS, key_tile, batch, way, call, plan)
     add_dq(
-        part, sums_ptr + (2 * tile.to(gl.int64) + cid) * (M * PANEL), dq,
+        part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
         [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale_log2 * LN2,
     )  # fmt: skip
 
@@ -332,12 +333,12 @@ def own_keys_and_dq(
     t = 0  # turns so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
-        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, call, plan)
+        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
@@ -351,7 +352,7 @@ def own_keys_and_dq(
                 c += 1
             st = _scores(_rows_of(shared.k, c, cid, plan), c, skipped < n, shared, plan, S)
             for step in range(skipped, n):
-                row_tile = first * STEPS + step
+                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
                 v_t = _rows_of(shared.v, c, cid, plan)
                 ds, pr, dv = _gradients(
                     st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
@@ -366,8 +367,8 @@ def own_keys_and_dq(
                     if step % STEPS == 1:
                         take_turn(shared.turns, t)
                     _put_dq(
-                        part, row_tile - 1, batch, head, key_tile,
-                        dq, sums_ptr, shared, call, cid, plan,
+                        part, place_in_walk(step - 1, first * STEPS, end * STEPS, way),
+                        batch, head, key_tile, way, dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
                     if step % STEPS == 0:
                         end_turn(shared.turns, t)
@@ -384,8 +385,8 @@ def own_keys_and_dq(
                 part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 _put_dq(
-                    part, end * STEPS - 1, batch, head, key_tile,
-                    dq, sums_ptr, shared, call, cid, plan,
+                    part, place_in_walk(n - 1, first * STEPS, end * STEPS, way),
+                    batch, head, key_tile, way, dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
                 end_turn(shared.turns, t)
                 t += 1

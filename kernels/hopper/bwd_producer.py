@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.bwd_walk import BLOCK, M, N, key_tile_of, visited_blocks
+from kernels.hopper.bwd_walk import BLOCK, M, N, key_tile_of, place_in_walk, visited_blocks
 from kernels.hopper.gluon import tma_load
 from kernels.hopper.schedule import finish, post
 
@@ -32,7 +32,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     ticket = gl.atomic_add(counter, 1, sem="relaxed")
     post(box, 0, ticket)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
@@ -41,7 +41,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
             for step in range(n):
-                row_tile = first * STEPS + step
+                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
                 stage = c % STAGES
                 full = shared.full.index(stage)
                 mbarrier.wait(shared.empty[0].index(stage), ((c // STAGES) & 1) ^ 1)

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.bwd_walk import BLOCK, key_tile_of, turn, visited_blocks
+from kernels.hopper.bwd_walk import BLOCK, key_tile_of, place_in_walk, turn, visited_blocks
 from kernels.hopper.gluon import thread_barrier
 from kernels.hopper.schedule import receive
 
@@ -57,14 +57,14 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     t = 0  # turns so far
     ticket = receive(box, i)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
         batch = batch_kv // (call.n_head // call.group)
         first, end = visited_blocks(key_tile, batch, call, plan)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
             for step in range(end - first):
-                block = first + step
-                rank, _ = turn(block, key_tile, batch, call, plan)
+                block = place_in_walk(step, first, end, way)
+                rank, _ = turn(block, key_tile, batch, way, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:

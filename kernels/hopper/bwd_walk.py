@@ -1,8 +1,8 @@
 """Which queries a tile of keys visits in the backward pass, and whose turn it is to add to dq.
 
 A program owns 128 keys, a group 64 of them. It walks from the first queries that see its keys to
-the last, two row tiles of 64 queries at a time: a block, to whose dq the key tiles that visit it
-add one after the other, in the order in which they are drawn.
+the last, or back, two row tiles of 64 queries at a time: a block, to whose dq the key tiles that
+visit it add one after the other, in the order in which they are drawn.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels.hopper import bwd_plan
-from kernels.hopper.schedule import locate
+from kernels.hopper.schedule import Order, locate
 
 M = gl.constexpr(bwd_plan.QUERIES)  # queries of a row tile
 N = gl.constexpr(bwd_plan.KEYS)  # keys of a program
@@ -101,7 +101,13 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def group_view(key_tile, cid: gl.constexpr, batch, call, plan: gl.constexpr):
+def place_in_walk(i, first, end, way):
+    """The i-th of [first, end) if the way is 1, the i-th from its end if it is -1."""
+    return gl.where(way > 0, first, end - 1) + i * way
+
+
+@gluon.jit
+def group_view(key_tile, cid: gl.constexpr, batch, way, call, plan: gl.constexpr):
     """What group cid sees of the walk of its program: how many row tiles it passes over at the
     beginning, 0 or 1, and [from, to): queries from which nothing is hidden."""
     features: gl.constexpr = plan.features
@@ -114,7 +120,7 @@ def group_view(key_tile, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     if features.causal:
         if cid > 0:
             skips = (start_n - diagonal >= first * BLOCK + M) & (end > first)
-            skipped = gl.where(skips, 1, 0)
+            skipped = gl.where(skips & (way > 0), 1, 0)
         whole_from = start_n + GROUP_N - 1 - diagonal
     elif features.window:
         whole_from = start_n + GROUP_N - 1 - diagonal - (call.window_size - 1)
@@ -130,22 +136,33 @@ def group_view(key_tile, cid: gl.constexpr, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def turn(block, key_tile, batch, call, plan: gl.constexpr):
+def turn(block, key_tile, batch, way, call, plan: gl.constexpr):
     """(how many key tiles add to a block of queries before this one, how many before the last)."""
     first, last = block_tiles(block, batch, call, plan)
+    rank = key_tile - first
     if plan.features.causal:
-        return last - key_tile, last - first
-    else:
-        return key_tile - first, last - first
+        rank = gl.where(way > 0, last - key_tile, rank)
+    return rank, last - first
 
 
 @gluon.jit
 def key_tile_of(ticket, order, plan: gl.constexpr):
-    """(key tile, batch times key-value head) of the ticket-th tile that is drawn.
+    """(key tile, batch times key-value head, way of the walk) of the ticket-th tile that is drawn.
 
     The heads of a section are worked on together. Under a causal mask their last keys come first:
     a walk begins where its keys begin, so that programs which start together follow each other at a
-    distance of a block. Else the first keys do, and programs fall into that distance.
+    distance of a block. In the last section first keys come first, and walks go back, so that no
+    long walk starts last. Without a mask first keys come first, and programs fall into the distance
+    of a block.
     """
-    place, head = locate(ticket, order, True)
-    return place if plan.features.causal else order.n_tiles - 1 - place, head
+    if plan.features.causal:
+        heads = order.n_heads - order.section  # before the last section
+        last = ticket - heads * order.n_tiles
+        before = Order(order.n_tiles, gl.maximum(heads, 1), order.section)
+        place, head = locate(gl.minimum(ticket, before.n_heads * order.n_tiles - 1), before, True)
+        key_tile = gl.where(last < 0, place, last // order.section)
+        head = gl.where(last < 0, head, heads + last % order.section)
+        return key_tile, head, gl.where(last < 0, 1, -1)
+    else:
+        place, head = locate(ticket, order, True)
+        return order.n_tiles - 1 - place, head, 1

@@ -71,6 +71,14 @@ def _do(PTX: gl.constexpr, x):
 
 
 @gluon.jit
+def opaque(x):
+    """The int32 x, of which the compiler shall not know how it was made."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def first_lane(x):
     """The value that the first thread of a warp holds, in all of them."""
     return gl.inline_asm_elementwise(

@@ -4,6 +4,7 @@ A program whose roles disagreed about its walk, or a turn that nobody ends, woul
 """
 
 import random
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,10 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", KEYS), ("GROUP_N", KEYS // 2), ("BLOCK", BLOCK)):
         monkeypatch.setattr(bwd_walk, name, value)
     monkeypatch.setattr(bwd_walk, "locate", schedule.locate.fn)
-    for name in ("n_keys", "block_tiles", "visited_blocks", "group_view", "turn", "key_tile_of"):
+    for name in (
+        *("n_keys", "block_tiles", "visited_blocks", "group_view", "turn", "key_tile_of"),
+        "place_in_walk",
+    ):
         monkeypatch.setattr(bwd_walk, name, getattr(bwd_walk, name).fn)
 
 
@@ -62,15 +66,19 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
             first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             steps = (end - first) * BLOCK // QUERIES
             assert 0 <= first <= end <= -(-call.seq_q // BLOCK), (call, plan, key_tile)
-            for cid in range(2):
-                said = (call, plan, key_tile, cid)
-                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, call, plan)
+            places = range(first * BLOCK // QUERIES, end * BLOCK // QUERIES)
+            for cid, way in product(range(2), (1, -1)):
+                said = (call, plan, key_tile, cid, way)
+                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, way, call, plan)
                 assert skipped in (0, cid) and skipped <= steps, said
+                walk = [
+                    bwd_walk.place_in_walk(i, places.start, places.stop, way) for i in range(steps)
+                ]
+                assert walk == list(places[::way]), said
                 start = key_tile * KEYS + cid * KEYS // 2
                 keys = visible[:, start : start + KEYS // 2]
                 for row_tile, seen in enumerate(keys.split(QUERIES)):
-                    step = row_tile - first * BLOCK // QUERIES
-                    visited = skipped <= step < steps
+                    visited = row_tile in walk[skipped:]
                     assert visited or not seen.any(), said
                     start_m = row_tile * QUERIES
                     masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
@@ -83,14 +91,15 @@ def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
     """So nobody waits for a tile that is not drawn yet; and one is the first, one the last."""
     for call, plan, _ in calls(seed):
         n_heads, n_tiles = 5, -(-call.seq_k // KEYS)
-        order = SimpleNamespace(n_tiles=n_tiles, n_heads=n_heads, section=3)
+        section = 1 + call.seq_q % n_heads
+        order = SimpleNamespace(n_tiles=n_tiles, n_heads=n_heads, section=section)
         turns = {}
         for ticket in range(n_tiles * n_heads):
-            key_tile, head = bwd_walk.key_tile_of(ticket, order, plan)
+            key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, plan))
             first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             for block in range(first, end):
                 taken = turns.setdefault((head, block), [])
-                taken.append(tuple(bwd_walk.turn(block, key_tile, BATCH, call, plan)))
+                taken.append(tuple(bwd_walk.turn(block, key_tile, BATCH, way, call, plan)))
         assert len(turns) == n_heads * -(-call.seq_q // BLOCK), call
         for taken in turns.values():
             assert taken == [(rank, len(taken) - 1) for rank in range(len(taken))], call
