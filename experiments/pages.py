@@ -67,7 +67,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),
     "attention_speed": _of(attention.dense_table, "attention_peers"),
-    "hopper_forward": _of(attention.forward_table, "attention_hopper"),
+    **{
+        f"hopper_{direction}": _of(
+            partial(attention.direction_table, direction=direction), "attention_hopper"
+        )
+        for direction in ("forward", "backward")
+    },
     "attention_features": _of(features.features_table, "attention_features"),
     "attention_host": _of(host.host_table, "attention_host"),
     "butterfly_speed": _of(attention.butterfly_table, "attention_peers"),

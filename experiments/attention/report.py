@@ -114,17 +114,18 @@ def dense_table(result: Result) -> str:
     return table(line for line in lines.values() if len(line) > 4)  # a peer beside ours
 
 
-def forward_table(result: Result) -> str:
-    """The forward of dense attention (--preset peers --against ...), in TFLOP/s; ours to the best
-    peer's."""
+def direction_table(result: Result, *, direction: str) -> str:
+    """One direction, "forward" or "backward", of dense attention (--preset peers --against ...), in
+    TFLOP/s; ours to the best peer's."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     for row in result["rows"]:
         problem = dense_problem(row)
         line = lines.setdefault(problem, _problem(row))
-        line[row["name"]] = f"{row['forward_tflops']:.0f}"
-        if "forward_over_best_peer" in row:
-            ratios[problem] = row["forward_over_best_peer"]
+        line[row["name"]] = f"{row[f'{direction}_tflops']:.0f}"
+        ratio = f"{direction}_over_best_peer"
+        if ratio in row:
+            ratios[problem] = row[ratio]
     return table({**line, "ours / best": f"{ratios[at]:.3f}"} for at, line in lines.items())
 
 
