@@ -34,7 +34,7 @@ PANEL = gl.constexpr(64)  # columns of dq that a group makes
 
 
 @gluon.jit
-def in_rows(part):
+def _in_rows(part):
     """part, (64 columns, M queries) as wgmma leaves it, as 64 * M numbers in a row: each thread has
     four neighbours at a time, which are 16 bytes of memory."""
     # (4 warps, 2 halves, 8 rows) x (M / 8, 4 lanes, 2)
@@ -49,14 +49,14 @@ def _addresses(sum_ptr, x):
 
 
 @gluon.jit
-def plus_sum(x, sum_ptr):
-    """x, `in_rows`, and what other programs have added up, from where all see it, the L2 cache."""
+def _plus_sum(x, sum_ptr):
+    """x, `_in_rows`, and what other programs have added up, from where all see it, the L2 cache."""
     return x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
 
 
 @gluon.jit
-def finish_dq(x, dq, at, staging, scale):
-    """Write the whole sum x, `in_rows`, to the tile (M, 64) of dq at `at`, by way of staging."""
+def _finish_dq(x, dq, at, staging, scale):
+    """Write the whole sum x, `_in_rows`, to the tile (M, 64) of dq at `at`, by way of staging."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     y = gl.reshape(x, [M // 8, 4, 8, 4, 2, 2])
     y = gl.permute(y, (1, 4, 2, 0, 3, 5))
@@ -70,7 +70,7 @@ def finish_dq(x, dq, at, staging, scale):
 @gluon.jit
 def add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
     """Add part to a row tile of the sums, or finish it."""
-    x = in_rows(part)
+    x = _in_rows(part)
     if rank < last:
         address = _addresses(sum_ptr, x)
         if rank == 0:
@@ -79,8 +79,8 @@ def add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
             gl.atomic_add(address, x, sem="relaxed")
     else:
         if rank > 0:
-            x = plus_sum(x, sum_ptr)
-        finish_dq(x, dq, at, staging, scale)
+            x = _plus_sum(x, sum_ptr)
+        _finish_dq(x, dq, at, staging, scale)
 
 
 @gluon.jit

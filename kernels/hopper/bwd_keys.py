@@ -171,7 +171,7 @@ def _scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def _pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
-    """Give way the stage of a row tile that the group does not see; its ds is 0."""
+    """Give back the stage of a row tile that the group does not see; its ds is 0."""
     stage = c % plan.stages
     mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
     if not plan.dq_group:
@@ -309,6 +309,7 @@ def _put_dq(
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
     rank, last = turn(row_tile // STEPS, key_tile, batch, way, call, plan)
+    # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
     add_dq(
         part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
         [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale_log2 * LN2,

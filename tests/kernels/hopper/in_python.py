@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 from kernels.options import Features
+from kernels.reference.standard import visible_keys
 
 
 class Pointer:
@@ -58,3 +60,15 @@ def a_call(draw):
     if draw.random() < 0.5:
         doc_start.sort(axis=1)
     return seq_q, seq_k, Features(**on), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)
+
+
+def what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
+    """The keys that each query of such a call sees, by the reference: (T_q, T_k)."""
+    return visible_keys(
+        seq_q,
+        seq_k,
+        causal=features.causal,
+        window_size=window_size if features.window else None,
+        doc_start=torch.tensor(doc_start) if features.documents else None,
+        kv_lengths=torch.tensor(kv_lengths) if features.lengths else None,
+    ).view(seq_q, seq_k)

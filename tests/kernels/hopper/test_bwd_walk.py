@@ -15,8 +15,7 @@ pytest.importorskip("triton")
 from kernels.hopper import bwd_walk, schedule
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
-from kernels.reference.standard import visible_keys
-from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call
+from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, what_is_seen
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +44,7 @@ def calls(seed):
             lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
             doc_blocks_ptr=Pointer(blocks.numpy()), doc_tiles_ptr=Pointer(tiles.numpy()),
         )  # fmt: skip
-        visible = visible_keys(
-            seq_q,
-            seq_k,
-            causal=features.causal,
-            window_size=window_size if features.window else None,
-            doc_start=torch.tensor(doc_start) if features.documents else None,
-            kv_lengths=torch.tensor(kv_lengths) if features.lengths else None,
-        ).view(seq_q, seq_k)
+        visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
         yield call, backward_plan(64, seq_k, features), visible
 
 

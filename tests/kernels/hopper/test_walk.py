@@ -9,15 +9,13 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
 from kernels.hopper import tiles, walk
 from kernels.hopper.tiles import ROWS, forward_plan
-from kernels.reference.standard import visible_keys
 from kernels.triton import walks
-from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call
+from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, what_is_seen
 
 
 @pytest.fixture
@@ -44,14 +42,7 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
             seq_q=seq_q, seq_k=seq_k, window_size=window_size,
             doc_ptr=Pointer(doc_start), lengths_ptr=Pointer(kv_lengths),
         )  # fmt: skip
-        visible = visible_keys(
-            seq_q,
-            seq_k,
-            causal=features.causal,
-            window_size=window_size if features.window else None,
-            doc_start=torch.tensor(doc_start) if features.documents else None,
-            kv_lengths=torch.tensor(kv_lengths) if features.lengths else None,
-        ).view(seq_q, seq_k)
+        visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
         batch = Number(0)
         for start in range(0, seq_q, plan.groups * ROWS):
             first, end = walk.row_tile_keys(start, batch, call, plan)
