@@ -301,11 +301,17 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def _put_dq(
-    part, row_tile, batch, head, key_tile, way, dq, sums_ptr, shared, call,
+    part, s, t, first, end, batch, head, key_tile, way, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
-    """Add the part of a row tile of dq to what is there, in the turn of this program."""
+    """Add the part of the s-th row tile of a walk to what is there, in the turn of this program.
+
+    Returns how many turns this group has had, which were t before.
+    """
     STEPS: gl.constexpr = BLOCK // M
+    if s % STEPS == 0:
+        take_turn(shared.turns, t)
+    row_tile = place_in_walk(s, first * STEPS, end * STEPS, way)
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
     rank, last = turn(row_tile // STEPS, key_tile, batch, way, call, plan)
@@ -314,6 +320,10 @@ def _put_dq(
         part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
         [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale_log2 * LN2,
     )  # fmt: skip
+    if s % STEPS == STEPS - 1:
+        end_turn(shared.turns, t)
+        t += 1
+    return t
 
 
 @gluon.jit
@@ -365,15 +375,10 @@ def own_keys_and_dq(
                 _share_ds(c, shared, cid, plan)
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
-                    if step % STEPS == 1:
-                        take_turn(shared.turns, t)
-                    _put_dq(
-                        part, place_in_walk(step - 1, first * STEPS, end * STEPS, way),
-                        batch, head, key_tile, way, dq, sums_ptr, shared, call, cid, plan,
+                    t = _put_dq(
+                        part, step - 1, t, first, end, batch, head, key_tile, way,
+                        dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
-                    if step % STEPS == 0:
-                        end_turn(shared.turns, t)
-                        t += 1
                 # of the next row tile; of the last one again, for the compiler's sake
                 k_t = _rows_of(shared.k, c, cid, plan)
                 st = _scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
@@ -385,12 +390,10 @@ def own_keys_and_dq(
                 _await_partner(c, True, shared, cid, plan)
                 part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
-                _put_dq(
-                    part, place_in_walk(n - 1, first * STEPS, end * STEPS, way),
-                    batch, head, key_tile, way, dq, sums_ptr, shared, call, cid, plan,
+                t = _put_dq(
+                    part, n - 1, t, first, end, batch, head, key_tile, way,
+                    dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
-                end_turn(shared.turns, t)
-                t += 1
         mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         _put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
