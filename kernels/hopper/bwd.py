@@ -102,7 +102,9 @@ def attn_bwd_kernel(
     n_head,
     group,
     window_size,
+    scale,
     scale_log2,
+    softcap_scale,
     keep_scale,
     threshold,
     n_tiles,
@@ -139,8 +141,8 @@ def attn_bwd_kernel(
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
-        seq_q, seq_k, n_head, group, window_size, scale_log2, keep_scale, threshold, seed_ptr,
-        lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
+        seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
+        threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
     )  # fmt: skip
     if plan.dq_group:
         gl.warp_specialize(
@@ -184,7 +186,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
         "*i32" if plan.features.lengths else None,
         *["*i32" if plan.features.documents else None] * 3,
         *["i32"] * 5,
-        *("fp32", "fp32"),
+        *["fp32"] * 4,
         *["i32"] * 4,
     ]
     return compile_kernel(attn_bwd_kernel, types, plan, {types.index("*fp32"): 16})
@@ -262,6 +264,7 @@ def attn_bwd(
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
     n_tiles = -(-T_k // KEYS)
+    scale, softcap = options.softmax_scale, options.softcap
     of_documents = (
         () if options.doc_start is None
         else (options.doc_start, *document_bounds(options.doc_start, T_k))
@@ -276,7 +279,8 @@ def attn_bwd(
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
         *[x.data_ptr() for x in tensors if x is not None],
-        T_q, T_k, H, H // H_kv, options.window_size, options.softmax_scale * LOG2E.value,
+        T_q, T_k, H, H // H_kv, options.window_size,
+        scale, (softcap or scale) * LOG2E.value, scale / softcap if softcap else 0.0,
         1.0 / (1.0 - options.dropout_p), as_int32(int(options.dropout_p * 2**32)),
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
     )  # fmt: skip

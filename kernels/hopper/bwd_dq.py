@@ -28,7 +28,6 @@ from kernels.hopper.bwd_walk import (
 )
 from kernels.hopper.gluon import round_to, tma_store
 from kernels.hopper.schedule import receive
-from kernels.triton.primitives import LN2
 
 PANEL = gl.constexpr(64)  # columns of dq that a group makes
 
@@ -90,7 +89,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = BLOCK // M
     DS: gl.constexpr = plan.ds_stages
-    scale = call.scale_log2 * LN2
+    scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
     n_row_tiles = gl.cdiv(call.seq_q, BLOCK) * STEPS

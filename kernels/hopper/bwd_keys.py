@@ -30,10 +30,11 @@ from kernels.hopper.bwd_walk import (
     turn,
     visited_blocks,
 )
-from kernels.hopper.gluon import exp2, opaque, reinterpret, round_to, tma_store
+from kernels.hopper.gluon import exp2, log2, opaque, reinterpret, round_to, tma_store
 from kernels.hopper.schedule import receive
+from kernels.hopper.softmax import capped
 from kernels.hopper.walk import doc_starts
-from kernels.triton.primitives import LN2, dropout_head_key, dropout_keep
+from kernels.triton.primitives import dropout_head_key, dropout_keep
 from kernels.triton.walks import visible_keys
 
 
@@ -133,6 +134,7 @@ def _gradients(
     s = warpgroup_mma_wait(0, deps=(st,))
     dpt = warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
     delta = _rows(shared, stage, M, S)
+    s = capped(s, call, plan)
     if plan.masks and _hides(start_m, view, plan):
         s = _masked_scores(s, start_m, view, call, plan)
     p = exp2(s * call.scale_log2 - lse)
@@ -147,6 +149,11 @@ def _gradients(
     if plan.features.dropout:
         dp = gl.where(p < 0.0, 0.0, dp * call.keep_scale)
         p = gl.abs(p)
+    if plan.features.softcap:
+        # what tanh was, from p, so that it needs no register in between; where p = 0 it is -1 here
+        t = (log2(p) + _rows(shared, stage, 0, S)) * (1.0 / call.scale_log2)
+        t = gl.minimum(gl.maximum(t, -1.0), 1.0)
+        p *= 1.0 - t * t
     ds = round_to(p * (dp - delta), DTYPE)
     return ds, pr, dv
 
@@ -193,7 +200,7 @@ def _put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid: gl.constexpr, 
     D: gl.constexpr = plan.block_d
     if plan.features.dropout:
         dv *= call.keep_scale
-    dk *= call.scale_log2 * LN2
+    dk *= call.scale
     dv_tile = shared.out.index(2 * cid)
     dk_tile = shared.out.index(2 * cid + 1)
     tma.store_wait(0)
@@ -318,7 +325,7 @@ def _put_dq(
     # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
     add_dq(
         part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
-        [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale_log2 * LN2,
+        [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale,
     )  # fmt: skip
     if s % STEPS == STEPS - 1:
         end_turn(shared.turns, t)

@@ -73,7 +73,7 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
 
     A sink is in lse already, and asks nothing of the kernel.
     """
-    if head_dim > 128 or features.softcap or features.mask_block_size > 0:
+    if head_dim > 128 or features.mask_block_size > 0:
         return None
     plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
     return replace(plan, ragged=seq_k % KEYS != 0, features=replace(features, sinks=False))

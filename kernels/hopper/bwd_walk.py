@@ -27,7 +27,9 @@ class Call(NamedTuple):
     n_head: gl.tensor
     group: gl.tensor  # query heads of a key-value head
     window_size: gl.tensor
-    scale_log2: gl.tensor  # turns a product of q and k into a score in log2
+    scale: gl.tensor  # turns a product of q and k into a score
+    scale_log2: gl.tensor  # and into one in log2, or with a cap what `capped` makes of it
+    softcap_scale: gl.tensor
     keep_scale: gl.tensor
     threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
     seed_ptr: gl.tensor

@@ -38,6 +38,14 @@ def reciprocal(x):
 
 
 @gluon.jit
+def log2(x):
+    """log2(x) by the instruction alone; that of 0 is -inf."""
+    return gl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def round_to(x, dtype: gl.constexpr):
     """fp32 to bf16 or fp16, in pairs: a plain cast would be repacked where a loop carries it."""
     if dtype == gl.bfloat16:

@@ -36,12 +36,18 @@ def make_rows(start_m, batch, batch_head, call, plan: gl.constexpr, S: gl.conste
 
 
 @gluon.jit
-def masked_scores(s, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
-    """Products of q and k, capped, and those of hidden keys at -inf."""
-    features: gl.constexpr = plan.features
-    if features.softcap:
+def capped(s, call, plan: gl.constexpr):
+    """tanh of products of q and k with a cap, else these: either times scale_log2 is a score."""
+    if plan.features.softcap:
         numerator, denominator = tanh_ratio(s * call.softcap_scale)
         s = numerator * reciprocal(denominator)
+    return s
+
+
+@gluon.jit
+def masked_scores(s, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
+    """Products of q and k, capped, and those of hidden keys at -inf."""
+    s = capped(s, call, plan)
     if MASKED:
         key = start_n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         seen = gl.expand_dims(key, 0) < gl.expand_dims(rows.upper, 1)
