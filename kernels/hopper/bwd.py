@@ -67,7 +67,7 @@ class Shared(NamedTuple):
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
     ds_full: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
-    ds_empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
+    ds_empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
     turns: Turns
 
 
@@ -134,7 +134,7 @@ def attn_bwd_kernel(
         _barriers(KV, 1),
         _barriers(KV, 3 if plan.dq_group else 2),
         (_barriers(DS, 1), _barriers(DS, 1)),
-        (_barriers(DS, 1), _barriers(DS, 1)),
+        (_barriers(DS, 1), _barriers(DS, 1)) if plan.dq_group else None,
         make_turns(1 if plan.dq_group else 2),
     )
     box = make_mailbox(READERS)
