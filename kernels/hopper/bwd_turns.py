@@ -23,10 +23,9 @@ AHEAD = gl.constexpr(4)  # blocks between the look-out and those that add
 
 
 class Turns(NamedTuple):
-    """Barriers of a program, AHEAD of each: a turn has come, is taken, is over, is told."""
+    """Barriers of a program, AHEAD of each: a turn has come, is over, is told."""
 
     come: gl.shared_memory_descriptor
-    taken: gl.shared_memory_descriptor
     over: gl.shared_memory_descriptor
     told: gl.shared_memory_descriptor
 
@@ -36,15 +35,13 @@ def make_turns(groups: gl.constexpr):
     """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
-    taken = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     over = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     for i in gl.static_range(AHEAD):
         mbarrier.init(come.index(i), count=1)
-        mbarrier.init(taken.index(i), count=groups)
         mbarrier.init(over.index(i), count=groups)
         mbarrier.init(told.index(i), count=1)
-    return Turns(come, taken, over, told)
+    return Turns(come, over, told)
 
 
 @gluon.jit
@@ -68,7 +65,7 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:
-                    mbarrier.wait(turns.taken.index(slot), phase ^ 1)
+                    mbarrier.wait(turns.over.index(slot), phase ^ 1)
                     if rank > 0:
                         _await_flag(flags_ptr + (head_blocks + block), rank)
                     mbarrier.arrive(turns.come.index(slot), count=1)
@@ -96,9 +93,7 @@ def _await_flag(flag, rank):
 @gluon.jit
 def take_turn(turns, t):
     """Wait until all earlier key tiles have added to the t-th block of this program."""
-    slot = t % AHEAD
-    mbarrier.wait(turns.come.index(slot), (t // AHEAD) & 1)
-    mbarrier.arrive(turns.taken.index(slot), count=1)
+    mbarrier.wait(turns.come.index(t % AHEAD), (t // AHEAD) & 1)
 
 
 @gluon.jit
