@@ -121,6 +121,20 @@ def compile_case(case: Case):
     return compiled, log.getvalue()
 
 
+def reused_barriers(ptx: str) -> list[int]:
+    """Where in shared memory a barrier was made, and numbers are read or written, too.
+
+    Triton gives the memory of a barrier that nobody uses to others, without an mbarrier.inval. When
+    another process takes the GPU from a program and gives it back, the barrier is back as well.
+    """
+    offsets = dict(re.findall(r"add\.s32\s+(%r\d+), %r\d+, (\d+);", ptx)) | {"global_smem": "0"}
+    barriers = {int(offsets[x]) for x in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", ptx)}
+    numbers = re.findall(r"(?:ld|st)\.shared\.[^;\[]*\[\s*(\w+|%r\d+)\s*\+\s*(\d+)\s*\]", ptx)
+    places = {int(offsets[base]) + int(offset) for base, offset in numbers if base in offsets}
+    assert barriers and places, "the compiler writes PTX in another way"
+    return sorted(x for x in barriers if any(x <= place < x + 8 for place in places))
+
+
 def measure(case: Case) -> dict[str, object]:
     plan = case.plan
     compiled, log = compile_case(case)
@@ -149,6 +163,7 @@ def measure(case: Case) -> dict[str, object]:
                 for operands in re.findall(r"\bBAR\.\S+ (0x[^;]*?) *;", sass)
             }
         ),
+        "reused_barriers": [] if case.rows else reused_barriers(compiled.asm["ptx"]),
         # of memory that other programs write: what is read after them, and what is read to wait
         "acquires": len(re.findall(r"ld\.global\.gpu\.acquire", compiled.asm["ptx"])),
         "relaxed": len(re.findall(r"ld\.global\.gpu\.relaxed", compiled.asm["ptx"])),

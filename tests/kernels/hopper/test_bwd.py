@@ -4,6 +4,10 @@ What its tiles, its turns and its schedule may get wrong; what all kernels promi
 above, and test_fwd.py compares the gradients of many lengths.
 """
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -136,6 +140,27 @@ def test_others_may_hold_most_of_the_gpu(seq, head_dim, causal):
         for got in results:
             for a, b in zip(got, expected, strict=True):
                 assert torch.equal(a, b)
+
+
+def test_other_processes_may_take_the_gpu_in_between():
+    # programs are stopped anywhere, and go on with what they held: where it is not the same, a key
+    # tile is lost, and those behind it wait for ever
+    running = [
+        subprocess.Popen(
+            [sys.executable, "tests/kernels/hopper/repeat_bwd.py"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        for _ in range(8)
+    ]
+    try:
+        for process in running:
+            printed, _ = process.communicate(timeout=180)
+            assert process.returncode == 0
+            assert json.loads(printed) == []
+    finally:
+        for process in running:
+            process.kill()
 
 
 @causal_or_full

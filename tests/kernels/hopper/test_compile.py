@@ -49,6 +49,7 @@ def assert_as_meant(result):
         assert count[instruction] > 0, (instruction, result)
     # probabilities of two bytes are packed as they are rounded: nothing puts bytes together again
     assert count["PRMT"] < 16, result
+    assert result["reused_barriers"] == [], result
     assert result["shared"] <= 227 * 1024, result
     assert result["stack"] > 0 or count["STL"] == count["LDL"] == 0, result
     {"fwd": assert_forward, "bwd": assert_backward}[result["kernel"]](result)
@@ -65,7 +66,7 @@ def assert_backward(result):
     # what programs before added is read behind an acquire
     assert result["acquires"] == result["relaxed"] == 1, result
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
-    spilled = 288 if triton.__version__.startswith("3.9.") else 112
+    spilled = 304 if triton.__version__.startswith("3.9.") else 112
     dense = set(result["features"]) <= {"causal"}
     assert result["stack"] <= ((spilled if wide else 96) if dense else 440), result
 
