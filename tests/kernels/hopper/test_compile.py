@@ -68,7 +68,7 @@ def assert_backward(result):
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
     spilled = 304 if triton.__version__.startswith("3.9.") else 112
     dense = set(result["features"]) <= {"causal"}
-    assert result["stack"] <= ((spilled if wide else 96) if dense else 440), result
+    assert result["stack"] <= ((spilled if wide else 96) if dense else 464), result
 
 
 def assert_forward(result):
