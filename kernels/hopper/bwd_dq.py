@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_turns import end_turn, take_turn
+from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import (
     BLOCK,
     GROUP_N,
@@ -23,7 +23,6 @@ from kernels.hopper.bwd_walk import (
     N,
     key_tile_of,
     place_in_walk,
-    turn,
     visited_blocks,
 )
 from kernels.hopper.gluon import round_to, tma_store
@@ -67,17 +66,17 @@ def _finish_dq(x, dq, at, staging, scale):
 
 
 @gluon.jit
-def add_dq(part, sum_ptr, dq, at, staging, rank, last, scale):
-    """Add part to a row tile of the sums, or finish it."""
+def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
+    """Add part to a row tile of the sums, or finish it: others add to it `before`, and `after`."""
     x = _in_rows(part)
-    if rank < last:
+    if after:
         address = _addresses(sum_ptr, x)
-        if rank == 0:
-            gl.store(address, x)
-        else:
+        if before:
             gl.atomic_add(address, x, sem="relaxed")
+        else:
+            gl.store(address, x)
     else:
-        if rank > 0:
+        if before:
             x = _plus_sum(x, sum_ptr)
         _finish_dq(x, dq, at, staging, scale)
 
@@ -115,7 +114,6 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             )
             for step in range(n):
                 row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
-                rank, last = turn(row_tile // STEPS, key_tile, batch, way, call, plan)
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)
@@ -129,9 +127,12 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 c += 1
                 if step % STEPS == 0:
                     take_turn(shared.turns, t)
+                before, after = place_in_turn(
+                    shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
+                )
                 add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
-                    [batch, head, row_tile * M, 0], shared.out.index(4), rank, last, scale,
+                    [batch, head, row_tile * M, 0], shared.out.index(4), before, after, scale,
                 )  # fmt: skip
                 if step % STEPS == STEPS - 1:
                     end_turn(shared.turns, t)

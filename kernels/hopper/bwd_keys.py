@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.hopper.bwd_dq import PANEL, add_dq
-from kernels.hopper.bwd_turns import end_turn, take_turn
+from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import (
     BLOCK,
     GROUP_N,
@@ -27,7 +27,6 @@ from kernels.hopper.bwd_walk import (
     key_tile_of,
     n_keys,
     place_in_walk,
-    turn,
     visited_blocks,
 )
 from kernels.hopper.gluon import exp2, log2, opaque, reinterpret, round_to, tma_store
@@ -319,13 +318,15 @@ def _put_dq(
     if s % STEPS == 0:
         take_turn(shared.turns, t)
     row_tile = place_in_walk(s, first * STEPS, end * STEPS, way)
+    before, after = place_in_turn(
+        shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
+    )
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
-    rank, last = turn(row_tile // STEPS, key_tile, batch, way, call, plan)
     # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
     add_dq(
         part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
-        [batch, head, row_tile * M, cid * PANEL], staging, rank, last, call.scale,
+        [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
     )  # fmt: skip
     if s % STEPS == STEPS - 1:
         end_turn(shared.turns, t)

@@ -52,6 +52,12 @@ class BackwardPlan:
         return self.dq_registers > 0
 
     @property
+    def posts_places(self) -> bool:
+        """Whether a warp of turns works out for the groups if others add to a block, too: with
+        windows and documents they lack the registers. Elsewhere to read it costs up to 6%."""
+        return self.features.window or self.features.documents
+
+    @property
     def masks(self) -> bool:
         """Whether some row tile hides something."""
         features = self.features

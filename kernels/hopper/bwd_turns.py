@@ -17,14 +17,20 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.bwd_walk import BLOCK, key_tile_of, place_in_walk, turn, visited_blocks
 from kernels.hopper.gluon import thread_barrier
-from kernels.hopper.schedule import receive
+from kernels.hopper.schedule import post_number, read_number, receive
 
 AHEAD = gl.constexpr(4)  # blocks between the look-out and those that add
 
 
 class Turns(NamedTuple):
-    """Barriers of a program, AHEAD of each: a turn has come, is over, is told."""
+    """The turns of a program that are coming, AHEAD of them.
 
+    Barriers say that a turn has come, is over, is told.
+    """
+
+    # 1 if other key tiles add to the block before this one, and 2 if others do so after it; nobody
+    # writes it where groups work that out themselves
+    place: gl.shared_memory_descriptor
     come: gl.shared_memory_descriptor
     over: gl.shared_memory_descriptor
     told: gl.shared_memory_descriptor
@@ -34,6 +40,8 @@ class Turns(NamedTuple):
 def make_turns(groups: gl.constexpr):
     """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
     layout: gl.constexpr = mbarrier.MBarrierLayout()
+    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    place = gl.allocate_shared_memory(gl.int32, [AHEAD, 1], number)
     come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     over = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
@@ -41,7 +49,7 @@ def make_turns(groups: gl.constexpr):
         mbarrier.init(come.index(i), count=1)
         mbarrier.init(over.index(i), count=groups)
         mbarrier.init(told.index(i), count=1)
-    return Turns(come, over, told)
+    return Turns(place, come, over, told)
 
 
 @gluon.jit
@@ -61,13 +69,15 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
             head_blocks = (batch_kv * call.group + h) * n_blocks
             for step in range(end - first):
                 block = place_in_walk(step, first, end, way)
-                rank, _ = turn(block, key_tile, batch, way, call, plan)
+                rank, last = turn(block, key_tile, batch, way, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:
                     mbarrier.wait(turns.over.index(slot), phase ^ 1)
                     if rank > 0:
                         _await_flag(flags_ptr + (head_blocks + block), rank)
+                    if plan.posts_places:
+                        post_number(turns.place.index(slot), (rank > 0) + 2 * (rank < last))
                     mbarrier.arrive(turns.come.index(slot), count=1)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
@@ -94,6 +104,18 @@ def _await_flag(flag, rank):
 def take_turn(turns, t):
     """Wait until all earlier key tiles have added to the t-th block of this program."""
     mbarrier.wait(turns.come.index(t % AHEAD), (t // AHEAD) & 1)
+
+
+@gluon.jit
+def place_in_turn(turns, t, block, key_tile, batch, way, call, plan: gl.constexpr):
+    """(whether other key tiles add to a block before this one, whether others do so after it), once
+    the turn of this program has come, its t-th."""
+    if plan.posts_places:
+        place = read_number(turns.place.index(t % AHEAD))
+        return place % 2 > 0, place > 1
+    else:
+        rank, last = turn(block, key_tile, batch, way, call, plan)
+        return rank > 0, rank < last
 
 
 @gluon.jit

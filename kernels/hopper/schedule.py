@@ -46,12 +46,26 @@ def make_mailbox(READERS: gl.constexpr):
 
 
 @gluon.jit
+def post_number(place, number):
+    """Put a number into a place in shared memory, (1,) int32."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    place.store(gl.full([1], 0, gl.int32, layout=layout) + number)
+
+
+@gluon.jit
+def read_number(place):
+    """The number of a place in shared memory, the same in all threads."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    # from one lane, so that the compiler knows that all threads branch alike
+    return gl.max(first_lane(place.load(layout)), 0)
+
+
+@gluon.jit
 def post(box, i, tile):
     """Put the i-th tile number of this program into the mailbox, once its slot is read."""
     slot = i % SLOTS
     mbarrier.wait(box.empty.index(slot), ((i // SLOTS) & 1) ^ 1)
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    box.number.index(slot).store(gl.full([1], 0, gl.int32, layout=layout) + tile)
+    post_number(box.number.index(slot), tile)
     mbarrier.arrive(box.full.index(slot), count=1)
 
 
@@ -60,9 +74,7 @@ def receive(box, i):
     """The i-th tile number of this program, the same in all threads."""
     slot = i % SLOTS
     mbarrier.wait(box.full.index(slot), (i // SLOTS) & 1)
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    # from one lane, so that the compiler knows that all threads branch alike
-    tile = gl.max(first_lane(box.number.index(slot).load(layout)), 0)
+    tile = read_number(box.number.index(slot))
     mbarrier.arrive(box.empty.index(slot), count=1)
     return tile
 
