@@ -1,4 +1,4 @@
-"""What options of attention and other head dimensions cost our forward pass.
+"""What options of attention and other head dimensions cost our forward and backward pass.
 
 python -m experiments.attention.features
 
@@ -42,7 +42,7 @@ SEQ_LEN = 4096
 TOKENS, CHANNELS = 16_384, 2048
 ALL_OPTIONS = (64, 128)  # head dimensions that are timed with every option
 PLAIN = (96, 192, 256)  # and those that are timed without any
-AGREE = 1e-2  # relative error between two kernels, each of which rounds p and out to bfloat16
+AGREE = 1e-2  # relative error between two kernels, each of which rounds to bfloat16 on its way
 
 
 def case(head_dim: int) -> Case:
@@ -72,33 +72,43 @@ def option_sets(asked: Case, device: str) -> dict[str, dict[str, Any]]:
 def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
     """A row for each set of options."""
     asked = case(head_dim)
-    q, k, v = (x.detach() for x in make_tensors(asked, device)[:3])
+    q, k, v, dout = make_tensors(asked, device)
     sets = option_sets(asked, device)
     for name in sets if head_dim in ALL_OPTIONS else [""]:
-        attend = partial(flash_attention, q, k, v, causal=True, **sets[name])
-        difference = relative_error(attend(), attend(impl="triton"))
+        results, times = [], {}
+        for kernels, impl in (("", None), ("portable_", "triton")):
+            attend = partial(flash_attention, causal=True, impl=impl, **sets[name])
+            out = attend(q, k, v)
+            backward = partial(torch.autograd.grad, out, (q, k, v), dout, retain_graph=True)
+            results.append((out, *backward()))
+            forward = partial(attend, *(x.detach() for x in (q, k, v)))
+            times[f"{kernels}forward_ms"] = time_ms(forward)["ms"]
+            times[f"{kernels}backward_ms"] = time_ms(backward)["ms"]
+        difference = max(map(relative_error, *results))
         if not difference <= AGREE:
             raise SystemExit(
                 f"head_dim {head_dim}, {name or 'plain'}: our kernels differ by {difference:.1e}, "
                 f"and may by {AGREE:.0e}: no speed is reported"
             )
-        times = {x: time_ms(partial(attend, impl=x))["ms"] for x in (None, "triton")}
-        row = {"name": name, **asked.describe(), "difference": difference}
-        yield [row | {"forward_ms": times[None], "portable_ms": times["triton"]}]
+        yield [{"name": name, **asked.describe(), "difference": difference, **times}]
 
 
 def features_table(result: Result) -> str:
     """Milliseconds by option, in Markdown."""
-    plain = {row["head_dim"]: row["forward_ms"] for row in result["rows"] if not row["name"]}
-    return table(
-        {
-            "head_dim": str(row["head_dim"]),
-            "causal, with": row["name"] or "nothing else",
-            "ours, ms": f"{row['forward_ms']:.3f}",
-            "of plain": f"{row['forward_ms'] / plain[row['head_dim']]:.2f}",
-            "ours, portable, ms": f"{row['portable_ms']:.3f}",
-            "portable / ours": f"{row['portable_ms'] / row['forward_ms']:.2f}",
+    plain = {row["head_dim"]: row for row in result["rows"] if not row["name"]}
+
+    def columns(row: Row, direction: str) -> dict[str, str]:
+        ms = row[f"{direction}_ms"]
+        return {
+            f"{direction}, ms": f"{ms:.3f}",
+            f"{direction}, of plain": f"{ms / plain[row['head_dim']][f'{direction}_ms']:.2f}",
+            f"{direction}, portable / ours": f"{row[f'portable_{direction}_ms'] / ms:.2f}",
         }
+
+    return table(
+        {"head_dim": str(row["head_dim"]), "causal, with": row["name"] or "nothing else"}
+        | columns(row, "forward")
+        | columns(row, "backward")
         for row in result["rows"]
     )
 
@@ -117,8 +127,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def print_last(rows: list[Row]) -> None:
     """The last row in one line."""
     row = rows[-1]
-    speed = f"{row['forward_ms']:.3f} ms, portable {row['portable_ms']:.3f} ms"
-    print(f"{row['head_dim']:4} {row['name'] or 'plain':24} {speed}", flush=True)
+    speeds = (
+        f"{x} {row[f'{x}_ms']:.3f} ms, portable {row[f'portable_{x}_ms']:.3f} ms"
+        for x in ("forward", "backward")
+    )
+    print(f"{row['head_dim']:4} {row['name'] or 'plain':24}", *speeds, flush=True)
 
 
 if __name__ == "__main__":
