@@ -3,7 +3,7 @@
 python -m experiments.attention.features
 
 Causal attention on 4,096 tokens, by the kernels that this GPU gets and by the portable ones, with
-one option at a time: 16,384 tokens a batch, 2,048 channels, bfloat16. An option is timed only where
+one option at a time: 16,384 tokens a batch, 2,048 channels, bfloat16. Times are told only where
 both agree. Medians of the GPU's time.
 """
 

@@ -134,6 +134,8 @@ def attn_bwd_kernel(
         _barriers(KV, 1),
         _barriers(KV, 3 if plan.dq_group else 2),
         (_barriers(DS, 1), _barriers(DS, 1)),
+        # the compiler gives the memory of barriers that nobody uses to others, which is not safe:
+        # docs/hopper.md, What guards it
         (_barriers(DS, 1), _barriers(DS, 1)) if plan.dq_group else None,
         make_turns(1 if plan.dq_group else 2),
     )
