@@ -1,6 +1,7 @@
 """What a call asks of the kernels beside q, k and v, as plain tensors and numbers."""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, get_type_hints
 
@@ -52,6 +53,26 @@ class AttentionOptions(NamedTuple):
             unmasked_loop=self.mask_loops & UNMASKED_LOOP > 0,
             masked_loop=self.mask_loops & MASKED_LOOP > 0,
         )
+
+    @property
+    def softcap_scale(self) -> float:
+        """What a product of q and k is multiplied by before its tanh is taken; 0 without a cap."""
+        return self.softmax_scale / self.softcap if self.softcap else 0.0
+
+    @property
+    def scale_log2(self) -> float:
+        """What turns a product of q and k, or with a cap that tanh, into a score in log2."""
+        return (self.softcap or self.softmax_scale) * math.log2(math.e)
+
+    @property
+    def keep_scale(self) -> float:
+        """What makes up for the probabilities that dropout drops."""
+        return 1.0 / (1.0 - self.dropout_p)
+
+    @property
+    def drop_threshold(self) -> int:
+        """A probability is dropped where its 32 random bits are below this."""
+        return int(self.dropout_p * 2**32)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_dq import PANEL, make_dq
-from kernels.hopper.bwd_keys import own_keys, own_keys_and_dq
+from kernels.hopper.bwd_keys import own_keys
+from kernels.hopper.bwd_keys_and_dq import own_keys_and_dq
 from kernels.hopper.bwd_plan import (
     BLOCK,
     KEYS,
@@ -48,7 +49,6 @@ from kernels.hopper.launch import (
 from kernels.hopper.schedule import Order, make_mailbox
 from kernels.options import AttentionOptions
 from kernels.triton import bwd as portable
-from kernels.triton.primitives import LOG2E
 
 
 class Shared(NamedTuple):
@@ -266,7 +266,6 @@ def attn_bwd(
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
     n_tiles = -(-T_k // KEYS)
-    scale, softcap = options.softmax_scale, options.softcap
     of_documents = (
         () if options.doc_start is None
         else (options.doc_start, *document_bounds(options.doc_start, T_k))
@@ -282,8 +281,8 @@ def attn_bwd(
         described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
         *[x.data_ptr() for x in tensors if x is not None],
         T_q, T_k, H, H // H_kv, options.window_size,
-        scale, (softcap or scale) * LOG2E.value, scale / softcap if softcap else 0.0,
-        1.0 / (1.0 - options.dropout_p), as_int32(int(options.dropout_p * 2**32)),
+        options.softmax_scale, options.scale_log2, options.softcap_scale,
+        options.keep_scale, as_int32(options.drop_threshold),
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
     )  # fmt: skip
     return dq, dk, dv

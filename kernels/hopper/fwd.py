@@ -33,7 +33,6 @@ from kernels.hopper.schedule import Order, make_mailbox
 from kernels.hopper.tiles import ROWS, SECTION_BYTES, Plan, forward_plan
 from kernels.hopper.walk import Call, M
 from kernels.options import AttentionOptions
-from kernels.triton.primitives import LOG2E
 
 
 class Shared(NamedTuple):
@@ -201,7 +200,6 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     k_map, k = described(k, plan.block_n)
     v_map, v = described(v, plan.block_n)
     out_map, _ = described(out, ROWS)
-    softcap = options.softcap
     tensors = (
         lse, tile_counters.pair(device, stream),
         options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
@@ -212,10 +210,8 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
         q_map, k_map, v_map, out_map,
         *[x.data_ptr() for x in tensors if x is not None],
         T_q, T_k, H, H // H_kv, options.window_size,
-        (softcap or options.softmax_scale) * LOG2E.value,
-        options.softmax_scale / softcap if softcap else 0.0,
-        1.0 / (1.0 - options.dropout_p),
-        as_int32(int(options.dropout_p * 2**32)),
+        options.scale_log2, options.softcap_scale,
+        options.keep_scale, as_int32(options.drop_threshold),
         n_tiles, B * H, min(section, B * H),
     )  # fmt: skip
     return out, lse

@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 
 from kernels.options import UNMASKED_LOOP, AttentionOptions, Features
-from kernels.triton.primitives import LOG2E
 from kernels.triton.tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
 
 
@@ -157,16 +156,14 @@ def mask_head_stride(entries: Tensor | None) -> int:
 
 def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str, Any]:
     """The arguments that the forward kernel and both of the backward share."""
-    softmax_scale, softcap = options.softmax_scale, options.softcap
     return {
         "seq_q": q.shape[1],
         "seq_k": k.shape[1],
         "window_size": options.window_size,
-        "scale_log2": (softcap or softmax_scale) * LOG2E.value,
-        "softcap_scale": softmax_scale / softcap if softcap else 0.0,
-        "keep_scale": 1.0 / (1.0 - options.dropout_p),
-        # A probability is dropped where its 32 random bits are below this.
-        "threshold": int(options.dropout_p * 2**32),
+        "scale_log2": options.scale_log2,
+        "softcap_scale": options.softcap_scale,
+        "keep_scale": options.keep_scale,
+        "threshold": options.drop_threshold,
         "GROUP": q.shape[2] // k.shape[2],
         "HEAD_DIM": q.shape[3],
         "features": compiled_features(q, k, options),

@@ -1,0 +1,179 @@
+"""A group of keys in the Hopper backward at 128 columns, where there are no registers for a third
+group: four warps own dk and dv of 64 keys, and half of the columns of dq."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernels.hopper.bwd_dq import PANEL, add_dq
+from kernels.hopper.bwd_step import (
+    View,
+    add_dk,
+    await_rows,
+    dropout_key,
+    finish_step,
+    gradients,
+    pass_over,
+    put_dk_and_dv,
+    scores,
+    share_ds,
+    store_ds,
+)
+from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
+from kernels.hopper.bwd_walk import (
+    BLOCK,
+    GROUP_N,
+    M,
+    N,
+    group_view,
+    key_tile_of,
+    place_in_walk,
+    visited_blocks,
+)
+from kernels.hopper.gluon import opaque, reinterpret
+from kernels.hopper.schedule import receive
+
+
+@gluon.jit
+def _tile(tiles, c, plan: gl.constexpr):
+    """The only tile of keys or values in shared memory: (N, D).
+
+    Its number is 0, but the compiler cannot tell. If it could, it would make all descriptors of
+    the tile before the loop, and spill them: 48 registers.
+    """
+    return tiles.index(gl.minimum(c + 1, 0)).reshape([N, plan.block_d])
+
+
+@gluon.jit
+def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
+    return _tile(tiles, c, plan).slice(cid * GROUP_N, GROUP_N)
+
+
+@gluon.jit
+def _await_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Wait for the other group: until it is done with the last step, and with it no longer needs
+    the ds that this group replaces in step c; and if `there`, until it has shared its last ds."""
+    DS: gl.constexpr = plan.ds_stages
+    stage = (c + 1) % DS  # of the last step, too: there are two
+    phase = ((c - 1) // DS) & 1
+    mbarrier.wait(shared.empty[1 - cid].index(stage), phase, pred=c > 0)
+    mbarrier.wait(shared.ds_full[1 - cid].index(stage), phase, pred=there)
+
+
+@gluon.jit
+def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
+    stage = c % plan.ds_stages
+    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
+    k_cols = _tile(shared.k, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
+    return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _put_dq(
+    part, s, t, first, end, batch, head, key_tile, way, dq, sums_ptr, shared, call,
+    cid: gl.constexpr, plan: gl.constexpr,
+):  # fmt: skip
+    """Add the part of the s-th row tile of a walk to what is there, in the turn of this program.
+
+    Returns how many turns this group has had, which were t before.
+    """
+    STEPS: gl.constexpr = BLOCK // M
+    if s % STEPS == 0:
+        take_turn(shared.turns, t)
+    row_tile = place_in_walk(s, first * STEPS, end * STEPS, way)
+    before, after = place_in_turn(
+        shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
+    )
+    tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
+    staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
+    # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
+    add_dq(
+        part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
+        [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
+    )  # fmt: skip
+    if s % STEPS == STEPS - 1:
+        end_turn(shared.turns, t)
+        t += 1
+    return t
+
+
+@gluon.jit
+def own_keys_and_dq(
+    dq, dk_out, dv_out, sums_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr
+):
+    """dk and dv of the keys of group cid, and 64 columns of dq, of all keys of the program.
+
+    dq of a row tile is made one step later than its ds, so that no group waits for the other.
+    """
+    D: gl.constexpr = plan.block_d
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    STEPS: gl.constexpr = BLOCK // M
+    kv_heads = call.n_head // call.group
+    i = 0  # key tiles so far
+    c = 0  # row tiles so far: stages of all rings
+    t = 0  # turns so far
+    ticket = receive(box, 0)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
+        batch = batch_kv // kv_heads
+        start_n = key_tile * N + cid * GROUP_N
+        first, end = visited_blocks(key_tile, batch, call, plan)
+        n = (end - first) * STEPS
+        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
+        slot = i % plan.kv_stages
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
+        dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        for h in range(call.group):
+            head = batch_kv % kv_heads * call.group + h
+            head_key = dropout_key(batch, head, call, plan)
+            view = View(start_n, batch, whole_from, whole_to, head_key)
+            if skipped > 0:
+                await_rows(c, True, shared, plan)
+                _await_partner(c, False, shared, cid, plan)
+                pass_over(c, shared, cid, plan, S)
+                c += 1
+            st = scores(_rows_of(shared.k, c, cid, plan), c, skipped < n, shared, plan, S)
+            for step in range(skipped, n):
+                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
+                v_t = _rows_of(shared.v, c, cid, plan)
+                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
+                _await_partner(c, step > 0, shared, cid, plan)
+                store_ds(ds, c, shared, cid, plan)
+                part = _part_of_dq(c - 1, shared, cid, plan, S)
+                dk, dr = add_dk(dk, ds, c, shared, plan, O)
+                share_ds(c, shared, cid, plan)
+                part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
+                if step > 0:
+                    t = _put_dq(
+                        part, step - 1, t, first, end, batch, head, key_tile, way,
+                        dq, sums_ptr, shared, call, cid, plan,
+                    )  # fmt: skip
+                # of the next row tile; of the last one again, for the compiler's sake
+                k_t = _rows_of(shared.k, c, cid, plan)
+                st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
+                finish_step(c, shared, cid, plan)
+                c += 1
+            st = warpgroup_mma_wait(0, deps=(st,))
+            if n > 0:
+                _await_partner(c, True, shared, cid, plan)
+                part = _part_of_dq(c - 1, shared, cid, plan, S)
+                part = warpgroup_mma_wait(0, deps=(part,))
+                t = _put_dq(
+                    part, n - 1, t, first, end, batch, head, key_tile, way,
+                    dq, sums_ptr, shared, call, cid, plan,
+                )  # fmt: skip
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
+        at = [batch, batch_kv % kv_heads, start_n, 0]
+        put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
+        i += 1
+        ticket = receive(box, i)
+    tma.store_wait(0)
