@@ -147,7 +147,8 @@ def own_keys_and_dq(
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 _await_partner(c, step > 0, shared, cid, plan)
                 store_ds(ds, c, shared, cid, plan)
-                part = _part_of_dq(c - 1, shared, cid, plan, S)
+                # of the last step; before the first it is nothing, of a stage that exists
+                part = _part_of_dq(c + plan.ds_stages - 1, shared, cid, plan, S)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
                 share_ds(c, shared, cid, plan)
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
