@@ -43,14 +43,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from configs.reader import to_yaml
 from data.files import write_atomically
-from training.checkpoint import (
+from training.checkpoint.contents import (
     Progress,
-    latest_checkpoint,
     load_checkpoint,
+    newest_whole,
     read_optim,
     read_task,
-    save_checkpoint,
+    set_aside,
 )
+from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.saver import CheckpointSaver
 from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
@@ -157,7 +159,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
     torch.manual_seed(config.run.seed + 1 + processes.rank)
 
     progress, source, origin = Progress(), None, None
-    checkpoint = processes.agree(latest_checkpoint(run_dir))
+    checkpoint, damaged = checkpoint_to_go_on_from(config, processes)
     if checkpoint is not None:
         if config.run.resume == "never":
             raise ValueError(
@@ -186,8 +188,18 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
     with (
         RunLog(config, start_step=step, is_main=processes.is_main) as log,
         if_interrupted(lambda: f" at step {step}: {what_goes_on(config)}"),
+        CheckpointSaver(
+            run_dir,
+            processes,
+            task.must_match,
+            asdict(config),
+            keep_last=config.run.keep_last,
+            keep_best=config.run.keep_best,
+        ) as saver,
     ):
         log.say(task.describe())
+        for folder in damaged:
+            log.say(f"set aside as damaged: {folder}")
         if progress.step >= optim.max_steps:
             log.say(f"finished before, see {checkpoint}: evaluating once more")
         elif progress.step:
@@ -202,31 +214,33 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         validated: Record | None = None
         while True:
             # validate and save, on all processes, between two steps
-            last = step >= optim.max_steps
+            last, val_loss = step >= optim.max_steps, None
             if last or (step % config.run.eval_every == 0 and step > progress.step):
                 with watch.paused():
                     validated = task.validate(step)
+                val_loss = validated.values["val_loss"]
+                if not math.isfinite(val_loss):
+                    raise FloatingPointError(
+                        f"the validation loss is {val_loss} at step {step}: "
+                        "lower optim.lr or raise optim.warmup_steps; checkpoints in "
+                        f"{run_dir} are from before"
+                    )
                 if not last:
                     record(log, task, step, validated, gpu_hours=watch.gpu_hours)
             if step > progress.step and (last or step % config.run.save_every == 0):
                 with watch.paused():
-                    save_checkpoint(
-                        run_dir,
-                        Progress(
-                            step=step,
-                            samples=task.samples(step),
-                            tokens=task.samples(step) * config.model.context_length,
-                            gpu_hours=watch.gpu_hours,
-                        ),
-                        task.model,
-                        task.optimizer,
-                        task.must_match,
-                        processes,
-                        config=asdict(config),
-                        keep_last=config.run.keep_last,
+                    log.sync()  # a checkpoint counts on the records before it
+                    now = Progress(
+                        step=step,
+                        samples=task.samples(step),
+                        tokens=task.samples(step) * config.model.context_length,
+                        gpu_hours=watch.gpu_hours,
+                        val_loss=val_loss,
                     )
+                    saver.save(now, task.model, task.optimizer)
             if last:
                 assert validated is not None
+                saver.finish()
                 result = task.finish(validated)
                 record(log, task, step, result, gpu_hours=watch.gpu_hours)
                 return result.values
@@ -249,9 +263,30 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                         f"at step {step}: lower optim.lr or raise optim.warmup_steps; checkpoints "
                         f"in {run_dir} are from before"
                     )
+                saver.check()
                 with watch.paused():
                     spent = task.speed(losses, watch.tokens_per_s())
                     record(log, task, step, spent, lr=lr, **losses, gpu_hours=watch.gpu_hours)
+
+
+def checkpoint_to_go_on_from(
+    config: RunConfiguration, processes: Processes
+) -> tuple[Path | None, list[Path]]:
+    """The checkpoint that a run goes on from, if it has any; and those set aside as damaged."""
+    run = Path(config.run.out_dir)
+    if config.run.resume != "previous":
+        return processes.agree(latest_checkpoint(run)), []
+
+    def look() -> tuple[Path | None, list[Path]]:
+        whole = newest_whole(run)
+        if whole is None and latest_checkpoint(run) is not None:
+            raise ValueError(
+                f"run.resume=previous, and no checkpoint in {run} is whole: copy them again, or "
+                "choose another run.out_dir to start anew"
+            )
+        return whole, [] if whole is None else set_aside(run, whole)
+
+    return processes.main_does(look)
 
 
 def ways_to_run(

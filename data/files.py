@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _UNFINISHED = ".unfinished"
+_OURS = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
 
@@ -36,7 +38,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def remove_unfinished_files(folder: Path) -> None:
     """Delete what killed processes left; only for a folder that no other process writes to."""
     for path in folder.glob(f"*{_UNFINISHED}"):
-        path.unlink()
+        if _OURS.fullmatch(path.name):
+            path.unlink()
 
 
 @contextmanager

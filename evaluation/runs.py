@@ -13,7 +13,8 @@ from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.flops import count_params
 from model.gpt import GPT
-from training.checkpoint import Progress, latest_checkpoint, read_progress, read_weights
+from training.checkpoint.contents import Progress, read_progress, read_weights
+from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, whole_cost
@@ -25,7 +26,14 @@ WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
 HOW = (  # settings that change nothing in what is trained but its rounding
     "optim.micro_batch_size",
     *("run.device", "run.compile", "run.deterministic", "run.resume"),
-    *("run.log_every", "run.save_every", "run.keep_last", "run.wandb", "run.wandb_project"),
+    *(
+        "run.log_every",
+        "run.save_every",
+        "run.keep_last",
+        "run.keep_best",
+        "run.wandb",
+        "run.wandb_project",
+    ),
 )
 
 Config = TrainConfig | ClassifyConfig

@@ -24,7 +24,7 @@ from evaluation.scoring_bar import ScoringBar
 from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
-from training.checkpoint import latest_checkpoint
+from training.checkpoint.folders import latest_checkpoint
 from training.distributed import Processes
 from training.numerics import autocast
 

@@ -51,7 +51,8 @@ from data.text.tokenizer import load_tokenizer
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.hf import config_from_hf, state_from_hf
-from training.checkpoint import CHECKPOINTS, UNFINISHED, save_model
+from training.checkpoint.contents import save_model
+from training.checkpoint.folders import CHECKPOINTS, UNFINISHED
 from training.config import RUN_CONFIG, RunConfig
 from training.language.config import OptimConfig, TrainConfig
 

@@ -15,7 +15,8 @@ from configs.command_line import errors_as_sentences
 from configs.reader import ConfigError
 from data.text.shards import Manifest
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
-from training.checkpoint import latest_checkpoint, read_progress
+from training.checkpoint.contents import read_progress
+from training.checkpoint.folders import latest_checkpoint
 from training.language.config import load_config
 from training.metrics import read_metrics
 

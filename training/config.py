@@ -41,9 +41,12 @@ class RunConfig:
     end."""
     keep_last: int = 2
     """How many checkpoints to keep, the newest ones."""
-    resume: Literal["auto", "never"] = "auto"
-    """What a run does whose out_dir has checkpoints. auto: it goes on from the newest. never: it
-    refuses."""
+    keep_best: bool = True
+    """Whether to keep the checkpoint with the lowest validation loss, too; it has one where
+    save_every is a multiple of eval_every."""
+    resume: Literal["auto", "previous", "never"] = "auto"
+    """What a run does whose out_dir has checkpoints. auto: it goes on from the newest. previous: as
+    auto, but from the newest that is whole; damaged ones are renamed. never: it refuses."""
     init_from: str | None = None
     """Folder of a run whose newest weights (a classifier's: its best) this run starts with;
     optimizer, steps and data order are new. Read at the first start only: later starts go on from

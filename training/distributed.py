@@ -1,10 +1,10 @@
 """The processes of a run: one, or as many as torchrun started."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,32 @@ class Processes:
         values = [value]
         dist.broadcast_object_list(values)
         return values[0]
+
+    def main_does(self, work: Callable[[], T]) -> T:
+        """What the main process's `work` returns, or its error of user or disk, on every process.
+
+        Raises:
+            ValueError, OSError: as `work` raised it. One that it alone knew of would leave the
+                others waiting.
+        """
+        result: T | ValueError | OSError | None = None
+        if self.is_main:
+            try:
+                result = work()
+            except (ValueError, OSError) as error:
+                result = error
+        result = self.agree(result)
+        if isinstance(result, (ValueError, OSError)):
+            raise result
+        return cast(T, result)
+
+    def gather(self, value: T) -> list[T] | None:
+        """The values of all processes by rank, on the main one; None on the others."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value, values)
+        return values
 
     def barrier(self) -> None:
         """Wait until every process is here."""

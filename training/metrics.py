@@ -1,6 +1,7 @@
 """What a run tells: metrics.jsonl, the console, and wandb where it is asked for."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from datetime import timedelta
@@ -83,6 +84,11 @@ class RunLog:
             left = self._bar.tasks[self._task].time_remaining
             until_end = "" if evaluated or left is None else f"  {timedelta(seconds=left)} left"
             self.say(f"step {known['step']}/{self._max_steps}  {text}{until_end}")
+
+    def sync(self) -> None:
+        """Wait until all records are on disk."""
+        if self.is_main:
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from data.files import lock_folder
+from data.files import lock_folder, remove_unfinished_files
+from training.checkpoint.folders import clear_unfinished
 from training.distributed import Processes
 
 
@@ -12,36 +13,33 @@ from training.distributed import Processes
 def only_run(run: Path, processes: Processes) -> Iterator[None]:
     """Make the folder of a run and keep others from training in it. All processes call this.
 
-    The main process holds the lock; the others learn from it whether to go on. A new folder in
-    which nothing was written is removed in the end, unless the process is killed.
+    The main process holds the lock; the others learn from it whether to go on. What killed
+    processes left unfinished is deleted. A new folder in which nothing was written is removed in
+    the end, unless the process is killed.
 
     Raises:
         ValueError: it is being trained already.
         OSError: the folder can not be made or opened.
     """
-    refused: ValueError | OSError | None = None
     with ExitStack() as held:
-        if processes.is_main:
-            is_new = not run.exists()
-            try:
-                run.mkdir(parents=True, exist_ok=True)
-                held.enter_context(
-                    lock_folder(
-                        run,
-                        f"run.out_dir={run} is being trained by another process: wait for it, "
-                        "stop it, or choose another run.out_dir",
-                    )
-                )
-            except (ValueError, OSError) as error:
-                refused = error
-            else:
-                if is_new:  # what refuses its configuration or its data leaves no trace
-                    held.callback(_remove_if_empty, run)
-        # on every process: one that went on alone would wait for the main one forever
-        refused = processes.agree(refused)
-        if refused is not None:
-            raise refused
+        processes.main_does(lambda: _lock(run, held))
         yield
+
+
+def _lock(run: Path, held: ExitStack) -> None:
+    is_new = not run.exists()
+    run.mkdir(parents=True, exist_ok=True)
+    held.enter_context(
+        lock_folder(
+            run,
+            f"run.out_dir={run} is being trained by another process: wait for it, "
+            "stop it, or choose another run.out_dir",
+        )
+    )
+    remove_unfinished_files(run)
+    clear_unfinished(run)
+    if is_new:  # what refuses its configuration or its data leaves no trace
+        held.callback(_remove_if_empty, run)
 
 
 def _remove_if_empty(folder: Path) -> None:

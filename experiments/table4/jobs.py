@@ -13,7 +13,8 @@ from experiments.sweep import refuse_overrides
 from experiments.table4.models import MODELS, Budget, Model
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
-from training.checkpoint import Progress, latest_checkpoint, read_progress
+from training.checkpoint.contents import Progress, read_progress
+from training.checkpoint.folders import latest_checkpoint
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics

@@ -11,7 +11,7 @@ from scripts import evaluate
 from tests.data.conftest import make_shards  # noqa: F401
 from tests.evaluation import known_losses
 from tests.experiments.table4 import tiny_sweep
-from training.checkpoint import Progress
+from training.checkpoint.contents import Progress
 from training.language.config import load_config
 
 

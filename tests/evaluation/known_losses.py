@@ -10,7 +10,7 @@ from evaluation.runs import Run, describe
 from evaluation.sums import Scored, add_up, describe_corpus
 from evaluation.tables import compare, tabulate
 from evaluation.windows import Scoring
-from training.checkpoint import Progress
+from training.checkpoint.contents import Progress
 from training.language.config import load_config
 
 SHORT = Scoring(history=32, stride=4, first=64)  # to each token at least 7/8 of 32

@@ -152,7 +152,7 @@ def test_a_killed_import_can_be_begun_anew(gpt2_folder, out, monkeypatch):
 
     out.mkdir()  # an empty folder is free, too
     with monkeypatch.context() as patched:
-        patched.setattr("training.checkpoint.dcp.save", killed)
+        patched.setattr("training.checkpoint.files.save_file", killed)
         with pytest.raises(KeyboardInterrupt):
             import_to(out, gpt2_folder)
     assert [path.name for path in (out / "checkpoints").iterdir()] == [".unfinished_step_00000000"]

@@ -9,7 +9,7 @@ from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from model.token_predictor import TokenPredictor
-from training.checkpoint import shared_settings
+from training.checkpoint.contents import shared_settings
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
 from training.config import RUN_CONFIG

@@ -7,7 +7,8 @@ from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
-from training.checkpoint import latest_checkpoint, read_weights, shared_settings
+from training.checkpoint.contents import read_weights, shared_settings
+from training.checkpoint.folders import latest_checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.tasks import config_of

@@ -17,7 +17,8 @@ from experiments.lra.speed import WARM_UP, Contender
 from model.classifier import Classifier
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from tests.experiments.tiny_lra import SPLITS, TINY, make_tasks
-from training.checkpoint import latest_checkpoint, read_weights
+from training.checkpoint.contents import read_weights
+from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.metrics import read_metrics
 

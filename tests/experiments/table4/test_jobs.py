@@ -12,7 +12,8 @@ from evaluation.sums import write_scored
 from experiments.table4.jobs import check_texts, final_arguments, make_jobs, training_cost
 from experiments.table4.models import BUDGETS, MODELS
 from tests.evaluation.known_losses import LONG, added_up
-from training.checkpoint import checkpoint_folder
+from training.checkpoint.contents import Progress, write_checkpoint
+from training.checkpoint.folders import checkpoint_folder
 from training.language.config import load_config
 from training.metrics import METRICS
 
@@ -33,11 +34,7 @@ def finish(folder, *, step, gpu_hours, max_steps=None):
         {"step": step, "tokens": 1, "val_loss": 1.0, "gpu_hours": gpu_hours},
     ]
     (folder / METRICS).write_text("".join(json.dumps(r) + "\n" for r in records))
-    checkpoint = checkpoint_folder(folder, step)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text(
-        json.dumps({"progress": {"step": step, "gpu_hours": gpu_hours}, "must_match": {}})
-    )
+    write_checkpoint(folder, Progress(step=step, gpu_hours=gpu_hours), {}, {}, {})
     (folder / "config.yaml").write_text(
         "model: {}\ndata: {path: x}\n"
         f"optim: {{max_steps: {max_steps or step}, batch_tokens: 1024, micro_batch_size: 1}}\n"
@@ -165,9 +162,8 @@ def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
     last = checkpoint_folder(job.folder, 1000)
     last.rename(tmp_path / "kept")
     assert not job.is_finished
-    earlier = checkpoint_folder(job.folder, 500)  # stopped between evaluation and checkpoint
-    earlier.mkdir()
-    (earlier / "state.json").write_text('{"progress": {"step": 500}, "must_match": {}}')
+    # stopped between evaluation and checkpoint
+    write_checkpoint(job.folder, Progress(step=500), {}, {}, {})
     assert not job.is_finished
     (tmp_path / "kept").rename(last)
     assert job.is_finished

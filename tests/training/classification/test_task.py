@@ -24,7 +24,7 @@ from tests.training.classification.tiny_classifier import (
     zeros_come_in,
 )
 from tests.training_runs import stop_after
-from training.checkpoint import latest_checkpoint
+from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import TEST_LOGITS, read_best, save_best
 from training.classification.start import load_first_weights

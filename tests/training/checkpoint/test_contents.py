@@ -1,0 +1,257 @@
+"""What checkpoints hold: goes on bit for bit, and damage is found."""
+
+import json
+import pickle
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_steps
+from training.checkpoint.contents import (
+    Progress,
+    load_checkpoint,
+    newest_whole,
+    read_optim,
+    read_progress,
+    read_weights,
+    save_model,
+    set_aside,
+)
+from training.checkpoint.files import SUMS, write_sums
+from training.checkpoint.folders import checkpoint_folder, latest_checkpoint
+from training.config import AdamWConfig
+
+
+def test_goes_on_bit_for_bit(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 3)
+    folder = save(tmp_path, 3, model, optimizer)
+    take_steps(model, optimizer, 3)
+
+    again, again_optimizer = make(1)
+    progress = load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
+    assert progress == Progress(step=3, samples=24, tokens=192, gpu_hours=3 / 7)
+    take_steps(again, again_optimizer, 3)  # the inputs come from the restored random state
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("saved_as_tensor", [False, True])
+def test_the_learning_rate_may_be_a_tensor_on_one_side(tmp_path, saved_as_tensor):
+    """As it is where steps are captured in a CUDA graph: others must be able to go on from it."""
+
+    def make_one(seed, as_tensor):
+        model, optimizer = make(seed)
+        if as_tensor:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        return model, optimizer
+
+    model, optimizer = make_one(0, saved_as_tensor)
+    take_steps(model, optimizer, 3)
+    folder = save(tmp_path, 3, model, optimizer)
+    rate = optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor) == saved_as_tensor  # saving leaves it as it is
+    take_steps(model, optimizer, 3)
+    again, again_optimizer = make_one(1, not saved_as_tensor)
+    rate = again_optimizer.param_groups[0]["lr"]
+    load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
+    assert again_optimizer.param_groups[0]["lr"] is rate  # a captured step reads this tensor
+    take_steps(again, again_optimizer, 3)
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    folder = save(tmp_path, 1, model, optimizer)
+    again, again_optimizer = make(1)
+    again_optimizer.param_groups[0].update(weight_decay=0.5, betas=(0.1, 0.2))
+    load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
+    group = again_optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.1, 0.2))
+
+
+def test_weights_by_name_leave_the_optimizer_out(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    weights = read_weights(save(tmp_path, 1, model, optimizer))
+    assert weights.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(weights[name], value)
+
+
+def test_another_run_is_refused_with_both_values(tmp_path):
+    model, optimizer = make(0)
+    folder = save(tmp_path, 1, model, optimizer)
+    with pytest.raises(ValueError, match=r"model.n_layer is 2 there and 3 here"):
+        load_checkpoint(folder, model, optimizer, {"model.n_layer": 3}, ALONE)
+
+
+def test_folder_without_a_finished_checkpoint(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+        read_weights(tmp_path)
+
+
+def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
+    model, _ = make(0)
+    folder = save_model(tmp_path, model, config={"a": 1})
+    assert folder == latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 0)
+    again, again_optimizer = make(1)
+    message = rf"holds weights and no state of an optimizer.*run.init_from={tmp_path}$"
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
+    assert read_progress(folder)[0] == Progress()
+    again.load_state_dict(read_weights(folder))
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weights_alone_do_not_replace_a_checkpoint(tmp_path):
+    model, optimizer = make(0)
+    save(tmp_path, 3, model, optimizer)
+    with pytest.raises(ValueError, match="already has step_00000003: choose another folder"):
+        save_model(tmp_path, model, config={})
+
+
+def rewrite(folder, **values):
+    """Change state.json, with sums that agree, as somebody could who wants to be believed."""
+    state = json.loads((folder / "state.json").read_text()) | values
+    (folder / "state.json").write_text(json.dumps(state))
+    resum(folder)
+
+
+def resum(folder):
+    (folder / SUMS).unlink()
+    write_sums(folder)
+
+
+def test_settings_that_are_newer_than_a_checkpoint_have_their_defaults(tmp_path):
+    folder = save(tmp_path, 1, *make(0))
+    optim = {"max_steps": 5, "lr": 0.25, "betas": [0.5, 0.75], "batch_tokens": 64}
+    rewrite(folder, config={"optim": optim})
+    assert read_optim(folder) == AdamWConfig(max_steps=5, lr=0.25, betas=[0.5, 0.75])
+    rewrite(folder, config={"optim": {"lr": 0.25}})
+    with pytest.raises(ValueError, match="damaged"):
+        read_optim(folder)
+
+
+FILES = ["state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors", SUMS]
+
+
+def load(folder):
+    return load_checkpoint(folder, *make(1), MUST_MATCH, ALONE)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["cut", "gone", "flipped"])
+def test_damage_is_named_with_the_older_one_that_is_whole(tmp_path, file, damage):
+    model, optimizer = make(0)
+    older = save(tmp_path, 2, model, optimizer)
+    folder = save(tmp_path, 3, model, optimizer)
+    path = folder / file
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    if (file, damage) == ("state.json", "gone"):
+        expected, message = FileNotFoundError, "holds no finished checkpoint"
+    else:
+        expected = ValueError
+        message = rf"^{folder} is damaged, .*{file}.* go on from {older}, .* run.resume=previous$"
+    with pytest.raises(expected, match=message):
+        load(folder)
+    assert newest_whole(tmp_path) == older
+    assert set_aside(tmp_path, older) == [folder.with_name("damaged_step_00000003")]
+    assert latest_checkpoint(tmp_path) == older
+
+
+def test_damage_where_no_older_one_is_whole(tmp_path):
+    for step in (1, 2):
+        (save(tmp_path, step, *make(0)) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"step_00000002 is damaged.*no older one is whole$"):
+        load(latest_checkpoint(tmp_path))
+    assert newest_whole(tmp_path) is None
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("change", ["lacks", "has the unknown", "must be"])
+def test_tensors_of_another_model_are_refused_though_their_sums_agree(tmp_path, file, change):
+    folder = save(tmp_path, 1, *make(0))
+    tensors = load_file(folder / file)
+    name = min(tensors)
+    if change == "lacks":
+        del tensors[name]
+    elif change == "must be":
+        tensors[name] = tensors[name].half()
+    else:
+        tensors["more"] = torch.zeros(2)
+    save_file(tensors, folder / file)
+    resum(folder)
+    with pytest.raises(ValueError, match=rf"step_00000001 is damaged.*{file}.*{change}|{change}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"progress": {"step": -1}},
+        {"progress": {"step": "3"}},
+        {"progress": {"gpu_hours": float("nan")}},
+        {"progress": {"stride": 3}},
+        {"progress": 3},
+        {"must_match": 3},
+    ],
+)
+def test_a_state_that_no_run_has(tmp_path, values):
+    folder = save(tmp_path, 1, *make(0))
+    rewrite(folder, **values)
+    with pytest.raises(ValueError, match="is damaged, .*state.json: "):
+        load(folder)
+
+
+def test_random_state_that_is_none(tmp_path):
+    folder = save(tmp_path, 1, *make(0))
+    save_file({"rank_0.cpu": torch.zeros(3)}, folder / "processes.safetensors")
+    resum(folder)
+    with pytest.raises(ValueError, match="is damaged, .*no random state that torch takes"):
+        load(folder)
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("file", [*FILES, ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("agrees", [False, True])
+def test_a_file_that_holds_code_is_not_run(tmp_path, file, agrees):
+    folder = save(tmp_path, 1, *make(0))
+    went_off = tmp_path / "went_off"
+    (folder / file).write_bytes(pickle.dumps(Bomb(went_off)))
+    if agrees and file != SUMS:
+        resum(folder)
+    if file != "__0_0.distcp":  # which nobody reads
+        with pytest.raises(ValueError, match="step_00000001 (is damaged|was saved by version 0.2)"):
+            load(folder)
+    for read in (read_weights, read_optim, lambda folder: newest_whole(folder.parent.parent)):
+        with suppress(ValueError):
+            read(folder)
+    assert not went_off.exists()
+
+
+def test_the_format_of_before_is_named(tmp_path):
+    folder = save(tmp_path, 1, *make(0))
+    (folder / ".metadata").touch()
+    with pytest.raises(ValueError, match="step_00000001 was saved by version 0.2 or older"):
+        load(folder)

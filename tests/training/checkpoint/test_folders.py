@@ -1,0 +1,55 @@
+"""Only folders that are named as a run names them count, and only those are deleted."""
+
+import pytest
+
+from tests.training.checkpoint.small import make, save
+from training.checkpoint.folders import checkpoints, clear_unfinished, latest_checkpoint
+
+THEIRS = [
+    "step_00000015_best",
+    "step_00000015.bak",
+    "step_00000015 (copy)",
+    "step_00000015.tar.gz",
+    "step_15",
+    "step_000000015",
+    "step_٠٠٠٠٠٠١٥",
+    ".unfinished_notes",
+    ".unfinished_step_00000015_best",
+]
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize("name", THEIRS)
+def test_what_others_put_there_is_neither_counted_nor_deleted(tmp_path, name, as_file):
+    model, optimizer = make(0)
+    save(tmp_path, 5, model, optimizer)
+    theirs = tmp_path / "checkpoints" / name
+    if as_file:
+        theirs.write_text("mine")
+    else:
+        theirs.mkdir()
+        (theirs / "model.safetensors").write_text("mine")
+    for step in (10, 15, 20):
+        save(tmp_path, step, model, optimizer)
+    clear_unfinished(tmp_path)
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step_00000015", "step_00000020"]
+    assert (theirs if as_file else theirs / "model.safetensors").read_text() == "mine"
+
+
+def test_a_link_counts_and_stays(tmp_path):
+    model, optimizer = make(0)
+    elsewhere = save(tmp_path / "other", 3, model, optimizer)
+    link = tmp_path / "checkpoints" / elsewhere.name
+    link.parent.mkdir()
+    link.symlink_to(elsewhere)
+    assert latest_checkpoint(tmp_path) == link
+    for step in (5, 10, 15):
+        save(tmp_path, step, model, optimizer)
+    assert link.exists() and elsewhere.exists()
+
+
+def test_newest_is_by_number(tmp_path):
+    for name in ("step_99999999", "step_100000000", "step_00000001"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert latest_checkpoint(tmp_path).name == "step_100000000"
+    assert latest_checkpoint(tmp_path / "nothing") is None

@@ -1,0 +1,159 @@
+"""Saves in the background: whole or not there, whenever the process dies or the disk is full."""
+
+import multiprocessing
+import resource
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, saver, take_steps
+from tests.training_runs import start_process
+from training.checkpoint import saver as module
+from training.checkpoint.contents import Progress, load_checkpoint, read_weights, save_model
+from training.checkpoint.folders import checkpoint_folder, checkpoints, latest_checkpoint
+
+
+def names(run):
+    return [int(folder.name.removeprefix("step_")) for folder in checkpoints(run)]
+
+
+def test_keeps_the_newest(tmp_path):
+    model, optimizer = make(0)
+    for step in (5, 10, 200):
+        save(tmp_path, step, model, optimizer)
+    assert names(tmp_path) == [10, 200]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_keeps_the_best(tmp_path):
+    model, optimizer = make(0)
+    losses = {5: 3.0, 10: 1.0, 15: None, 20: 1.0, 25: 2.0, 30: 0.5, 35: 4.0}
+    there = []
+    for step, val_loss in losses.items():
+        save(tmp_path, step, model, optimizer, keep_last=1, keep_best=True, val_loss=val_loss)
+        there.append(names(tmp_path))
+    assert there == [[5], [10], [10, 15], [10, 20], [10, 25], [30], [30, 35]]
+
+
+def test_a_damaged_one_is_not_the_best(tmp_path):
+    model, optimizer = make(0)
+    first = save(tmp_path, 5, model, optimizer, keep_last=1, keep_best=True, val_loss=1.0)
+    (first / "state.json").write_text("{")
+    save(tmp_path, 10, model, optimizer, keep_last=1, keep_best=True, val_loss=2.0)
+    assert names(tmp_path) == [10]
+
+
+def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch):
+    """The copy is made before `save` returns, and nothing else waits for the disk."""
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 2)
+    was = {name: value.clone() for name, value in model.state_dict().items()}
+    goes_on = threading.Event()
+    write = module.write_checkpoint
+
+    def slow(*arguments):
+        assert goes_on.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(module, "write_checkpoint", slow)
+    with saver(tmp_path) as saves:
+        saves.save(Progress(step=2), model, optimizer)
+        take_steps(model, optimizer, 3)
+        assert latest_checkpoint(tmp_path) is None
+        goes_on.set()
+        saves.save(Progress(step=5), model, optimizer)
+    saved = read_weights(checkpoint_folder(tmp_path, 2))
+    for name, value in was.items():
+        assert torch.equal(saved[name], value)
+    assert names(tmp_path) == [2, 5]
+
+
+@contextmanager
+def limited_files(size):
+    """Let no file of this process grow past so many bytes: it meets a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:  # before pytest writes its own report, into a file perhaps
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [200, 50_000], ids=["of the last file", "of the first"])
+def test_a_full_disk_frees_the_half_and_leaves_the_older_one(tmp_path, size):
+    model = nn.Linear(4, 4) if size == 200 else nn.Linear(500, 500)
+    optimizer = torch.optim.AdamW(model.parameters())
+    save(tmp_path, 1, model, optimizer)
+    message = r"step_00000002 could not be written, .*disk may be full \(.*older .* are whole"
+    with pytest.raises(OSError, match=message), saver(tmp_path) as saves:
+        with limited_files(size):
+            saves.save(Progress(step=2), model, optimizer)
+            time.sleep(0.1)
+            with pytest.raises(OSError, match=message):
+                saves.finish()
+        with pytest.raises(OSError, match=message):
+            saves.check()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+    save(tmp_path, 2, model, optimizer)
+    assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
+
+
+def test_a_full_disk_under_weights_alone(tmp_path):
+    with limited_files(300), pytest.raises(OSError, match="step_00000000 could not be written"):
+        save_model(tmp_path, make(0)[0], config={})
+    assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("what", ["renamed", "deleted", "replaced"])
+def test_a_folder_that_is_gone_is_noticed(tmp_path, what):
+    run = tmp_path / "run"
+    model, optimizer = make(0)
+    run.mkdir()
+    message = f"run.out_dir={run} was renamed, deleted or replaced"
+    with pytest.raises(OSError, match=message), saver(run) as saves:
+        saves.save(Progress(step=1), model, optimizer)
+        saves.finish()
+        run.rename(tmp_path / "moved")
+        if what == "replaced":
+            run.mkdir()
+        saves.save(Progress(step=2), model, optimizer)
+    assert not (run / "checkpoints").exists()
+    assert names(tmp_path / "moved") == [1]
+
+
+def save_forever(run, first, steps):
+    model, optimizer = make(0)
+    run.mkdir(exist_ok=True)
+    with saver(run) as saves:
+        for step in range(first, 10**6):
+            take_steps(model, optimizer, 1)
+            saves.save(Progress(step=step), model, optimizer)
+            if step > first:
+                steps.send(step - 1)
+
+
+def test_killed_while_saving(tmp_path):
+    """Whenever the process dies, what is found can be loaded, and is no older than was reported."""
+    run = tmp_path / "run"
+    reported = 0
+    for delay in (0.0, 0.003, 0.011, 0.017):
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = start_process(save_forever, run, reported + 1, sender)
+        sender.close()  # the other process has the only one that is left
+        for _ in range(3):
+            reported = receiver.recv()
+        time.sleep(delay)
+        process.kill()
+        process.join()
+        with suppress(EOFError):
+            while True:
+                reported = receiver.recv()
+        found = latest_checkpoint(run)
+        assert found is not None
+        progress = load_checkpoint(found, *make(1), MUST_MATCH, ALONE)
+        assert progress.step >= reported
+        reported = progress.step

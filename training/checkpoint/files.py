@@ -1,0 +1,99 @@
+"""The files of one checkpoint: tensors that hold no code, and sums that tell of any damage."""
+
+import hashlib
+import mmap
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data.files import write_atomically
+
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
+
+
+class DamageError(ValueError):
+    """What is wrong with a file of a checkpoint, which the text names."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors of the CPU that share no memory, and wait until they are on disk.
+
+    Raises:
+        OSError: The disk does not take them.
+    """
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets the owner alone read it
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, on the CPU.
+
+    Raises:
+        DamageError: It is no file of safetensors.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamageError(f"{path.name}: {error}") from error
+
+
+def write_sums(folder: Path) -> None:
+    """Keep the sha256 of every file of a folder in it."""
+    names = sorted(path.name for path in folder.iterdir())
+    lines = [f"{sha256(folder / name)}  {name}\n" for name in names]
+    write_atomically(folder / SUMS, "".join(lines).encode())
+
+
+def check_sums(folder: Path, names: Iterable[str] = ()) -> None:
+    """Compare files with the sums that `write_sums` kept: these names, or all that it kept.
+
+    Raises:
+        DamageError: A file is not as it was written, or gone.
+    """
+    sums = _read_sums(folder)
+    for name in names or sums:
+        if name not in sums:
+            raise DamageError(f"{SUMS} has no line for {name}")
+        try:
+            found = sha256(folder / name)
+        except FileNotFoundError as error:
+            raise DamageError(f"{name} is gone") from error
+        if found != sums[name]:
+            raise DamageError(f"{name} has another sha256 than {SUMS} says")
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
+            return hashlib.sha256().hexdigest()
+        # One call of hashlib: it does not keep other threads waiting, as one a block would.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return hashlib.sha256(content).hexdigest()
+
+
+def _read_sums(folder: Path) -> dict[str, str]:
+    try:
+        *lines, rest = (folder / SUMS).read_text(encoding="ascii").split("\n")
+    except FileNotFoundError as error:
+        raise DamageError(f"{SUMS} is gone") from error
+    except UnicodeDecodeError as error:
+        raise DamageError(f"{SUMS}: {error}") from error
+    sums = {}
+    for line in [*lines, *([rest] if rest else [])]:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise DamageError(f"{SUMS} has the line {line[:100]!r}")
+        sums[found[2]] = found[1]
+    return sums

@@ -1,0 +1,149 @@
+"""Saving while training goes on: a step waits for a copy of the tensors, and not for the disk."""
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from training.checkpoint.contents import (
+    MODEL,
+    OPTIMIZER,
+    PROCESSES,
+    Progress,
+    optimizer_tensors,
+    own_state,
+    val_loss_of,
+    write_checkpoint,
+)
+from training.checkpoint.folders import checkpoints, keep_only
+from training.distributed import Processes
+
+
+class CheckpointSaver:
+    """Saves the checkpoints of one run, each in the background, and deletes older ones.
+
+    The main process writes them; all processes call the same methods at the same steps.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        processes: Processes,
+        must_match: dict[str, Any],
+        config: dict[str, Any],
+        *,
+        keep_last: int,
+        keep_best: bool,
+    ) -> None:
+        """Nothing is saved yet.
+
+        `must_match` and `config` are those of `write_checkpoint`. The newest `keep_last` are kept
+        and, if `keep_best`, that with the lowest validation loss.
+        """
+        self._run, self._processes = run, processes
+        self._must_match, self._config = must_match, config
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._pending: Future[None] | None = None
+        if processes.is_main:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            self._identity = _identity(run)
+
+    def save(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Copy what a checkpoint holds and begin to write it, when the one before is written.
+
+        Raises:
+            OSError: The one before could not be written, or the folder of the run is gone: see
+                `check`.
+        """
+        own = own_state(self._processes.device)
+        gathered = self._processes.gather(own)
+        if gathered is None:  # not the main process
+            return
+        self.finish()
+        self.check()
+        tensors = {
+            MODEL: model.state_dict(),
+            OPTIMIZER: optimizer_tensors(model, optimizer),
+            PROCESSES: {f"rank_{r}.{k}": v for r, of in enumerate(gathered) for k, v in of.items()},
+        }
+        for file, of_file in tensors.items():
+            self._copy(file, of_file)
+        if self._processes.device.type == "cuda":
+            torch.cuda.synchronize(self._processes.device)
+        self._pending = self._writer.submit(self._write, progress)
+
+    def check(self) -> None:
+        """Tell of a save that failed in the background, and of a folder that is another one now.
+
+        Raises:
+            OSError: A checkpoint could not be written; or the run's folder was renamed, deleted or
+                replaced since it was locked.
+        """
+        if not self._processes.is_main:
+            return
+        if self._pending is not None and self._pending.done():
+            self._pending.result()
+        if _identity(self._run) != self._identity:
+            raise OSError(
+                f"run.out_dir={self._run} was renamed, deleted or replaced while it was trained: "
+                "nothing more is saved. Where the folder still is, "
+                "run.out_dir with its new name goes on from its newest checkpoint"
+            )
+
+    def finish(self) -> None:
+        """Wait until what was begun is written.
+
+        Raises:
+            OSError: It could not be.
+        """
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """Let what was begun be written, also where the run ends by an error."""
+        if self._pending is not None:
+            wait([self._pending])
+        if error_type is None:
+            self.finish()
+
+    def _copy(self, file: str, tensors: dict[str, Tensor]) -> None:
+        """Copy tensors into memory of our own; a GPU's are on their way when this returns."""
+        copies = self._copies.setdefault(file, {})
+        for name, tensor in tensors.items():
+            copy = copies.get(name)
+            if copy is None or copy.shape != tensor.shape:
+                copies[name] = torch.empty_like(
+                    tensor,
+                    device="cpu",
+                    pin_memory=tensor.is_cuda,
+                    memory_format=torch.contiguous_format,
+                )
+            copies[name].copy_(tensor, non_blocking=True)
+
+    def _write(self, progress: Progress) -> None:
+        write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
+        there = checkpoints(self._run)
+        kept = there[-self._keep_last :]
+        if self._keep_best:
+            scored = [
+                (loss, folder) for folder in there if (loss := val_loss_of(folder)) is not None
+            ]
+            kept += [folder for _, folder in sorted(scored)[:1]]
+        keep_only(self._run, kept)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from any other that comes to have its name; None where there is none."""
+    try:
+        found = os.stat(folder)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
