@@ -51,17 +51,19 @@ from training.checkpoint.contents import (
     read_task,
     set_aside,
 )
-from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.folders import checkpoints, latest_checkpoint, step_of
 from training.checkpoint.saver import CheckpointSaver
 from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
 from training.environment import note_start
+from training.finite_steps import FiniteSteps, Window
 from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, schedule_change, set_learning_rate
 from training.run_lock import only_run
+from training.spikes import HIGH, Spikes
 from training.stopwatch import Stopwatch
 from training.tasks import RunConfiguration
 
@@ -74,6 +76,8 @@ class Task(Protocol):
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    finite: FiniteSteps
+    """How it takes steps with the optimizer."""
     must_match: dict[str, Any]
     """Settings that a run shares with the checkpoint that it goes on from."""
     n_shapes: int
@@ -111,12 +115,12 @@ class Task(Protocol):
         """Gradients, clipping and the optimizer; returns tokens or examples of all processes."""
         ...
 
-    def losses(self) -> dict[str, float]:
-        """Means over the steps since the last call and over all processes: loss, grad_norm, ..."""
+    def losses(self) -> Window:
+        """What the steps since the last call gave."""
         ...
 
-    def speed(self, losses: dict[str, float], per_s: float | None) -> Record:
-        """Losses and speed as a line, and what the speed amounts to."""
+    def speed(self, means: dict[str, float | None], per_s: float | None) -> Record:
+        """Means over steps and speed as a line, and what the speed amounts to."""
         ...
 
     def validate(self, step: int) -> Record:
@@ -147,7 +151,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 
     Raises:
         ValueError, FileNotFoundError: data, checkpoint and configuration do not fit together.
-        FloatingPointError: the loss is no longer finite.
+        FloatingPointError: run.max_skipped steps in a row, or a validation, were not finite.
     """
     run_dir = Path(config.run.out_dir)
     device, optim = processes.device, config.optim
@@ -172,7 +176,12 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 f"task={config.task}: choose another folder"
             )
         progress = load_checkpoint(
-            checkpoint, task.model, task.optimizer, task.must_match, processes
+            checkpoint,
+            task.model,
+            task.optimizer,
+            task.must_match,
+            processes,
+            task.finite.kept,
         )
     elif config.run.init_from is not None:
         source = Path(config.run.init_from)
@@ -210,6 +219,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         elif origin is not None:
             log.say(f"starting with the weights of {origin}")
 
+        spikes = Spikes(log.losses())
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         validated: Record | None = None
         while True:
@@ -220,10 +230,11 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                     validated = task.validate(step)
                 val_loss = validated.values["val_loss"]
                 if not math.isfinite(val_loss):
+                    saver.finish()
                     raise FloatingPointError(
                         f"the validation loss is {val_loss} at step {step}: "
-                        "lower optim.lr or raise optim.warmup_steps; checkpoints in "
-                        f"{run_dir} are from before"
+                        "lower optim.lr or raise optim.warmup_steps; "
+                        f"{last_good(run_dir, step)}"
                     )
                 if not last:
                     record(log, task, step, validated, gpu_hours=watch.gpu_hours)
@@ -237,7 +248,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                         gpu_hours=watch.gpu_hours,
                         val_loss=val_loss,
                     )
-                    saver.save(now, task.model, task.optimizer)
+                    saver.save(now, task.model, task.optimizer, task.finite.kept)
             if last:
                 assert validated is not None
                 saver.finish()
@@ -255,18 +266,21 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 
             # reading the loss is the only time that the host waits for the GPU
             if step % config.run.log_every == 0 or step == optim.max_steps:
-                losses = task.losses()
-                loss, grad_norm = losses["loss"], losses["grad_norm"]
-                if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                    raise FloatingPointError(
-                        f"the training loss is {loss} and the norm of its gradient {grad_norm} "
-                        f"at step {step}: lower optim.lr or raise optim.warmup_steps; checkpoints "
-                        f"in {run_dir} are from before"
-                    )
+                window = task.losses()
                 saver.check()
                 with watch.paused():
-                    spent = task.speed(losses, watch.tokens_per_s())
-                    record(log, task, step, spent, lr=lr, **losses, gpu_hours=watch.gpu_hours)
+                    spent = task.speed(window.means, watch.tokens_per_s())
+                    seen = window.means | {"lr": lr, "grad_norm": window.grad_norm}
+                    seen |= remarkable(log, task, step, window, spikes)
+                    record(log, task, step, spent, **seen, gpu_hours=watch.gpu_hours)
+                if window.in_a_row >= config.run.max_skipped:
+                    saver.finish()
+                    raise FloatingPointError(
+                        f"the last {window.in_a_row} steps up to {step} were skipped, as their "
+                        f"loss or gradient is not finite (run.max_skipped={config.run.max_skipped})"
+                        ": lower optim.lr, raise optim.warmup_steps, or look at these samples; "
+                        f"{last_good(run_dir, step - window.in_a_row)}"
+                    )
 
 
 def checkpoint_to_go_on_from(
@@ -316,6 +330,35 @@ def ways_to_run(
     return fast, parallel
 
 
+def remarkable(
+    log: RunLog, task: Task, step: int, window: Window, spikes: Spikes
+) -> dict[str, Any]:
+    """Say which steps were skipped, and whether the loss stands out; returns it for the record."""
+    values: dict[str, Any] = {}
+    if window.n_skipped:
+        samples = [[task.samples(n), task.samples(n + 1) - 1] for n in window.skipped]
+        values = {"skipped": window.n_skipped, "skipped_samples": samples}
+        log.say(
+            f"skipped {window.n_skipped} of the steps up to {step}, as the loss or gradient is not "
+            "finite: "
+            f"samples {', '.join(f'{first} to {last}' for first, last in samples)}"
+            + (" and more" if window.n_skipped > len(samples) else "")
+        )
+    loss = window.means["loss"]
+    z_score = None if loss is None else spikes.z_score(loss)
+    if z_score is not None and z_score >= HIGH:
+        values["loss_z"] = z_score
+        log.say(f"loss spike: {loss:.4f} at step {step}, robust z-score {z_score:.1f}")
+    return values
+
+
+def last_good(run: Path, first_skipped: int) -> str:
+    """Which checkpoint is the last from which a step was taken before the first skipped one."""
+    good = [folder for folder in checkpoints(run) if (step_of(folder) or 0) < first_skipped]
+    newest = f"{good[-1]} is the newest" if good else "there is no checkpoint"
+    return f"{newest} with a good step after it"
+
+
 def what_goes_on(config: RunConfiguration) -> str:
     """What the same command does after this run was stopped."""
     checkpoint = latest_checkpoint(Path(config.run.out_dir))
@@ -328,7 +371,7 @@ def what_goes_on(config: RunConfiguration) -> str:
     return f"the same command{auto} goes on from {checkpoint}"
 
 
-def record(log: RunLog, task: Task, step: int, what: Record, **values: float) -> None:
+def record(log: RunLog, task: Task, step: int, what: Record, **values: Any) -> None:
     """One line of metrics.jsonl, and one on the console."""
     log.record(what.text, step=step, **task.counts(step), **values, **what.values)
 

@@ -1,9 +1,12 @@
 """What a run loses when something goes wrong: nothing that it does not say."""
 
 import re
+import shutil
 
 import pytest
 
+from data.text.batches import TrainBatches
+from model.gpt import GPT
 from tests.training_runs import in_two_processes, losses
 from training.checkpoint.folders import checkpoints
 from training.language.task import LanguageTask
@@ -82,3 +85,66 @@ def test_what_killed_processes_left_is_cleared(run):
     mine.touch()
     run()
     assert [path.exists() for path in (*left, mine)] == [False, False, True]
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """Let the loss of the micro-batches be NaN that hold one of these training samples."""
+    batch, forward, numbers = TrainBatches.batch, GPT.forward, set()
+
+    def spoil(*samples):
+        numbers.update(samples)
+
+    def noted(self, first, size):
+        spoilt["now"] = bool(numbers & {*range(first, first + size)})
+        return batch(self, first, size)
+
+    def maybe(self, *args, **options):
+        loss = forward(self, *args, **options)
+        return loss * float("nan") if self.training and spoilt["now"] else loss
+
+    spoilt = {"now": False}
+    monkeypatch.setattr(TrainBatches, "batch", noted)
+    monkeypatch.setattr(GPT, "forward", maybe)
+    return spoil
+
+
+def test_a_step_with_a_bad_sample_is_skipped_and_the_sample_named(run, spoil, capsys):
+    spoil(17, 43)  # of steps 3 and 6, each of 8 samples
+    run("run.log_every=2")
+    records = {r["step"]: r for r in read_metrics(run.out_dir) if "lr" in r}
+    assert [r.get("skipped_samples") for r in records.values()] == [
+        None,
+        [[16, 23]],
+        [[40, 47]],
+        None,
+    ]
+    assert all(r["loss"] > 0 for r in records.values())
+    said = "skipped 1 of the steps up to 4, as the loss or gradient is not finite: samples 16 to 23"
+    assert said in capsys.readouterr().out
+
+
+def test_a_row_of_bad_samples_ends_the_run(run, spoil):
+    spoil(41, 49, 57)
+    message = (
+        "the last 3 steps up to 8 were skipped, .*max_skipped=3.*step_00000004 is the newest with"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        run("run.max_skipped=3")
+    assert [r["step"] for r in read_metrics(run.out_dir) if "loss" in r] == [1, 2, 3, 4, 5]
+    assert "NaN" not in (run.out_dir / "metrics.jsonl").read_text()
+
+
+def test_what_was_added_up_since_the_last_record_is_saved(run, spoil, tmp_path):
+    """A checkpoint in the middle of two records changes none of them."""
+    spoil(17, 43)
+    options = ("run.log_every=3", "run.save_every=5", "run.keep_last=9")
+    run(*options, f"run.out_dir={tmp_path / 'whole'}")
+    run(*options)
+    shutil.rmtree(checkpoints(run.out_dir)[-1])
+    run(*options)
+    told = [
+        [{k: v for k, v in r.items() if k in ("step", "loss", "skipped_samples")} for r in of]
+        for of in (read_metrics(tmp_path / "whole"), read_metrics(run.out_dir))
+    ]
+    assert told[0] == told[1]

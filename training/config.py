@@ -37,8 +37,10 @@ class RunConfig:
     """Optimizer steps between passes over the whole validation set; there is always one at the
     end."""
     save_every: int = 1000
-    """Optimizer steps between checkpoints, a multiple of log_every; there is always one at the
-    end."""
+    """Optimizer steps between checkpoints; there is always one at the end."""
+    max_skipped: int = 10
+    """Optimizer steps in a row that may be skipped, as their loss or gradient is not finite; the
+    run ends with an error when log_every tells of so many."""
     keep_last: int = 2
     """How many checkpoints to keep, the newest ones."""
     keep_best: bool = True
@@ -61,12 +63,7 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
         check_positive(self, "run", "log_every", "eval_every", "save_every", "keep_last")
-        if self.save_every % self.log_every != 0:
-            raise ValueError(
-                f"run.save_every={self.save_every} must be a multiple of run.log_every="
-                f"{self.log_every}: a run that goes on from a checkpoint would otherwise average "
-                "its first loss over fewer steps, and what is saved would not have been checked"
-            )
+        check_positive(self, "run", "max_skipped")
 
 
 @dataclass(frozen=True, kw_only=True)

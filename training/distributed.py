@@ -46,6 +46,12 @@ class Processes:
             dist.all_reduce(values)
         return values
 
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of `values` over all processes; in place, and a no-op for one process."""
+        if self.world_size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values
+
     def agree(self, value: T) -> T:
         """The main process's `value`, on every process; any object that can be pickled."""
         if self.world_size == 1:

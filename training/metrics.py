@@ -27,12 +27,18 @@ class Record(NamedTuple):
     """As metrics.jsonl keeps it: numbers, None where one is not known."""
 
 
+def loss_text(loss: float | None) -> str:
+    """A training loss as the console has it; None where all steps were skipped."""
+    return "loss unknown" if loss is None else f"loss {loss:.4f}"
+
+
 class RunLog:
     """Writes the records of a run; on all processes but the main one it does nothing."""
 
     def __init__(self, config: RunConfiguration, *, start_step: int, is_main: bool) -> None:
         """Open metrics.jsonl, dropping records that this run will write again."""
         self.is_main = is_main
+        self._losses: list[float] = []
         if not is_main:
             return
         run, self._max_steps = Path(config.run.out_dir), config.optim.max_steps
@@ -43,8 +49,10 @@ class RunLog:
             evaluated_here = record["step"] == start_step and "val_loss" in record
             return record["step"] > start_step or (finished and evaluated_here)
 
-        kept = [json.dumps(r) + "\n" for r in read_metrics(run) if not comes_again(r)]
-        write_atomically(run / METRICS, "".join(kept).encode())
+        kept = [r for r in read_metrics(run) if not comes_again(r)]
+        self._losses = [r["loss"] for r in kept if "loss" in r]
+        lines = "".join(json.dumps(r) + "\n" for r in kept)
+        write_atomically(run / METRICS, lines.encode())
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._console = Console(file=sys.stdout)
         self._bar = Progress(
@@ -68,12 +76,12 @@ class RunLog:
         if self.is_main:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def record(self, text: str, **values: float | int | None) -> None:
+    def record(self, text: str, **values: Any) -> None:
         """Keep one record, which has a "step", and show it on the console as `text`."""
         if not self.is_main:
             return
         known = {name: value for name, value in values.items() if value is not None}
-        self._file.write(json.dumps(known) + "\n")
+        self._file.write(json.dumps(known, allow_nan=False) + "\n")
         self._file.flush()
         if self._wandb is not None:
             self._wandb.log(known)
@@ -84,6 +92,10 @@ class RunLog:
             left = self._bar.tasks[self._task].time_remaining
             until_end = "" if evaluated or left is None else f"  {timedelta(seconds=left)} left"
             self.say(f"step {known['step']}/{self._max_steps}  {text}{until_end}")
+
+    def losses(self) -> list[float]:
+        """Training losses of the records that are kept, oldest first."""
+        return self._losses
 
     def sync(self) -> None:
         """Wait until all records are on disk."""

@@ -56,6 +56,8 @@ from experiments.lra.tasks import ATTENTIONS
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.step import ClassifierStep
+from training.distributed import Processes
+from training.finite_steps import FiniteSteps
 from training.graphs import GraphedStep
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
@@ -78,8 +80,12 @@ class Contender:
         if config.run.compile:
             fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
         self._autocast = partial(autocast, config.run.dtype, device)
+        alone = Processes(rank=0, world_size=1, device=device)
         self._learn = ClassifierStep(
-            fast, self._optimizer, self._autocast, device, grad_clip=config.optim.grad_clip
+            fast,
+            FiniteSteps(self._optimizer, alone, ["loss", "accuracy"]),
+            self._autocast,
+            grad_clip=config.optim.grad_clip,
         )
         self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]
         self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -141,10 +142,12 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     must_match: dict[str, Any],
     processes: Processes,
+    kept: Tensors = MappingProxyType({}),
 ) -> Progress:
-    """Put model, optimizer and random state back as they were saved.
+    """Put model, optimizer, random state and the tensors `kept` back as they were saved.
 
-    A process whose rank the saving run did not have keeps the random state it has.
+    A process whose rank the saving run did not have keeps the random state it has. Of another
+    number of processes, each takes the mean of what they kept.
 
     Raises:
         ValueError: The checkpoint is damaged, was made by a run that differs in `must_match`, or
@@ -168,7 +171,7 @@ def load_checkpoint(
         check_same_tensors(MODEL, weights, model.state_dict())
         model.load_state_dict(weights)
         _load_optimizer(model, optimizer, read_tensors(folder / OPTIMIZER))
-        _set_own_state(read_tensors(folder / PROCESSES), processes)
+        _set_own_state(read_tensors(folder / PROCESSES), processes, kept)
     return progress
 
 
@@ -265,12 +268,12 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def own_state(device: torch.device) -> dict[str, Tensor]:
-    """The random state of a process, on the CPU."""
-    state = {"cpu": torch.get_rng_state()}
+def own_state(device: torch.device, kept: Tensors = MappingProxyType({})) -> dict[str, Tensor]:
+    """The random state of a process and what else it kept, on the CPU."""
+    state = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+        state["random.cuda"] = torch.cuda.get_rng_state(device)
+    return state | {f"kept.{name}": value.cpu() for name, value in kept.items()}
 
 
 def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Tensors) -> None:
@@ -287,16 +290,25 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: T
         group.update(values)
 
 
-def _set_own_state(saved: Tensors, processes: Processes) -> None:
-    prefix = f"rank_{processes.rank}."
-    own = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+def _set_own_state(saved: Tensors, processes: Processes, kept: Tensors) -> None:
+    ranks: dict[str, dict[str, Tensor]] = {}
+    for name, value in saved.items():
+        rank, _, what = name.partition(".")
+        ranks.setdefault(rank, {})[what] = value
+    own = ranks.get(f"rank_{processes.rank}", {})
     try:
-        if "cpu" in own:
-            torch.set_rng_state(own["cpu"])
-        if "cuda" in own and processes.device.type == "cuda":
-            torch.cuda.set_rng_state(own["cuda"], processes.device)
+        if "random.cpu" in own:
+            torch.set_rng_state(own["random.cpu"])
+        if "random.cuda" in own and processes.device.type == "cuda":
+            torch.cuda.set_rng_state(own["random.cuda"], processes.device)
     except (RuntimeError, TypeError) as error:
         raise DamageError(f"{PROCESSES} has no random state that torch takes: {error}") from error
+    sources = [own] if len(ranks) == processes.world_size else [*ranks.values()]
+    for name, here in kept.items():
+        found = [source[f"kept.{name}"] for source in sources if f"kept.{name}" in source]
+        if len(found) != len(sources) or any(there.shape != here.shape for there in found):
+            raise DamageError(f"{PROCESSES} lacks {name}")
+        here.copy_(torch.stack(found).double().mean(0))
 
 
 def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:

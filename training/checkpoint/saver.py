@@ -1,8 +1,10 @@
 """Saving while training goes on: a step waits for a copy of the tensors, and not for the disk."""
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -52,14 +54,22 @@ class CheckpointSaver:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._identity = _identity(run)
 
-    def save(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self,
+        progress: Progress,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        kept: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
         """Copy what a checkpoint holds and begin to write it, when the one before is written.
+
+        `kept` are tensors of this process alone that `load_checkpoint` is to fill again.
 
         Raises:
             OSError: The one before could not be written, or the folder of the run is gone: see
                 `check`.
         """
-        own = own_state(self._processes.device)
+        own = own_state(self._processes.device, kept)
         gathered = self._processes.gather(own)
         if gathered is None:  # not the main process
             return

@@ -27,8 +27,9 @@ from training.classification.scoring import (
 )
 from training.classification.step import ClassifierStep
 from training.distributed import Processes
+from training.finite_steps import FiniteSteps, Window
 from training.graphs import GraphedStep
-from training.metrics import Record
+from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
 
@@ -63,13 +64,13 @@ class ClassificationTask:
         self._ask = make_ask(config.objective, config.hidden_share)
         self._captured = device.type == "cuda" and processes.world_size == 1
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
+        self.finite = FiniteSteps(self.optimizer, processes, ["loss", "accuracy"])
         self.must_match = start.must_match(config)
         # those of each phase, of the task itself and of scoring
         self.n_shapes = len(config.data.phases) + 2
         self._activations = partial(autocast, config.run.dtype, device)
         self._best: tuple[int, float] | None = None
         self._lesson = -1
-        self._loss_steps = 0
 
     def take_weights(self, run: Path) -> str:
         start.load_first_weights(run, self.model)
@@ -88,9 +89,8 @@ class ClassificationTask:
         self._fast = fast
         self._learn = ClassifierStep(
             parallel,
-            self.optimizer,
+            self.finite,
             self._activations,
-            self._processes.device,
             grad_clip=self._config.optim.grad_clip,
             ask=self._ask,
         )
@@ -129,19 +129,15 @@ class ClassificationTask:
             device = self._processes.device
             self._take_step = GraphedStep(learn, self.optimizer, device, capture=self._captured)
         self._take_step(*self._curriculum.draw(step))
-        self._loss_steps += 1
         return lesson.batch_size
 
-    def losses(self) -> dict[str, float]:
+    def losses(self) -> Window:
         self._curriculum.check()
-        means = self._processes.sum(self._learn.means(self._loss_steps))
-        loss, accuracy = (means / self._processes.world_size).tolist()
-        self._learn.forget()
-        self._loss_steps = 0
-        return {"loss": loss, "accuracy": accuracy, "grad_norm": self._learn.grad_norm.item()}
+        return self.finite.read()
 
-    def speed(self, losses: dict[str, float], per_s: float | None) -> Record:
-        text = f"loss {losses['loss']:.4f}  accuracy {losses['accuracy']:.1%}"
+    def speed(self, means: dict[str, float | None], per_s: float | None) -> Record:
+        text, accuracy = loss_text(means["loss"]), means["accuracy"]
+        text += "" if accuracy is None else f"  accuracy {accuracy:.1%}"
         text += f"  {per_s:,.0f} examples/s" if per_s else ""
         values = {
             "examples_per_s": per_s,

@@ -18,9 +18,10 @@ from data.text.shards import TOKENIZER, TokenStream
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
+from training.finite_steps import FiniteSteps, Window
 from training.language import start
 from training.language.config import TrainConfig
-from training.metrics import Record
+from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
 
@@ -59,9 +60,7 @@ class LanguageTask:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.must_match = start.must_match(config, self._stream)
         self._activations = partial(autocast, config.run.dtype, processes.device)
-        self._loss_sum = torch.zeros((), device=processes.device)
-        self._loss_steps = 0
-        self._grad_norm = torch.zeros((), device=processes.device)
+        self.finite = FiniteSteps(self.optimizer, processes, ["loss"])
 
     def take_weights(self, run: Path) -> str:
         return start.load_first_weights(run, self.model, self._stream, self._processes)
@@ -100,6 +99,7 @@ class LanguageTask:
     def step(self, step: int) -> int:
         """Gradients of all micro-batches add up, and are exchanged with the last."""
         optim = self._config.optim
+        total = torch.zeros((), device=self._processes.device)
         for micro_step in range(self._n_micro_batches):
             first = first_sample(
                 step=step,
@@ -117,24 +117,18 @@ class LanguageTask:
             with self._activations():
                 loss = self._parallel(tokens, targets, doc_start=doc_start)
             (loss / self._n_micro_batches).backward()
-            self._loss_sum += loss.detach() / self._n_micro_batches
-        parameters = self.model.parameters()
-        self._grad_norm = nn.utils.clip_grad_norm_(parameters, optim.grad_clip or math.inf)
-        self.optimizer.step()
+            total += loss.detach() / self._n_micro_batches
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), optim.grad_clip or math.inf)
+        self.finite(norm, total)
         self.optimizer.zero_grad(set_to_none=True)
-        self._loss_steps += 1
         return optim.batch_tokens
 
-    def losses(self) -> dict[str, float]:
-        total = self._processes.sum(self._loss_sum).item()
-        mean = total / (self._processes.world_size * self._loss_steps)
-        self._loss_sum.zero_()
-        self._loss_steps = 0
-        return {"loss": mean, "grad_norm": self._grad_norm.item()}
+    def losses(self) -> Window:
+        return self.finite.read()
 
-    def speed(self, losses: dict[str, float], per_s: float | None) -> Record:
+    def speed(self, means: dict[str, float | None], per_s: float | None) -> Record:
         """Tokens a second of the whole run, their share of a GPU's FLOPs, memory of this GPU."""
-        text, utilisation = f"loss {losses['loss']:.4f}", None
+        text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
             text += "  (the first step compiles: not timed)"
         else:
@@ -159,9 +153,10 @@ class LanguageTask:
 
     def validate(self, step: int) -> Record:
         loss, n_tokens = evaluate(self._fast, self._validation, self._processes, self._activations)
-        perplexity = math.inf if loss > 709 else math.exp(loss)  # NaN stays NaN
+        perplexity = math.exp(loss) if loss < 709 else None  # which is no number
+        text = "too large" if perplexity is None else f"{perplexity:.2f}"
         return Record(
-            f"val loss {loss:.4f}  perplexity {perplexity:.2f}  ({n_tokens:,} tokens)",
+            f"val loss {loss:.4f}  perplexity {text}  ({n_tokens:,} tokens)",
             {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens},
         )
 

@@ -99,14 +99,14 @@ def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
 
 def test_a_stopped_run_goes_on(reproduce, tmp_path, monkeypatch):
     options = ["--tasks", "image", "--attentions", "dense", "--seeds", "1"]
-    save = train.save_checkpoint
+    save = train.CheckpointSaver.save
 
     def stop(*args, **keywords):
         save(*args, **keywords)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "save_checkpoint", stop)
+        patch.setattr(train.CheckpointSaver, "save", stop)
         with pytest.raises(ValueError, match="no finished run"):
             reproduce(*options)
     folder = tmp_path / "out" / "image_dense_seed1"

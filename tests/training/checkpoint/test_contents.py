@@ -219,7 +219,7 @@ def test_a_state_that_no_run_has(tmp_path, values):
 
 def test_random_state_that_is_none(tmp_path):
     folder = save(tmp_path, 1, *make(0))
-    save_file({"rank_0.cpu": torch.zeros(3)}, folder / "processes.safetensors")
+    save_file({"rank_0.random.cpu": torch.zeros(3)}, folder / "processes.safetensors")
     resum(folder)
     with pytest.raises(ValueError, match="is damaged, .*no random state that torch takes"):
         load(folder)

@@ -10,6 +10,14 @@ from torch.nn import functional as F
 
 from training.classification.objectives import ask_following, ask_hidden
 from training.classification.step import ClassifierStep
+from training.distributed import Processes
+from training.finite_steps import FiniteSteps
+
+
+def finite_steps(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+    return FiniteSteps(optimizer, alone, ["loss", "accuracy"])
 
 
 class Linear(nn.Module):
@@ -25,8 +33,9 @@ class Linear(nn.Module):
 @pytest.mark.parametrize("grad_clip", [0.0, 0.05])
 def test_steps_are_those_written_out(grad_clip: float) -> None:
     model, other = Linear(), Linear()
-    optimizer, others = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, other))
-    step = ClassifierStep(model, optimizer, nullcontext, torch.device("cpu"), grad_clip=grad_clip)
+    others = torch.optim.SGD(other.parameters(), lr=0.5)
+    finite = finite_steps(model)
+    step = ClassifierStep(model, finite, nullcontext, grad_clip=grad_clip)
     losses, right = [], []
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -38,7 +47,6 @@ def test_steps_are_those_written_out(grad_clip: float) -> None:
         loss = F.cross_entropy(logits, labels)
         loss.backward()
         norm = torch.cat([p.grad.flatten() for p in other.parameters()]).norm()
-        torch.testing.assert_close(step.grad_norm, norm)
         if grad_clip:
             for parameter in other.parameters():
                 parameter.grad *= min(1.0, grad_clip / norm)
@@ -47,10 +55,9 @@ def test_steps_are_those_written_out(grad_clip: float) -> None:
         right.append((logits.argmax(1) == labels).float().mean().item())
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
-    expected = torch.tensor([sum(losses) / 3, sum(right) / 3])
-    torch.testing.assert_close(step.means(3), expected)
-    step.forget()
-    assert step.means(1).tolist() == [0, 0]
+    window = finite.read()
+    assert window.means == pytest.approx({"loss": sum(losses) / 3, "accuracy": sum(right) / 3})
+    assert window.grad_norm == pytest.approx(norm.item())
 
 
 class Bigrams(nn.Module):
@@ -70,10 +77,8 @@ class Bigrams(nn.Module):
 def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
     """Of all tokens of the batch that are, whatever the lengths of their rows."""
     model, other = Bigrams(), Bigrams()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step = ClassifierStep(
-        model, optimizer, nullcontext, torch.device("cpu"), grad_clip=0.0, ask=ask
-    )
+    finite = finite_steps(model)
+    step = ClassifierStep(model, finite, nullcontext, grad_clip=0.0, ask=ask)
     tokens = torch.randint(0, 5, (3, 8))
     lengths = torch.tensor([1, 4, 8], dtype=torch.int32)
     batch = tokens, lengths, None, torch.zeros(3, dtype=torch.int64)
@@ -86,16 +91,15 @@ def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
     loss = F.cross_entropy(logits[counted], answers[counted])
     loss.backward()
     right = (logits.argmax(-1) == answers)[counted].float().mean()
-    torch.testing.assert_close(step.means(1), torch.stack((loss.detach(), right)))
+    expected = {"loss": loss.item(), "accuracy": right.item()}
+    assert finite.read().means == pytest.approx(expected)
     torch.testing.assert_close(model.table, other.table - 0.5 * other.table.grad)
 
 
 def test_a_batch_in_which_nothing_is_asked_for_changes_nothing() -> None:
     model, before = Bigrams(), Bigrams().table
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step = ClassifierStep(
-        model, optimizer, nullcontext, torch.device("cpu"), grad_clip=0.0, ask=ask_following
-    )
+    finite = finite_steps(model)
+    step = ClassifierStep(model, finite, nullcontext, grad_clip=0.0, ask=ask_following)
     step((torch.zeros(3, 8).long(), torch.ones(3, dtype=torch.int32), None, torch.zeros(3)))
-    assert step.means(1).tolist() == [0, 0]
+    assert finite.read().means == {"loss": 0, "accuracy": 0}
     assert torch.equal(model.table, before)

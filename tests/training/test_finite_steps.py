@@ -1,0 +1,123 @@
+"""A step that is not finite changes nothing, on any process, and is known by its number."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training_runs import call_on_two_processes
+from training.config import AdamWConfig
+from training.distributed import Processes, start_processes
+from training.finite_steps import FiniteSteps, Window
+from training.graphs import GraphedStep
+from training.optim import make_optimizer
+
+ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+NAN, INF = math.nan, math.inf
+
+
+def make(device="cpu", *, capturable=False):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(device)
+    optimizer = make_optimizer(model, AdamWConfig(max_steps=9), capturable=capturable)
+    return model, optimizer
+
+
+def gradients(model, fill=1.0):
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, fill)
+
+
+@pytest.mark.parametrize(
+    ("grad_norm", "values"),
+    [(NAN, (1.0, 0.5)), (INF, (1.0, 0.5)), (1.0, (NAN, 0.5)), (1.0, (1.0, -INF))],
+)
+def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(grad_norm, values):
+    model, optimizer = make()
+    other, others = make()
+    finite = FiniteSteps(optimizer, ALONE, ["loss", "accuracy"])
+    for step in range(5):
+        if step in (0, 3):  # before there is any state of the optimizer, and after
+            gradients(model, math.nan)
+            finite(torch.tensor(grad_norm), *map(torch.tensor, values))
+        else:
+            for m in (model, other):
+                gradients(m, step)
+            finite(torch.tensor(float(step)), torch.tensor(float(step)), torch.tensor(1.0))
+            others.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        for what, value in others.state[b].items():
+            assert torch.equal(optimizer.state[a][what], value)
+    means = {"loss": pytest.approx(7 / 3), "accuracy": 1.0}
+    assert finite.read() == Window(
+        means=means, grad_norm=4.0, n_skipped=2, skipped=[0, 3], in_a_row=0
+    )
+
+
+def test_a_row_of_skipped_steps_is_counted_over_readings():
+    model, optimizer = make()
+    finite = FiniteSteps(optimizer, ALONE, ["loss"])
+    gradients(model)
+    read = []
+    for loss in (1.0, NAN, NAN, NAN, 2.0, NAN):
+        finite(torch.tensor(1.0), torch.tensor(loss))
+        window = finite.read()
+        read.append((window.means["loss"], window.skipped, window.in_a_row))
+    assert read == [
+        (1.0, [], 0), (None, [1], 1), (None, [2], 2), (None, [3], 3), (2.0, [], 0), (None, [5], 1),
+    ]  # fmt: skip
+
+
+def test_of_many_skipped_steps_the_first_are_named():
+    model, optimizer = make()
+    finite = FiniteSteps(optimizer, ALONE, ["loss"])
+    gradients(model)
+    for _ in range(20):
+        finite(torch.tensor(NAN), torch.tensor(1.0))
+    window = finite.read()
+    assert (window.n_skipped, window.in_a_row, window.grad_norm) == (20, 20, None)
+    assert window.skipped[:15] == [*range(15)] and len(window.skipped) == 16
+
+
+def one_is_bad():
+    with start_processes("cpu") as processes:
+        model, optimizer = make()
+        before = [p.clone() for p in model.parameters()]
+        finite = FiniteSteps(optimizer, processes, ["loss"])
+        gradients(model)
+        finite(torch.tensor(1.0), torch.tensor(NAN if processes.rank else 1.0))
+        assert all(map(torch.equal, before, model.parameters()))
+        finite(torch.tensor(1.0), torch.tensor(2.0 + processes.rank))
+        window = finite.read()
+        assert (window.means, window.skipped) == ({"loss": 2.5}, [0])
+
+
+@pytest.mark.distributed
+def test_all_processes_skip_what_one_cannot_take(tmp_path):
+    assert [status for status, _ in call_on_two_processes(tmp_path, one_is_bad)] == [0, 0]
+
+
+@pytest.mark.gpu
+def test_a_captured_step_skips_too():
+    device = torch.device("cuda")
+    model, optimizer = make(device, capturable=True)
+    alone = Processes(rank=0, world_size=1, device=device)
+    finite = FiniteSteps(optimizer, alone, ["loss"])
+
+    def learn(x):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        finite(nn.utils.clip_grad_norm_(model.parameters(), 1.0), loss)
+
+    step = GraphedStep(learn, optimizer, device)
+    bad = (1, 5, 6)
+    for number in range(8):
+        before = [p.clone() for p in model.parameters()]
+        step(torch.full((4, 3), NAN if number in bad else 1.0))
+        same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+        assert all(same) == (number in bad)
+    window = finite.read()
+    assert (window.skipped, window.in_a_row) == ([1, 5, 6], 0)

@@ -1,0 +1,109 @@
+"""Steps that are taken only if all in them is finite, decided on the device: nothing waits for it.
+
+One bad batch, or one overflow in bfloat16, would otherwise put NaN into every weight for good.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.distributed import Processes
+
+_NAMED = 16
+"""Skipped steps that are known by number; of more, between two readings, only how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What the steps since the last reading gave."""
+
+    means: dict[str, float | None]
+    """Over the steps that were taken, and over all processes; None where none was."""
+    grad_norm: float | None
+    """Of the last step, before clipping; None if it is not finite."""
+    n_skipped: int
+    """Steps that were skipped."""
+    skipped: list[int]
+    """Their numbers, from 0 for the first step of the run; the first 16 of them."""
+    in_a_row: int
+    """Steps that were skipped without one that was taken since."""
+
+
+class FiniteSteps:
+    """An optimizer that skips steps with a loss or gradient that is not finite, and counts them.
+
+    Attributes:
+        optimizer: a fused AdamW: its kernels look at a tensor whether to change anything.
+        kept: what a run that goes on in the middle of a window must have again, all on the device.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, processes: Processes, names: Sequence[str]
+    ) -> None:
+        """`names` are of the values that each step has beside its gradient, the loss first."""
+        self.optimizer, self._processes, self._names = optimizer, processes, tuple(names)
+        device = processes.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        # What a CUDA graph writes to must be there before, and stay.
+        self._sums = zeros(len(names), dtype=torch.float32)
+        self._step, self._taken, self._skipped, self._in_a_row = (zeros() for _ in range(4))
+        self._numbers = zeros(_NAMED)
+        self._grad_norm = zeros(dtype=torch.float32)
+        self.kept = {
+            "sums": self._sums,
+            "step": self._step,
+            "taken": self._taken,
+            "skipped": self._skipped,
+            "in_a_row": self._in_a_row,
+            "numbers": self._numbers,
+        }
+
+    def __call__(self, grad_norm: Tensor, *values: Tensor) -> None:
+        """Take the step, or skip it on all processes if a number of one of them is not finite.
+
+        Args:
+            grad_norm: (), of the gradients that the optimizer is to use.
+            values: () each, of this process's batch, in the order of their names.
+        """
+        here = torch.stack([value.detach().float() for value in values])
+        finite = torch.isfinite(here).all() & torch.isfinite(grad_norm)
+        skip = self._processes.max((~finite).float())
+        self.optimizer.found_inf = skip  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.step()
+        is_skipped = skip > 0
+        self._sums += torch.where(is_skipped, 0.0, here)
+        slot = self._skipped.clamp(max=_NAMED - 1).view(1)
+        number = torch.where(is_skipped, self._step, self._numbers.gather(0, slot))
+        self._numbers.scatter_(0, slot, number)
+        self._step += 1
+        self._taken += ~is_skipped
+        self._skipped += is_skipped
+        self._in_a_row.add_(1).mul_(is_skipped)
+        self._grad_norm.copy_(grad_norm.detach())
+
+    def read(self) -> Window:
+        """What has been since the last call, which this one waits for, and begin anew."""
+        sums = self._processes.sum(self._sums.clone()).tolist()
+        counts = torch.stack([self._taken, self._skipped, self._in_a_row]).tolist()
+        n_taken, n_skipped, in_a_row = counts
+        grad_norm = self._grad_norm.item()
+        n_means = n_taken * self._processes.world_size
+        window = Window(
+            means={
+                name: total / n_means if n_means else None
+                for name, total in zip(self._names, sums, strict=True)
+            },
+            grad_norm=grad_norm if math.isfinite(grad_norm) else None,
+            n_skipped=n_skipped,
+            skipped=self._numbers[:n_skipped].tolist(),
+            in_a_row=in_a_row,
+        )
+        for counted in (self._sums, self._taken, self._skipped):
+            counted.zero_()
+        return window
