@@ -20,7 +20,8 @@ examples (objective=masked or causal); losses and accuracies are then those of p
 
 import sys
 
-from configs.command_line import end_at_once_on_ctrl_c, errors_as_sentences, if_interrupted
+from configs.command_line import end_at_once_on_ctrl_c, errors_as_sentences
+from configs.signals import end_by, if_interrupted
 from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
@@ -46,12 +47,11 @@ from data.files import write_atomically
 from training.checkpoint.contents import (
     Progress,
     load_checkpoint,
-    newest_whole,
     read_optim,
     read_task,
-    set_aside,
 )
-from training.checkpoint.folders import checkpoints, latest_checkpoint, step_of
+from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.resume import checkpoint_to_go_on_from, last_good
 from training.checkpoint.saver import CheckpointSaver
 from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
@@ -64,6 +64,7 @@ from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, schedule_change, set_learning_rate
 from training.run_lock import only_run
 from training.spikes import HIGH, Spikes
+from training.stop import Stop, Stopped
 from training.stopwatch import Stopwatch
 from training.tasks import RunConfiguration
 
@@ -123,12 +124,12 @@ class Task(Protocol):
         """Means over steps and speed as a line, and what the speed amounts to."""
         ...
 
-    def validate(self, step: int) -> Record:
-        """Evaluate the model as it is after `step` steps."""
+    def validate(self, step: int, stop: Stop) -> Record:
+        """Evaluate the model as it is after `step` steps; looks at `stop` between batches."""
         ...
 
-    def finish(self, validated: Record) -> Record:
-        """After the last step: that validation, with what else the end of a run tells."""
+    def finish(self, validated: Record, stop: Stop) -> Record:
+        """After the last checkpoint: that validation, with what else the end of a run tells."""
         ...
 
 
@@ -163,13 +164,8 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
     torch.manual_seed(config.run.seed + 1 + processes.rank)
 
     progress, source, origin = Progress(), None, None
-    checkpoint, damaged = checkpoint_to_go_on_from(config, processes)
+    checkpoint, damaged = checkpoint_to_go_on_from(config.run, processes)
     if checkpoint is not None:
-        if config.run.resume == "never":
-            raise ValueError(
-                f"run.out_dir={run_dir} already has {checkpoint.name} and run.resume=never: choose "
-                "another folder, or run.resume=auto to go on from it"
-            )
         if (there := read_task(checkpoint)) not in (None, config.task):
             raise ValueError(
                 f"run.out_dir={run_dir} holds a run of task={there}, and this is one of "
@@ -194,17 +190,23 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
     task.attach(*ways_to_run(task, config, processes))
 
     step = progress.step
+    saver = CheckpointSaver(
+        run_dir,
+        processes,
+        task.must_match,
+        asdict(config),
+        last_step=step,
+        keep_last=config.run.keep_last,
+        keep_best=config.run.keep_best,
+    )
     with (
         RunLog(config, start_step=step, is_main=processes.is_main) as log,
-        if_interrupted(lambda: f" at step {step}: {what_goes_on(config)}"),
-        CheckpointSaver(
-            run_dir,
-            processes,
-            task.must_match,
-            asdict(config),
-            keep_last=config.run.keep_last,
-            keep_best=config.run.keep_best,
-        ) as saver,
+        if_interrupted(
+            lambda: f" at step {step}: {what_goes_on(config)}",
+            is_saved=lambda: saver.last_step == step > 0,
+        ),
+        Stop(processes) as stop,
+        saver,
     ):
         log.say(task.describe())
         for folder in damaged:
@@ -221,86 +223,84 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 
         spikes = Spikes(log.losses())
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
+        spikes = Spikes(log.losses())
         validated: Record | None = None
-        while True:
-            # validate and save, on all processes, between two steps
-            last, val_loss = step >= optim.max_steps, None
-            if last or (step % config.run.eval_every == 0 and step > progress.step):
-                with watch.paused():
-                    validated = task.validate(step)
-                val_loss = validated.values["val_loss"]
-                if not math.isfinite(val_loss):
-                    saver.finish()
-                    raise FloatingPointError(
-                        f"the validation loss is {val_loss} at step {step}: "
-                        "lower optim.lr or raise optim.warmup_steps; "
-                        f"{last_good(run_dir, step)}"
-                    )
-                if not last:
-                    record(log, task, step, validated, gpu_hours=watch.gpu_hours)
-            if step > progress.step and (last or step % config.run.save_every == 0):
-                with watch.paused():
-                    log.sync()  # a checkpoint counts on the records before it
-                    now = Progress(
-                        step=step,
-                        samples=task.samples(step),
-                        tokens=task.samples(step) * config.model.context_length,
-                        gpu_hours=watch.gpu_hours,
-                        val_loss=val_loss,
-                    )
-                    saver.save(now, task.model, task.optimizer, task.finite.kept)
-            if last:
-                assert validated is not None
-                saver.finish()
-                result = task.finish(validated)
-                record(log, task, step, result, gpu_hours=watch.gpu_hours)
-                return result.values
 
-            # one step; code that is compiled in it is not training
-            if task.compiles_at(step):
-                watch.expect_compilation()
-            lr = learning_rate(step, optim)
-            set_learning_rate(task.optimizer, lr)
-            watch.count(task.step(step))
-            step += 1
-
-            # reading the loss is the only time that the host waits for the GPU
-            if step % config.run.log_every == 0 or step == optim.max_steps:
-                window = task.losses()
-                saver.check()
-                with watch.paused():
-                    spent = task.speed(window.means, watch.tokens_per_s())
-                    seen = window.means | {"lr": lr, "grad_norm": window.grad_norm}
-                    seen |= remarkable(log, task, step, window, spikes)
-                    record(log, task, step, spent, **seen, gpu_hours=watch.gpu_hours)
-                if window.in_a_row >= config.run.max_skipped:
-                    saver.finish()
-                    raise FloatingPointError(
-                        f"the last {window.in_a_row} steps up to {step} were skipped, as their "
-                        f"loss or gradient is not finite (run.max_skipped={config.run.max_skipped})"
-                        ": lower optim.lr, raise optim.warmup_steps, or look at these samples; "
-                        f"{last_good(run_dir, step - window.in_a_row)}"
-                    )
-
-
-def checkpoint_to_go_on_from(
-    config: RunConfiguration, processes: Processes
-) -> tuple[Path | None, list[Path]]:
-    """The checkpoint that a run goes on from, if it has any; and those set aside as damaged."""
-    run = Path(config.run.out_dir)
-    if config.run.resume != "previous":
-        return processes.agree(latest_checkpoint(run)), []
-
-    def look() -> tuple[Path | None, list[Path]]:
-        whole = newest_whole(run)
-        if whole is None and latest_checkpoint(run) is not None:
-            raise ValueError(
-                f"run.resume=previous, and no checkpoint in {run} is whole: copy them again, or "
-                "choose another run.out_dir to start anew"
+        def save(val_loss: float | None = None) -> None:
+            log.sync()  # a checkpoint counts on the records before it
+            now = Progress(
+                step=step,
+                samples=task.samples(step),
+                tokens=task.samples(step) * config.model.context_length,
+                gpu_hours=watch.gpu_hours,
+                val_loss=val_loss,
             )
-        return whole, [] if whole is None else set_aside(run, whole)
+            saver.save(now, task.model, task.optimizer, task.finite.kept)
 
-    return processes.main_does(look)
+        try:
+            while True:
+                # validate and save, on all processes, between two steps
+                stop.look()
+                last, val_loss = step >= optim.max_steps, None
+                validates = step % config.run.eval_every == 0 and step > 0
+                # one that was stopped in it, or before it, comes again
+                validates &= step > progress.step or progress.val_loss is None
+                if last or validates:
+                    with watch.paused():
+                        validated = task.validate(step, stop)
+                    val_loss = validated.values["val_loss"]
+                    if not math.isfinite(val_loss):
+                        saver.finish()
+                        raise FloatingPointError(
+                            f"the validation loss is {val_loss} at step {step}: lower optim.lr or "
+                            f"raise optim.warmup_steps; {last_good(run_dir, step)}"
+                        )
+                    if not last:
+                        record(log, task, step, validated, gpu_hours=watch.gpu_hours)
+                if step > progress.step and (last or step % config.run.save_every == 0):
+                    with watch.paused():
+                        save(val_loss)
+                if last:
+                    assert validated is not None
+                    saver.finish()
+                    result = task.finish(validated, stop)
+                    record(log, task, step, result, gpu_hours=watch.gpu_hours)
+                    return result.values
+
+                # one step; code that is compiled in it is not training
+                if task.compiles_at(step):
+                    watch.expect_compilation()
+                lr = learning_rate(step, optim)
+                set_learning_rate(task.optimizer, lr)
+                watch.count(task.step(step))
+                step += 1
+                stop.watch()  # before, as the first step compiles, there is nothing to save
+
+                # reading the loss is the only time that the host waits for the GPU
+                if step % config.run.log_every == 0 or step == optim.max_steps:
+                    window = task.losses()
+                    saver.check()
+                    with watch.paused():
+                        spent = task.speed(window.means, watch.tokens_per_s())
+                        seen = window.means | {"lr": lr, "grad_norm": window.grad_norm}
+                        seen |= remarkable(log, task, step, window, spikes)
+                        record(log, task, step, spent, **seen, gpu_hours=watch.gpu_hours)
+                    if window.in_a_row >= config.run.max_skipped:
+                        saver.finish()
+                        good = last_good(run_dir, step - window.in_a_row)
+                        raise FloatingPointError(
+                            f"the last {window.in_a_row} steps up to {step} were skipped, as their "
+                            "loss or gradient is not finite (run.max_skipped="
+                            f"{config.run.max_skipped}): lower optim.lr, raise optim.warmup_steps, "
+                            f"or look at these samples; {good}"
+                        )
+        except Stopped as told:
+            if saver.last_step != step:
+                with watch.paused():
+                    save()
+            saver.finish()
+            processes.leave()
+            end_by(told.number)
 
 
 def ways_to_run(
@@ -350,13 +350,6 @@ def remarkable(
         values["loss_z"] = z_score
         log.say(f"loss spike: {loss:.4f} at step {step}, robust z-score {z_score:.1f}")
     return values
-
-
-def last_good(run: Path, first_skipped: int) -> str:
-    """Which checkpoint is the last from which a step was taken before the first skipped one."""
-    good = [folder for folder in checkpoints(run) if (step_of(folder) or 0) < first_skipped]
-    newest = f"{good[-1]} is the newest" if good else "there is no checkpoint"
-    return f"{newest} with a good step after it"
 
 
 def what_goes_on(config: RunConfiguration) -> str:

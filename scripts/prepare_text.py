@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from configs.command_line import command_parser, errors_as_sentences, if_interrupted, read_first
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.signals import if_interrupted
 from data.text.documents import OPENWEBTEXT, HubSource
 from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
 from data.text.shards import SplitInfo, total

@@ -48,7 +48,7 @@ def test_no_checkpoint_is_whole(run):
 
 
 def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
-    def validate(self, step):
+    def validate(self, step, stop):
         return Record("", {"val_loss": float("nan") if step == 8 else 1.0})
 
     monkeypatch.setattr(LanguageTask, "validate", validate)
@@ -61,9 +61,9 @@ def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
 def test_a_run_whose_folder_is_renamed_ends(run, tmp_path, monkeypatch):
     validate = LanguageTask.validate
 
-    def renamed(self, step):
+    def renamed(self, step, stop):
         run.out_dir.rename(tmp_path / "renamed")
-        return validate(self, step)
+        return validate(self, step, stop)
 
     monkeypatch.setattr(LanguageTask, "validate", renamed)
     message = re.escape(f"run.out_dir={run.out_dir} was renamed, deleted or replaced while it was")

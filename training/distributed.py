@@ -1,9 +1,12 @@
 """The processes of a run: one, or as many as torchrun started."""
 
 import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -20,6 +23,8 @@ class Processes:
     rank: int
     world_size: int
     device: torch.device
+    host_group: dist.ProcessGroup | None = None
+    """Of all processes, for what is exchanged on the CPU; None where there is one."""
 
     @property
     def is_main(self) -> bool:
@@ -83,8 +88,13 @@ class Processes:
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.is_main else None
-        dist.gather_object(value, values)
+        dist.gather_object(value, values, group=self.host_group)
         return values
+
+    def leave(self) -> None:
+        """Leave the group, where all processes do so: nothing is exchanged any more."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def barrier(self) -> None:
         """Wait until every process is here."""
@@ -124,7 +134,17 @@ def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processe
             dist.init_process_group("nccl", device_id=here)
         else:
             dist.init_process_group("gloo")
-    yield Processes(rank=rank, world_size=world_size, device=here)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    host_group = cast(Any, dist.new_group(backend="gloo")) if world_size > 1 else None
+    processes = Processes(rank=rank, world_size=world_size, device=here, host_group=host_group)
+    yield processes
     # Not after an error: NCCL would wait here for the others, and the error would not be shown.
-    if world_size > 1:
-        dist.destroy_process_group()
+    processes.leave()
+
+
+def _end_with(launcher: int) -> None:
+    """End by SIGTERM, as on its behalf, when torchrun was killed and can send none."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)

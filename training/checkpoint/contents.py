@@ -248,18 +248,6 @@ def val_loss_of(folder: Path) -> float | None:
         return None
 
 
-def newest_whole(run: Path) -> Path | None:
-    """The newest checkpoint of a run of which every file is as it was written, or None."""
-    return next((folder for folder in reversed(checkpoints(run)) if _is_whole(folder)), None)
-
-
-def set_aside(run: Path, whole: Path) -> list[Path]:
-    """Rename the checkpoints that are newer than `whole`, as damaged; returns their new names."""
-    newer = checkpoints(run)
-    newer = newer[newer.index(whole) + 1 :]
-    return [folder.rename(folder.with_name(f"damaged_{folder.name}")) for folder in newer]
-
-
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """What an optimizer keeps of each weight, as NAME.exp_avg; it has a state after this call."""
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
@@ -331,7 +319,8 @@ def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
             raise DamageError(f"{STATE}: {type(error).__name__}: {error}") from error
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether every file of a checkpoint is as it was written."""
     try:
         read_progress(folder)
         check_sums(folder)
@@ -348,7 +337,7 @@ def _reading(folder: Path) -> Iterator[None]:
     except DamageError as error:
         run = folder.parent.parent
         older = takewhile(lambda other: other != folder, checkpoints(run))
-        whole = next(filter(_is_whole, reversed([*older])), None)
+        whole = next(filter(is_whole, reversed([*older])), None)
         remedy = (
             f"copy it again, or go on from {whole}, which is whole, with run.resume=previous"
             if whole

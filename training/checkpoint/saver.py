@@ -37,10 +37,11 @@ class CheckpointSaver:
         must_match: dict[str, Any],
         config: dict[str, Any],
         *,
+        last_step: int = 0,
         keep_last: int,
         keep_best: bool,
     ) -> None:
-        """Nothing is saved yet.
+        """Nothing is saved yet but `last_step`, from which the run goes on.
 
         `must_match` and `config` are those of `write_checkpoint`. The newest `keep_last` are kept
         and, if `keep_best`, that with the lowest validation loss.
@@ -48,6 +49,8 @@ class CheckpointSaver:
         self._run, self._processes = run, processes
         self._must_match, self._config = must_match, config
         self._keep_last, self._keep_best = keep_last, keep_best
+        self.last_step = last_step
+        """The newest step that is saved, or is being saved in the background."""
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._pending: Future[None] | None = None
         if processes.is_main:
@@ -69,6 +72,7 @@ class CheckpointSaver:
             OSError: The one before could not be written, or the folder of the run is gone: see
                 `check`.
         """
+        self.last_step = progress.step
         own = own_state(self._processes.device, kept)
         gathered = self._processes.gather(own)
         if gathered is None:  # not the main process

@@ -1,7 +1,7 @@
 """How well a model answers on a whole split, and the best weights so far."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ def score(
     processes: Processes,
     activations: Callable[[], AbstractContextManager],
     ask: Ask = ask_labels,
+    between: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> Score:
     """Cross-entropy and accuracy on a whole split.
 
@@ -53,6 +54,7 @@ def score(
             batches have one shape, and what fills them is not counted.
         activations: makes the context for the forward pass.
         ask: makes a question of each batch, the same each time.
+        between: goes through the batches, the same number on every process.
     """
     training = model.training
     model.eval()
@@ -60,7 +62,7 @@ def score(
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     logits: Tensor | None = None
     step = batch_size * processes.world_size
-    for start in range(processes.rank * batch_size, -(-n_examples // step) * step, step):
+    for start in between(range(processes.rank * batch_size, -(-n_examples // step) * step, step)):
         numbers = torch.arange(start, start + batch_size, device=device).clamp(max=n_examples - 1)
         question = ask(batch(numbers), numbers)
         with activations():

@@ -32,6 +32,7 @@ from training.graphs import GraphedStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
+from training.stop import Stop
 
 
 class ClassificationTask:
@@ -146,9 +147,9 @@ class ClassificationTask:
         }
         return Record(text, values)
 
-    def validate(self, step: int) -> Record:
+    def validate(self, step: int, stop: Stop) -> Record:
         """Score the validation split, and keep the weights that do best on it."""
-        found = self._score(self._validation, self._config.data.val_examples)
+        found = self._score(self._validation, stop, self._config.data.val_examples)
         if self._best is None or found.accuracy > self._best[1]:
             self._best = step, found.accuracy
             if self._processes.is_main:
@@ -164,12 +165,12 @@ class ClassificationTask:
             },
         )
 
-    def finish(self, validated: Record) -> Record:
+    def finish(self, validated: Record, stop: Stop) -> Record:
         """Score the best weights on the test split, and keep the logits of labels."""
         assert self._best is not None
         self._processes.barrier()  # until the best weights are written
         self.model.load_state_dict(read_best(self._run))
-        found = self._score(self._test)
+        found = self._score(self._test, stop)
         if self._processes.is_main and found.logits is not None:
             file = io.BytesIO()
             np.save(file, found.logits.numpy())
@@ -185,7 +186,7 @@ class ClassificationTask:
         text = f"; best {accuracy:.2%} at step {step}, on test {found.accuracy:.2%}"
         return Record(validated.text + text, validated.values | values)
 
-    def _score(self, examples: Examples, limit: int | None = None) -> Score:
+    def _score(self, examples: Examples, stop: Stop, limit: int | None = None) -> Score:
         """How well the model answers on a split, or on its first `limit` examples.
 
         Raises:
@@ -205,6 +206,7 @@ class ClassificationTask:
             processes,
             self._activations,
             self._ask,
+            stop.between,
         )
         if bool(examples.overflow):
             raise ValueError(

@@ -24,6 +24,7 @@ from training.language.config import TrainConfig
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
+from training.stop import Stop
 
 
 class LanguageTask:
@@ -151,8 +152,9 @@ class LanguageTask:
         }
         return Record(text, values)
 
-    def validate(self, step: int) -> Record:
-        loss, n_tokens = evaluate(self._fast, self._validation, self._processes, self._activations)
+    def validate(self, step: int, stop: Stop) -> Record:
+        batches = stop.between(self._validation)
+        loss, n_tokens = evaluate(self._fast, batches, self._processes, self._activations)
         perplexity = math.exp(loss) if loss < 709 else None  # which is no number
         text = "too large" if perplexity is None else f"{perplexity:.2f}"
         return Record(
@@ -160,7 +162,7 @@ class LanguageTask:
             {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens},
         )
 
-    def finish(self, validated: Record) -> Record:
+    def finish(self, validated: Record, stop: Stop) -> Record:
         return validated
 
 

@@ -13,15 +13,14 @@ from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_
 from training.checkpoint.contents import (
     Progress,
     load_checkpoint,
-    newest_whole,
     read_optim,
     read_progress,
     read_weights,
     save_model,
-    set_aside,
 )
 from training.checkpoint.files import SUMS, write_sums
 from training.checkpoint.folders import checkpoint_folder, latest_checkpoint
+from training.checkpoint.resume import newest_whole, set_aside
 from training.config import AdamWConfig
 
 

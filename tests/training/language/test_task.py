@@ -8,13 +8,15 @@ import torch
 from training.distributed import Processes
 from training.language.config import load_config
 from training.language.task import LanguageTask
+from training.stop import Stop
+
+CPU = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 @pytest.fixture
 def task(corpus):
     config = load_config(["configs/quickstart.yaml", f"data.path={corpus}"])
-    cpu = Processes(rank=0, world_size=1, device=torch.device("cpu"))
-    task = LanguageTask(config, cpu)
+    task = LanguageTask(config, CPU)
     task.attach(task.model, task.model)
     return task
 
@@ -22,7 +24,7 @@ def task(corpus):
 def test_a_perplexity_that_is_no_float_is_not_told(task, monkeypatch):
     for loss, expected in ((4.0, math.exp(4)), (700.0, math.exp(700)), (800.0, None)):
         monkeypatch.setattr("training.language.task.evaluate", lambda *_, loss=loss: (loss, 1))
-        assert task.validate(0).values["val_perplexity"] == expected
+        assert task.validate(0, Stop(CPU)).values["val_perplexity"] == expected
 
 
 def test_unknown_gpu_has_no_mfu(task, monkeypatch):

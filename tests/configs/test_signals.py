@@ -1,0 +1,119 @@
+"""How a signal stops a command, seen from outside."""
+
+import signal
+
+import pytest
+
+from tests.configs.programs import stopped
+
+WAITS = """
+import sys, time
+from configs.command_line import errors_as_sentences
+from configs.signals import if_interrupted
+step = 0
+with errors_as_sentences(), if_interrupted(lambda: f" at step {step}"):
+    step = 7
+    print("ready", flush=True)
+    %s
+"""
+SLEEPS = """
+    while True:
+        time.sleep(0.01)  # a signal just before a long one would wait for its end
+"""
+STUCK = """
+    import ctypes, threading
+    lock = ctypes.CDLL(None).pthread_mutex_lock  # waits through signals, and here for itself
+    mutex = ctypes.create_string_buffer(64)
+    lock(mutex)
+    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
+    lock(mutex)
+"""
+SWALLOWS = """
+    try:
+        while True:
+            time.sleep(0.01)
+    except BaseException:
+        raise RuntimeError("a library's own")
+"""
+NOTES = """
+import sys, time
+from configs import signals
+from configs.command_line import errors_as_sentences
+from configs.signals import end_by, if_interrupted, stops_noted
+signals._ECHO = 0.3
+saved = False
+with (
+    errors_as_sentences(),
+    if_interrupted(lambda: " where all is saved", is_saved=lambda: saved),
+    stops_noted() as noted,
+):
+    print("ready", flush=True)
+    while noted() is None:
+        time.sleep(0.01)
+    print("noted", flush=True)
+    time.sleep(%f)
+    saved = %r
+    end_by(noted())
+"""
+
+
+@pytest.mark.parametrize("until", [SLEEPS, SWALLOWS])
+def test_a_signal_is_a_sentence(until):
+    assert stopped(WAITS % until, signal.SIGINT) == (130, "interrupted at step 7\n")
+    assert stopped(WAITS % until, signal.SIGTERM) == (143, "terminated at step 7\n")
+
+
+def test_signals_under_torchrun():
+    """The first process speaks, once, although the terminal and torchrun tell it each."""
+    first, second = ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": rank} for rank in "01")
+    twice = signal.SIGINT, signal.SIGINT
+    assert stopped(WAITS % SLEEPS, *twice, **first) == (130, "interrupted at step 7\n")
+    assert stopped(WAITS % SLEEPS, *twice, **second) == (130, "")
+    assert stopped(WAITS % SLEEPS, signal.SIGTERM, **first) == (143, "terminated at step 7\n")
+    assert stopped(WAITS % SLEEPS, signal.SIGTERM, **second) == (143, "")
+
+
+def test_a_process_that_is_stuck_under_torchrun():
+    program = WAITS.replace('print("ready", flush=True)', "")
+    soon = "signals._SOON, signals._LONG_STEP = 0.05, 0.1"
+    program = program.replace("step = 0", f"from configs import signals\n{soon}")
+    worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
+    assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "terminated at step 7\n")
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + WAITS
+    ended = stopped(program % "time.sleep(0.2)", signal.SIGINT)
+    assert ended == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [
+        (signal.SIGTERM, 0, "terminated"),
+        (signal.SIGUSR1, 0, "told to end"),
+        (signal.SIGINT, 130, "interrupted"),
+    ],
+)
+def test_what_notes_a_signal_ends_when_it_has_saved(number, status, word):
+    program = NOTES % (0.1, True)
+    assert stopped(program, number) == (status, f"{word} where all is saved\n")
+    not_saved = stopped(NOTES % (0.1, False), number)
+    assert not_saved == (128 + number, f"{word} where all is saved\n")
+
+
+def test_whoever_asks_again_waits_for_the_end():
+    again = signal.SIGUSR1, "noted", signal.SIGTERM, signal.SIGUSR1
+    assert stopped(NOTES % (0.2, True), *again) == (0, "told to end where all is saved\n")
+
+
+def test_a_second_ctrl_c_leaves_at_once():
+    for first in (signal.SIGINT, signal.SIGTERM):
+        twice = first, "noted", signal.SIGINT
+        assert stopped(NOTES % (60, True), *twice) == (130, "")
+    # torchrun sends it on at once
+    worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
+    twice = signal.SIGINT, "noted", signal.SIGINT
+    assert stopped(NOTES % (0.2, True), *twice, **worker)[0] == 130
+    later = signal.SIGINT, "noted", 0.4, signal.SIGINT
+    assert stopped(NOTES % (60, True), *later, **worker) == (130, "")

@@ -1,0 +1,119 @@
+"""A run that is told to end, at any moment, has lost nothing when the same command goes on."""
+
+import os
+import signal
+from typing import NamedTuple
+
+import pytest
+
+import train
+from configs.command_line import errors_as_sentences
+from tests.training_runs import call_on_two_processes, losses, start_process
+from training.checkpoint import saver
+from training.checkpoint.folders import checkpoints, step_of
+from training.language import task
+from training.language.task import LanguageTask
+from training.metrics import read_metrics
+
+SPEED = "tokens_per_s", "gpu_hours", "memory_gib"
+
+
+class Phase(NamedTuple):
+    """A method or function, for which call of it the signal comes, and the step saved by then."""
+
+    owner: object
+    name: str
+    call: int
+    saved: int | None
+
+
+PHASES = {
+    "first step": Phase(LanguageTask, "step", 1, None),
+    "training": Phase(LanguageTask, "step", 3, 3),
+    "evaluation": Phase(task.ValidationBatches, "__iter__", 1, 4),
+    "saving": Phase(saver, "write_checkpoint", 1, 4),
+    "last evaluation": Phase(task.ValidationBatches, "__iter__", 2, 8),
+}
+
+
+def train_and_stop(argv, phase, number, rank):
+    """Train, and send this process a signal when it comes to a phase."""
+    owner, name, at, _ = PHASES[phase]
+    work, calls = getattr(owner, name), 0
+
+    def stopping(*args, **options):
+        nonlocal calls
+        calls += 1
+        if calls == at and int(os.environ.get("RANK", "0")) == rank:
+            os.kill(os.getpid(), number)
+        return work(*args, **options)
+
+    setattr(owner, name, stopping)
+    with errors_as_sentences():
+        train.main(argv)
+
+
+def start_alone(log, *arguments):
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    train_and_stop(*arguments)
+
+
+@pytest.fixture(scope="module")
+def whole(make_run, tmp_path_factory):
+    run = make_run(tmp_path_factory.mktemp("whole"))
+    run()
+    return run
+
+
+def told(folder):
+    return [
+        {name: value for name, value in record.items() if name not in SPEED}
+        for record in read_metrics(folder)
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("phase", PHASES)
+def test_one_process(run, whole, tmp_path, phase, number):
+    if number != signal.SIGTERM and phase != "training":
+        pytest.skip("one phase will do for the other signals")
+    saved = PHASES[phase].saved
+    log = tmp_path / "log"
+    process = start_process(start_alone, log, [str(run.config)], phase, number, 0)
+    process.join(60)
+    said = log.read_text().splitlines()[-1]
+    word = {signal.SIGTERM: "terminated", signal.SIGUSR1: "told to end"}.get(number, "interrupted")
+    if saved is None:
+        assert process.exitcode == 128 + number
+        assert said.startswith(f"{word} at step 0: the same command begins again")
+    else:
+        assert process.exitcode == (128 + number if number == signal.SIGINT else 0)
+        newest = checkpoints(run.out_dir)[-1]
+        step = step_of(newest)
+        assert saved <= step <= saved + 2 * (phase == "saving")  # which steps do not wait for
+        assert said == f"{word} at step {step}: the same command goes on from {newest}"
+    run()
+    assert told(run.out_dir) == told(whole.out_dir)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", [name for name in PHASES if name != "first step"])
+def test_two_processes(run, whole, tmp_path, phase, rank):
+    if phase == "saving" and rank:
+        pytest.skip("the main process alone saves")
+    saved = PHASES[phase].saved
+    arguments = ([str(run.config), "model.dropout=0"], phase, signal.SIGTERM, rank)
+    ends = call_on_two_processes(tmp_path, train_and_stop, *arguments)
+    assert [status for status, _ in ends] == [0, 0], ends
+    newest = checkpoints(run.out_dir)[-1]
+    # all learn of it at their second look
+    assert saved <= step_of(newest) <= saved + (3 if phase == "saving" else 1)
+    assert f"the same command goes on from {newest}\n" in ends[0][1]
+    before = losses(run.out_dir)
+    ends = call_on_two_processes(tmp_path, train.main, [str(run.config), "model.dropout=0"])
+    assert [status for status, _ in ends] == [0, 0], ends
+    assert before.items() <= losses(run.out_dir).items()
+    assert list(losses(run.out_dir)) == [*range(1, 9)]
