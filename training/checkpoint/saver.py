@@ -99,7 +99,7 @@ class CheckpointSaver:
         """
         if not self._processes.is_main:
             return
-        if self._pending is not None and self._pending.done():
+        if self._pending is not None and self.is_idle():
             self._pending.result()
         if _identity(self._run) != self._identity:
             raise OSError(
@@ -107,6 +107,10 @@ class CheckpointSaver:
                 "nothing more is saved. Where the folder still is, "
                 "run.out_dir with its new name goes on from its newest checkpoint"
             )
+
+    def is_idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._pending is None or self._pending.done()
 
     def finish(self) -> None:
         """Wait until what was begun is written.
