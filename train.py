@@ -116,6 +116,10 @@ class Task(Protocol):
         """Gradients, clipping and the optimizer; returns tokens or examples of all processes."""
         ...
 
+    def check_data(self) -> None:
+        """Raise what is wrong with the data, once all of them are read; comes before a save."""
+        ...
+
     def losses(self) -> Window:
         """What the steps since the last call gave."""
         ...
@@ -227,6 +231,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         validated: Record | None = None
 
         def save(val_loss: float | None = None) -> None:
+            task.check_data()
             log.sync()  # a checkpoint counts on the records before it
             now = Progress(
                 step=step,

@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
+import stat
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,9 @@ from typing import Any
 
 _UNFINISHED = ".unfinished"
 _OURS = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
+_SEAL = "sha256_of_the_rest"
+_LARGEST = 1 << 28
+"""Bytes of a JSON file: manifests have a few hundred for each shard."""
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
 
@@ -89,12 +94,51 @@ def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str,
         ValueError: The file is damaged. The text ends with the remedy.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
         if not isinstance(values, dict):
             raise ValueError(f"it holds {type(values).__name__}, not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
     return values
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file that is meant to be read as a whole.
+
+    Raises:
+        ValueError: It is no regular file, too large to be one of ours, or not UTF-8.
+    """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):  # reading a pipe would wait for a writer
+        raise ValueError(f"{path} is no regular file")
+    if state.st_size > _LARGEST:
+        raise ValueError(f"{path} has {state.st_size} bytes, and may have {_LARGEST}")
+    return path.read_text(encoding="utf-8")
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values and a sha256 of them, which `load_sealed` compares."""
+    return values | {_SEAL: _seal(values)}
+
+
+def load_sealed(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
+    """Read a JSON object, without its seal; one of version 0.2 or older has none.
+
+    Raises:
+        ValueError: The file is damaged, or was changed by hand. The text ends with the remedy.
+    """
+    values = load_json(path, remedy)
+    seal = values.pop(_SEAL, None)
+    if seal is not None and seal != _seal(values):
+        raise ValueError(
+            f"{path} is damaged (its sha256 is not that of what it says), or was changed by hand; "
+            f"{remedy}."
+        )
+    return values
+
+
+def _seal(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def to_json(values: dict[str, Any]) -> bytes:

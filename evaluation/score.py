@@ -176,7 +176,10 @@ def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
                 f"{path} and {other} are both called {name}, by which losses and reports are kept: "
                 "rename one of the folders, or score them one after the other with another --out"
             )
-    return [TokenStream(path, "val") for path in corpora]
+    streams = [TokenStream(path, "val") for path in corpora]
+    for stream in streams:
+        stream.verify()
+    return streams
 
 
 def check_tokenizer(run: Run, stream: TokenStream) -> None:

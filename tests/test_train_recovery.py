@@ -87,6 +87,14 @@ def test_what_killed_processes_left_is_cleared(run):
     assert [path.exists() for path in (*left, mine)] == [False, False, True]
 
 
+def test_damaged_data_are_not_saved(run, corpus, tmp_path):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    flip_a_bit(data / "train_00000.bin")
+    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.* the shard is damaged"):
+        run(f"data.path={data}", "run.log_every=100", "run.save_every=1")
+    assert checkpoints(run.out_dir) == []
+
+
 @pytest.fixture
 def spoil(monkeypatch):
     """Let the loss of the micro-batches be NaN that hold one of these training samples."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data.lra.config import ExamplesConfig
 from data.lra.pixels import DIHEDRAL, dihedral, pack_pixels, shifted, tile_order
-from data.lra.store import DisplayLists, Images, Sequences, open_split
+from data.lra.store import DisplayLists, Images, Sequences, open_split, verify_split
 from data.pathfinder.parameters import Pathfinder
 from data.pathfinder.render import Renderer, pack
 from data.randomness import fixed_chance
@@ -142,6 +142,7 @@ def load_examples(
         ValueError, FileNotFoundError: the folder holds no such split, or not what `config` needs.
     """
     stored = open_split(folder, split)
+    verify_split(folder, split)
     if isinstance(stored, Sequences):
         for name in ("zeros", "order", "augment", "shift"):
             if getattr(config, name) != getattr(ExamplesConfig, name):

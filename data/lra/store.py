@@ -16,13 +16,15 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.files import load_json
+from data.files import load_sealed
+from data.verified import Verified
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -78,6 +80,12 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} must be one of {', '.join(KINDS)}.")
+        for name in ("vocab_size", "n_classes", "max_length", "documents_per_example"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1.")
+        if unknown := self.splits.keys() - {*SPLITS}:
+            raise ValueError(f"splits {sorted(unknown)} must be some of {', '.join(SPLITS)}.")
 
     def settings(self) -> dict[str, Any]:
         """What decides the contents of the folder: all but the splits, as plain JSON values."""
@@ -99,7 +107,7 @@ class Manifest:
                 f"{path} does not exist; prepare the task, or finish its preparation, with: "
                 f"python -m scripts.prepare_lra TASK --out {folder.parent}"
             )
-        values = load_json(path)
+        values = load_sealed(path, "prepare the task again")
         if values.get("format_version") != FORMAT_VERSION:
             raise ValueError(
                 f"{path} has format_version={values.get('format_version')}, but this code reads "
@@ -208,13 +216,13 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
     if split not in manifest.splits:
         raise ValueError(f"split={split!r} must be one of {sorted(manifest.splits)} of {folder}.")
     info = manifest.splits[split]
-    arrays = {n: _map_array(array_path(folder, split, n), a) for n, a in info.arrays.items()}
     names = sorted(array_names(manifest.kind))
-    if sorted(arrays) != names:
+    if sorted(info.arrays) != names:
         raise ValueError(
-            f"{folder / MANIFEST} lists {sorted(arrays)} for {split}, but kind={manifest.kind!r} "
-            f"has {names}; prepare the task again."
+            f"{folder / MANIFEST} lists {sorted(info.arrays)} for {split}, but kind="
+            f"{manifest.kind!r} has {names}; prepare the task again."
         )
+    arrays = {n: _map_array(array_path(folder, split, n), a) for n, a in info.arrays.items()}
     opened = KINDS[manifest.kind](manifest, **arrays)
     for name, misfit in _misfits(opened, info.examples):
         raise ValueError(f"{array_path(folder, split, name)} {misfit}; prepare the task again.")
@@ -231,13 +239,24 @@ def verify(folder: str | Path) -> None:
     for split, info in Manifest.load(folder).splits.items():
         open_split(folder, split)
         for name, array in info.arrays.items():
-            path = array_path(folder, split, name)
-            found = _sha256(path)
-            if found != array.sha256:
-                raise ValueError(
-                    f"{path} has sha256={found}, but the manifest says {array.sha256}; the file is "
-                    "damaged, prepare the task again."
-                )
+            _verify_array(array_path(folder, split, name), array)
+
+
+def verify_split(folder: Path, split: str) -> None:
+    """Read every file of a split that is not known to be right, as `verify`."""
+    known = Verified(folder)
+    for name, array in Manifest.load(folder).splits[split].arrays.items():
+        path = array_path(folder, split, name)
+        known.once([path], array.sha256, partial(_verify_array, path, array))
+
+
+def _verify_array(path: Path, array: ArrayInfo) -> None:
+    found = _sha256(path)
+    if found != array.sha256:
+        raise ValueError(
+            f"{path} has sha256={found}, but the manifest says {array.sha256}; the file is "
+            "damaged, prepare the task again."
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -15,6 +15,7 @@ from data.files import (
     load_json,
     lock_folder,
     remove_unfinished_files,
+    sealed,
     sync_folder,
     to_json,
     write_atomically,
@@ -141,7 +142,7 @@ class TaskWriter:
 
     def finish(self) -> Manifest:
         """Write the manifest, which makes the folder readable, and delete what led to it."""
-        write_atomically(self.folder / MANIFEST, to_json(asdict(self.manifest)))
+        write_atomically(self.folder / MANIFEST, to_json(sealed(asdict(self.manifest))))
         (self.folder / PROGRESS).unlink()
         shutil.rmtree(self.folder / CHUNKS, ignore_errors=True)
         return self.manifest

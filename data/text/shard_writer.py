@@ -15,7 +15,14 @@ from typing import BinaryIO
 import numpy as np
 
 from data.files import write_atomically
-from data.text.shards import ShardInfo, SplitInfo, TokenizerInfo, offsets_name, token_dtype
+from data.text.shards import (
+    ShardInfo,
+    SplitInfo,
+    TokenizerInfo,
+    offsets_name,
+    shard_name,
+    token_dtype,
+)
 from data.text.tokenizer import TextTokenizer
 
 
@@ -105,7 +112,7 @@ class ShardWriter:
             self._file.close()
 
     def _path(self) -> Path:
-        return self.folder / f"{self.split}_{len(self.info.shards):05d}.bin"
+        return self.folder / shard_name(self.split, len(self.info.shards))
 
     def _reopen(self) -> BinaryIO:
         path = self._path()

@@ -12,18 +12,20 @@ Every document ends with the end-of-text id, and shards hold whole documents.
 
 import hashlib
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.files import check_settings, load_json, to_json, write_atomically
+from data.files import check_settings, load_json, load_sealed, sealed, to_json, write_atomically
+from data.verified import Verified
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 TOKENIZER = "tokenizer.json"
+SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write manifest.json atomically."""
-        write_atomically(folder / MANIFEST, to_json(asdict(self)))
+        write_atomically(folder / MANIFEST, to_json(sealed(asdict(self))))
 
     @staticmethod
     def load(folder: Path) -> "Manifest":
@@ -112,7 +114,7 @@ class Manifest:
 
         Raises:
             FileNotFoundError: The folder is missing or preparation has not finished.
-            ValueError: The format is of another version.
+            ValueError: The format is of another version, or the file is damaged.
         """
         if not (folder / MANIFEST).exists():
             if not folder.is_dir():
@@ -124,7 +126,7 @@ class Manifest:
             raise FileNotFoundError(
                 f"{folder} {why}: python -m scripts.prepare_text TEXT... --out {folder}"
             )
-        values = load_json(folder / MANIFEST)
+        values = load_sealed(folder / MANIFEST)
         if values.get("format_version") != FORMAT_VERSION:
             raise ValueError(
                 f"{folder / MANIFEST} has format_version={values.get('format_version')}, but this "
@@ -133,12 +135,51 @@ class Manifest:
         try:
             values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
             values["splits"] = splits_from_json(values["splits"])
-            return Manifest(**values)
+            manifest = Manifest(**values)
+            _check(manifest)
+            return manifest
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder / MANIFEST} lacks what a manifest must have ({error}); prepare the "
                 "folder again."
             ) from error
+        except _ContradictionError as error:
+            raise ValueError(
+                f"{folder / MANIFEST} contradicts itself: {error}; prepare the folder again."
+            ) from error
+
+
+class _ContradictionError(ValueError):
+    """What in a manifest cannot be."""
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse what no preparation writes."""
+    vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
+    if not (type(vocab_size) is type(eot_id) is int and 0 <= eot_id < vocab_size < 2**32):
+        raise _ContradictionError(f"vocab_size={vocab_size!r} and eot_id={eot_id!r}")
+    if manifest.dtype != (needed := token_dtype(vocab_size)):
+        raise _ContradictionError(
+            f"dtype={manifest.dtype!r}, and ids below vocab_size={vocab_size} are {needed}"
+        )
+    for split, info in manifest.splits.items():
+        if split not in SPLITS:
+            raise _ContradictionError(f"a split {split!r}, and there are {', '.join(SPLITS)}")
+        for number, shard in enumerate(info.shards):
+            if shard.name != shard_name(split, number):
+                raise _ContradictionError(
+                    f"shard {number} of {split} is {shard.name!r}, and must be "
+                    f"{shard_name(split, number)}"
+                )
+        for what in ("tokens", "documents"):
+            counts = [getattr(shard, what) for shard in info.shards]
+            of_split = getattr(info, what)
+            if not all(type(n) is int and n > 0 for n in counts) or sum(counts) != of_split:
+                raise _ContradictionError(
+                    f"{of_split} {what} of {split}, where its shards have {counts[:9]}"
+                )
+        if type(info.text_bytes) is not int or info.text_bytes < 0:
+            raise _ContradictionError(f"text_bytes={info.text_bytes!r} of {split}")
 
 
 @dataclass
@@ -205,6 +246,18 @@ class TokenStream:
         self._shards = [_map_shard(self.path, shard, dtype) for shard in self.info.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
 
+    def verify(self) -> None:
+        """Read every shard of the split that is not known to be right.
+
+        Raises:
+            ValueError: One is damaged, or was replaced; names the file.
+        """
+        known = Verified(self.path)
+        for shard in self.info.shards:
+            files = [self.path / shard.name, self.path / offsets_name(shard.name)]
+            check = partial(_verify_shard, self.path, self.manifest, shard)
+            known.once(files, shard.sha256, check)
+
     def __len__(self) -> int:
         """Tokens in the split."""
         return self.info.tokens
@@ -257,21 +310,35 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size < 1 << 16 else "uint32"
 
 
+def shard_name(split: str, number: int) -> str:
+    """File name of the token ids of a shard, the first of which is number 0."""
+    return f"{split}_{number:05d}.bin"
+
+
 def offsets_name(shard_name: str) -> str:
     """File name of the document starts that belong to a shard."""
     return shard_name.removesuffix(".bin") + ".offsets.npy"
 
 
 def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
-    """Where in the shard each of its documents starts: int64 (documents,)."""
+    """Where in the shard each of its documents starts: int64 (documents,), ascending from 0."""
     path = folder / offsets_name(shard.name)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
-    offsets = np.load(path)
+    try:
+        offsets = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no NumPy file ({error}); prepare the folder again.") from error
     if offsets.shape != (shard.documents,) or offsets.dtype != np.int64:
         raise ValueError(
             f"{path} holds {offsets.dtype} {offsets.shape}, but must hold int64 "
             f"({shard.documents},); prepare the folder again."
+        )
+    steps = np.diff(offsets, append=shard.tokens)
+    if offsets[0] != 0 or not (steps > 0).all():
+        raise ValueError(
+            f"{path} must ascend from 0 and stay below the {shard.tokens} tokens of {shard.name}; "
+            "prepare the folder again."
         )
     return offsets
 
@@ -280,23 +347,34 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """Read every shard of a folder.
 
     Raises:
-        ValueError: A checksum differs, or an id is outside the vocabulary; names the shard.
+        ValueError: A checksum differs, an id is outside the vocabulary, or documents do not begin
+            where they should; names the file.
     """
-    vocab_size = manifest.tokenizer.vocab_size
     for shard in total(manifest.splits).shards:
-        ids = _map_shard(folder, shard, manifest.dtype)
-        sha256 = hashlib.sha256(ids.data).hexdigest()
-        if sha256 != shard.sha256:
-            raise ValueError(
-                f"{folder / shard.name} has sha256={sha256}, but the manifest says "
-                f"{shard.sha256}; the shard is damaged, prepare the folder again."
-            )
-        if (largest := int(ids.max())) >= vocab_size:
-            raise ValueError(
-                f"{folder / shard.name} holds token id {largest}, which must be below the "
-                f"tokenizer's vocab_size={vocab_size}; prepare the folder again."
-            )
-        load_offsets(folder, shard)
+        _verify_shard(folder, manifest, shard)
+
+
+def _verify_shard(folder: Path, manifest: Manifest, shard: ShardInfo) -> None:
+    ids = _map_shard(folder, shard, manifest.dtype)
+    sha256 = hashlib.sha256(ids.data).hexdigest()
+    if sha256 != shard.sha256:
+        raise ValueError(
+            f"{folder / shard.name} has sha256={sha256}, but the manifest says "
+            f"{shard.sha256}; the shard is damaged, prepare the folder again."
+        )
+    vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
+    if (largest := int(ids.max())) >= vocab_size:
+        raise ValueError(
+            f"{folder / shard.name} holds token id {largest}, which must be below the "
+            f"tokenizer's vocab_size={vocab_size}; prepare the folder again."
+        )
+    # that id ends each document and occurs nowhere else, so it tells where they start
+    starts = np.concatenate([[0], np.flatnonzero(ids == eot_id) + 1])
+    if starts[-1] != len(ids) or not np.array_equal(starts[:-1], load_offsets(folder, shard)):
+        raise ValueError(
+            f"{folder / offsets_name(shard.name)} is not where the documents of {shard.name} "
+            "start; it is damaged, prepare the folder again."
+        )
 
 
 def _map_shard(folder: Path, shard: ShardInfo, dtype: str) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.files import load_sealed, sealed, to_json
 from data.text.shards import TokenStream
 from evaluation import score
 from evaluation.runs import open_run
@@ -262,9 +263,9 @@ def test_text_of_another_tokenizer_or_of_the_same_name_is_refused(train, corpus,
     elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)
     shutil.copytree(corpus, tmp_path / "other")
     manifest = tmp_path / "other" / "manifest.json"
-    values = json.loads(manifest.read_text())
+    values = load_sealed(manifest)
     values["tokenizer"]["sha256"] = "abc"
-    manifest.write_text(json.dumps(values))
+    manifest.write_bytes(to_json(sealed(values)))
     spec = json.loads((other / "tokenizer.json").read_text())
     spec["model"]["merges"].pop()
     (other / "tokenizer.json").write_text(json.dumps(spec))

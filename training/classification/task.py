@@ -132,6 +132,9 @@ class ClassificationTask:
         self._take_step(*self._curriculum.draw(step))
         return lesson.batch_size
 
+    def check_data(self) -> None:
+        self._curriculum.check()
+
     def losses(self) -> Window:
         self._curriculum.check()
         return self.finite.read()

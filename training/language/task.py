@@ -15,6 +15,7 @@ from data.files import write_atomically
 from data.sampler import first_sample
 from data.text.batches import IGNORE, TrainBatches, ValidationBatches
 from data.text.shards import TOKENIZER, TokenStream
+from data.verified import InBackground
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
@@ -49,14 +50,17 @@ class LanguageTask:
             document_mask=config.data.document_mask,
             consecutive_windows=config.data.consecutive_windows,
         )
+        validation = TokenStream(config.data.path, "val")
         self._validation = ValidationBatches(
-            TokenStream(config.data.path, "val"),
+            validation,
             config.model.context_length,
             config.optim.micro_batch_size,
             rank=processes.rank,
             world_size=processes.world_size,
             document_mask=config.data.document_mask,
         )
+        # a terabyte takes minutes to read
+        self._verified = InBackground(lambda: (validation.verify(), self._stream.verify())[0])
         self.model = GPT(config.model).to(processes.device)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.must_match = start.must_match(config, self._stream)
@@ -124,7 +128,11 @@ class LanguageTask:
         self.optimizer.zero_grad(set_to_none=True)
         return optim.batch_tokens
 
+    def check_data(self) -> None:
+        self._verified.wait()
+
     def losses(self) -> Window:
+        self._verified.look()
         return self.finite.read()
 
     def speed(self, means: dict[str, float | None], per_s: float | None) -> Record:

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from data.files import load_sealed, sealed
 from data.lra.store import DisplayLists, Images, Manifest, Sequences, open_split, verify
 from data.lra.writer import growing_array, preparing
 
@@ -225,8 +226,15 @@ def test_verify_sees_a_changed_byte(tmp_path):
 def test_damaged_manifests_are_named(tmp_path):
     write_toy(tmp_path)
     path = tmp_path / "manifest.json"
-    values = json.loads(path.read_text())
+    values = load_sealed(path)
+    path.write_text(json.dumps(sealed(values)).replace('"vocab_size": ', '"vocab_size": 1'))
+    with pytest.raises(ValueError, match="manifest.json is damaged .*prepare the task again"):
+        open_split(tmp_path, "train")
+    away = {"train": values["splits"]["train"] | {"arrays": {"../train": {}}}}
     for changed, message in [
+        (values | {"splits": away}, "manifest.json lacks"),
+        (values | {"splits": {"../train": values["splits"]["train"]}}, "must be some of train, v"),
+        (values | {"n_classes": "3"}, "n_classes='3' must be an integer of at least 1"),
         (values | {"format_version": 0}, "format_version=0, but this code reads 1"),
         ({k: v for k, v in values.items() if k != "vocab_size"}, "manifest.json lacks .*vocab_siz"),
         (values | {"splits": {"train": {"examples": 3}}}, "manifest.json lacks .*arrays"),

@@ -1,6 +1,9 @@
+import pickle
+
 import numpy as np
 import pytest
 
+from data.files import load_sealed, sealed, to_json
 from data.text.shards import Manifest, TokenStream, token_dtype, verify
 
 
@@ -92,10 +95,7 @@ def test_unknown_split_and_version(make_shards):
     folder = make_shards([[1]])
     with pytest.raises(ValueError, match=r"split='test' must be one of \['train', 'val'\]"):
         TokenStream(folder, "test")
-    manifest = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(
-        manifest.replace('"format_version": 1', '"format_version": 9')
-    )
+    rewrite(folder, lambda values: values.update(format_version=9))
     with pytest.raises(ValueError, match="format_version=9"):
         TokenStream(folder, "train")
 
@@ -115,6 +115,87 @@ def test_damaged_manifest(make_shards, text, message):
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=rf"manifest\.json .*{message}"):
         TokenStream(folder, "train")
+
+
+def rewrite(folder, change):
+    """Change a manifest, with a seal that agrees, as somebody could who wants to be believed."""
+    path = folder / "manifest.json"
+    values = load_sealed(path)
+    change(values)
+    path.write_bytes(to_json(sealed(values)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(dtype="float16"), "dtype='float16', and ids below vocab_size=100 are"),
+        (lambda m: m.update(dtype="uint32"), "dtype='uint32', and ids below vocab_size=100 are"),
+        (lambda m: m["splits"]["train"].update(tokens=2), r"2 tokens of train, .*have \[4\]"),
+        (lambda m: m["splits"]["train"].update(documents=2), r"2 documents of train, .* \[1\]"),
+        (lambda m: m["splits"]["val"].update(text_bytes=-1), "text_bytes=-1 of val"),
+        (lambda m: m["tokenizer"].update(vocab_size=4e9), "vocab_size=4000000000.0 and eot_id=0"),
+        (lambda m: m["tokenizer"].update(eot_id=100), "vocab_size=100 and eot_id=100"),
+        (
+            lambda m: m["splits"]["train"]["shards"][0].update(name="../train_00000.bin"),
+            r"shard 0 of train is '\.\./train_00000.bin', and must be train_00000.bin",
+        ),
+        (
+            lambda m: m["splits"].update({"../train": m["splits"]["train"]}),
+            r"a split '\.\./train', and there are train, val",
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(make_shards, change, message):
+    folder = make_shards([[1, 2, 3]])
+    rewrite(folder, change)
+    with pytest.raises(ValueError, match=f"manifest.json contradicts itself: .*{message}"):
+        TokenStream(folder, "train")
+
+
+def test_a_changed_value_of_the_manifest_is_noticed(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"text_bytes": 3', '"text_bytes": 7'))
+    with pytest.raises(ValueError, match="manifest.json is damaged .*prepare the folder again"):
+        TokenStream(folder, "train")
+
+
+def test_a_manifest_of_before_has_no_seal(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    path = folder / "manifest.json"
+    path.write_bytes(to_json(load_sealed(path)))
+    assert len(TokenStream(folder, "train")) == 4
+
+
+def test_a_replaced_shard_is_found_and_looked_for_once(make_shards, monkeypatch):
+    folder = make_shards([[1, 2, 3], [4, 5]])
+    TokenStream(folder, "train").verify()
+    with monkeypatch.context() as patch:
+        patch.setattr("data.text.shards._verify_shard", pytest.fail)  # nobody needs it
+        TokenStream(folder, "train").verify()
+    path = folder / "train_00000.bin"
+    ids = np.fromfile(path, dtype="<u2")
+    ids[1] = 7
+    ids.tofile(path)
+    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.* but the manifest says"):
+        TokenStream(folder, "train").verify()
+
+
+@pytest.mark.parametrize("offsets", [[0, 3], [0, 4, 5], [1, 4], [0, 900], [0, 0], [4, 0]])
+def test_documents_start_where_the_ids_say(make_shards, offsets):
+    folder = make_shards([[1, 2, 3], [4, 5]])
+    TokenStream(folder, "train").verify()
+    np.save(folder / "train_00000.offsets.npy", np.array(offsets))
+    with pytest.raises(ValueError, match=r"train_00000.offsets.npy .* prepare the folder again"):
+        TokenStream(folder, "train").verify()
+
+
+def test_offsets_that_are_no_array(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    for content in (b"", b"\x93NUMPY", pickle.dumps([1, 2])):
+        (folder / "train_00000.offsets.npy").write_bytes(content)
+        with pytest.raises(ValueError, match="offsets.npy is no NumPy file"):
+            TokenStream(folder, "train").verify()
 
 
 def test_tokenizer_that_breaks_its_word(make_shards):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from data.files import load_sealed, sealed, to_json
 from data.text.prepare import prepare
 from data.text.shards import TokenStream
 from data.text.sources import open_source
@@ -306,9 +307,9 @@ def test_what_cannot_be_scored_or_reported_is_refused_before_training(tiny, corp
     elsewhere = shutil.copytree(corpus, tmp_path / corpus.name)
     other = shutil.copytree(corpus, tmp_path / "other")
     manifest = other / "manifest.json"
-    values = json.loads(manifest.read_text())
+    values = load_sealed(manifest)
     values["tokenizer"]["sha256"] = "0123"
-    manifest.write_text(json.dumps(values))
+    manifest.write_bytes(to_json(sealed(values)))
     for split, birds in (("train", 1), ("val", 18)):  # 18 are enough for all but other text
         line = json.dumps({"text": "a dog follows one bird. " * birds})
         (tmp_path / f"{split}.jsonl").write_text(line + "\n")

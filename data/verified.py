@@ -1,0 +1,66 @@
+"""Files that are checked once: again only when their size or time of change is another."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from data.files import write_atomically
+
+VERIFIED = ".verified.json"
+"""File beside the checked ones that remembers them; it may be deleted at any time."""
+
+
+class Verified:
+    """What was found right in a folder before, as far as that could be written down there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what is known."""
+        self._path = folder / VERIFIED
+        self._stamps: dict[str, object] = {}
+        with suppress(OSError, ValueError):  # then all is checked anew
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            self._stamps = known if isinstance(known, dict) else {}
+
+    def once(self, files: Sequence[Path], sha256: str, check: Callable[[], None]) -> None:
+        """Call `check`, which raises where the files are not right, unless it passed before.
+
+        The first file has this sha256, by the manifest; the others belong to it.
+        """
+        states = [path.stat() for path in files]
+        stamp = [sha256, *([state.st_size, state.st_mtime_ns] for state in states)]
+        if self._stamps.get(files[0].name) == stamp:
+            return
+        check()
+        self._stamps[files[0].name] = stamp
+        with suppress(OSError):  # a folder that others wrote: it is checked again next time
+            write_atomically(self._path, (json.dumps(self._stamps) + "\n").encode())
+
+
+class InBackground:
+    """Work that reads files while something else goes on; its error is raised to who asks."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        """Begin it."""
+        self._work = work
+        self._error: ValueError | OSError | None = None
+        # one that a command need not wait for to end
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Raise what has gone wrong so far."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Wait for the end of the work, and raise what went wrong."""
+        self._thread.join()
+        self.look()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except (ValueError, OSError) as error:
+            self._error = error
