@@ -65,6 +65,11 @@ def from_yaml(schema: type[C], text: str) -> C:
     return _config_of(schema, [values], "the configuration of a run")
 
 
+def from_record(schema: type[C], values: dict[str, Any], source: str) -> C:
+    """The configuration that `source` recorded with `dataclasses.asdict`, as `from_yaml`."""
+    return _config_of(schema, [OmegaConf.create(values)], source)
+
+
 def _parse(argv: Sequence[str]) -> tuple[str, DictConfig, DictConfig]:
     """The file's name, what it says, and what replaces some of it."""
     if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):

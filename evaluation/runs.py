@@ -1,8 +1,9 @@
 """Folders of runs: open one, tell whether it is the run that it should be, and what to call it."""
 
+import logging
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -13,7 +14,7 @@ from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.flops import count_params
 from model.gpt import GPT
-from training.checkpoint.contents import Progress, read_progress, read_weights
+from training.checkpoint.contents import Progress, read_progress, read_weights, recorded_config
 from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
@@ -37,6 +38,7 @@ HOW = (  # settings that change nothing in what is trained but its rounding
 )
 
 Config = TrainConfig | ClassifyConfig
+_LOG = logging.getLogger(__name__)
 _SEED = re.compile(r"_seed(\d+)$")
 
 
@@ -59,6 +61,7 @@ class Run:
 
         Raises:
             FileNotFoundError: training went on meanwhile, and the checkpoint is gone.
+            ValueError: it is damaged.
         """
         if not self.checkpoint.exists():
             raise FileNotFoundError(
@@ -66,7 +69,7 @@ class Run:
                 f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
             )
         model = GPT(self.config.model)
-        model.load_state_dict(read_weights(self.checkpoint))
+        model.load_state_dict(read_weights(self.checkpoint, model.state_dict()))
         return model.eval()
 
     @property
@@ -79,6 +82,9 @@ class Run:
 def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     """The run in `folder` at its newest checkpoint, or at the one that processes agreed on.
 
+    Model and data are those that the checkpoint was saved with; config.yaml tells where the data
+    are and what computes attention, and if it differs otherwise, a warning is logged.
+
     Raises:
         FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
         ConfigError: the configuration is none.
@@ -87,7 +93,18 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     checkpoint = checkpoint or latest_checkpoint(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
-    config = config_of(folder, TrainConfig)
+    beside = config_of(folder, TrainConfig)
+    saved = recorded_config(checkpoint, TrainConfig)
+    config = replace(
+        beside,
+        model=replace(saved.model, attention=beside.model.attention),
+        data=replace(saved.data, path=beside.data.path),
+    )
+    if settings := _differing(beside, config, ()):
+        _LOG.warning(
+            "%s is not what %s was saved with, and the checkpoint's values are taken: %s",
+            *(folder / RUN_CONFIG, checkpoint, settings),
+        )
     progress, must_match = read_progress(checkpoint)
     return Run(
         folder=folder,

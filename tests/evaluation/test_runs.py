@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from configs.reader import to_yaml
-from evaluation.runs import check_same_settings, describe, labels
+from evaluation.runs import check_same_settings, describe, labels, open_run
+from training.checkpoint.files import SUMS, write_sums
 from training.config import RUN_CONFIG
 from training.environment import ENVIRONMENTS, note_start
 from training.language.config import load_config
@@ -54,6 +57,34 @@ def test_a_checkpoint_that_is_gone_since(opened):
     run = opened("a")
     with pytest.raises(FileNotFoundError, match="step_00000003 is gone, as training went on .*=2"):
         _ = run.model
+
+
+def test_the_model_is_the_one_that_the_checkpoint_was_saved_with(train, caplog):
+    folder = train("run")
+    weights = open_run(folder).model.state_dict()
+    assert caplog.messages == []
+    path = folder / RUN_CONFIG
+    path.write_text(path.read_text().replace("n_layer: 2", "n_layer: 3"))
+    run = open_run(folder)
+    assert run.config.model.n_layer == 2
+    assert run.model.state_dict().keys() == weights.keys()
+    (said,) = caplog.messages
+    assert said.startswith(f"{path} is not what {run.checkpoint} was saved with")
+    assert said.endswith("model.n_layer is 3 there and 2 here")
+
+
+@pytest.mark.parametrize("change", ["lacks", "has the unknown"])
+def test_weights_left_over_or_missing_are_refused(train, change):
+    folder = train("run")
+    run = open_run(folder)
+    path = run.checkpoint / "model.safetensors"
+    weights = load_file(path)
+    weights["more"] = weights.pop("tok_emb.weight") if change == "lacks" else torch.zeros(1)
+    save_file(weights, path)
+    (run.checkpoint / SUMS).unlink()
+    write_sums(run.checkpoint)
+    with pytest.raises(ValueError, match="is damaged.*model.safetensors (has the unkn|lacks)"):
+        _ = open_run(folder).model
 
 
 def test_numbers_of_seeds(opened):

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from configs.reader import from_record
 from data.files import differing, sync_folder, write_atomically
 from training.checkpoint.files import (
     DamageError,
@@ -38,6 +39,7 @@ from training.distributed import Processes
 from training.tasks import RunConfiguration
 
 T = TypeVar("T")
+C = TypeVar("C", bound=RunConfiguration)
 Tensors = Mapping[str, Tensor]
 
 STATE = "state.json"
@@ -175,19 +177,23 @@ def load_checkpoint(
     return progress
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path, like: Tensors | None = None) -> dict[str, Tensor]:
     """The weights of a checkpoint by their names in the model, on the CPU.
 
-    Nothing else is read, so the checkpoint need not have an optimizer.
+    Nothing else is read, so the checkpoint need not have an optimizer. `like` are the tensors that
+    it must have, of which only names, shapes and dtypes are looked at; None takes any.
 
     Raises:
         FileNotFoundError: There is no finished checkpoint in the folder.
-        ValueError: It is damaged.
+        ValueError: It is damaged, or its weights are not those of the model.
     """
     read_progress(folder)
     with _reading(folder):
         check_sums(folder, (MODEL,))
-        return read_tensors(folder / MODEL)
+        weights = read_tensors(folder / MODEL)
+        if like is not None:
+            check_same_tensors(MODEL, weights, like)
+    return weights
 
 
 def check_same_tensors(file: str, there: Tensors, here: Tensors) -> None:
@@ -217,6 +223,17 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
     return _read_state(
         folder, lambda state: (Progress(**state["progress"]), dict(state["must_match"]))
     )
+
+
+def recorded_config(folder: Path, schema: type[C]) -> C:
+    """The configuration of the run as it saved a checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no finished checkpoint in the folder.
+        ValueError: It is damaged, or of another task.
+    """
+    values = _read_state(folder, lambda state: dict(state["config"]))
+    return from_record(schema, values, str(folder / STATE))
 
 
 def read_task(folder: Path) -> str | None:

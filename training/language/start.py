@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
-from training.checkpoint.contents import read_weights, shared_settings
+from training.checkpoint.contents import read_weights, recorded_config, shared_settings
 from training.checkpoint.folders import latest_checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
@@ -50,7 +52,8 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
             "checkpoints/, or leave it out to start with random weights"
         )
-    config = config_of(folder, TrainConfig).model
+    config_of(folder, TrainConfig)  # a classifier's run is named as such
+    config = recorded_config(checkpoint, TrainConfig).model
     reasons = differences(config, model.config)
     there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
     if there != here:
@@ -60,7 +63,9 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
             f"run.init_from={folder} is a run of another model: {'; '.join(reasons)}. "
             "Use the values there, or start with other weights"
         )
-    weights = read_weights(checkpoint)
+    with torch.device("meta"):
+        there = GPT(config)
+    weights = read_weights(checkpoint, there.state_dict())
     model.load_state_dict(with_context_length(weights, model.config.context_length))
     return "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
 
