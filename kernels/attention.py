@@ -78,13 +78,16 @@ def flash_attention(
     A key is seen where all of causal, window_size, mask, doc_start and kv_lengths allow it. A row
     that sees no key has output 0, lse -inf (its sink, if there are sinks) and gradients 0.
 
+    Hidden keys and values must be finite, zero say: what is hidden has a weight of 0, and 0 * NaN
+    is NaN. Which of them are multiplied at all depends on the implementation.
+
     Args:
         q: (B, T_q, H, D), fp16, bf16 or fp32, D up to 256; any strides with a contiguous last
             dimension, that of T up to 2^24 elements for impl="triton".
         k, v: (B, T_k, H_kv, D), same dtype and device. H is a multiple of H_kv: head h reads
             key-value head h // (H / H_kv) (grouped-query attention).
         causal: hide from each query the keys that come after it, j > p.
-        softmax_scale: positive; default 1 / sqrt(D).
+        softmax_scale: positive and finite; default 1 / sqrt(D).
         window_size: W >= 1 hides the keys with |p - j| >= W. With causal, a query sees W keys,
             itself included; without, W - 1 on either side of itself.
         mask: block-sparse; its layout covers ceil(T_q / block) x ceil(T_k / block) blocks.
@@ -93,7 +96,7 @@ def flash_attention(
         kv_lengths: (B,) int32 or int64, the number of keys that are not padding. Keys from there on
             are hidden; positions still count from T_k.
         sinks: (H,), any floating dtype: a score for each head that takes part in the softmax and
-            has no value (arXiv 2309.17453; learnable as in gpt-oss). lse counts it.
+            has no value (arXiv 2309.17453; learnable as in gpt-oss), below +inf. lse counts it.
         softcap: c > 0 replaces a score s by c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
         dropout_p: probability, in [0, 1), with which an attention weight is set to zero; the
             others are divided by 1 - dropout_p.

@@ -1,7 +1,9 @@
 """What `flash_attention` refuses. Each error names the argument, what it was and must be."""
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.block_mask import BlockSparseMask
 from kernels.limits import MAX_HEAD_DIM
@@ -49,15 +51,17 @@ def check_numbers(
     softmax_scale: float | None, window_size: int | None, softcap: float | None, dropout_p: float
 ) -> None:
     """Ranges of the arguments that are numbers."""
-    if softmax_scale is not None and not softmax_scale > 0:
-        raise ValueError(f"softmax_scale must be positive, got {softmax_scale}")
-    if window_size is not None and not window_size >= 1:
+    if softmax_scale is not None and not 0 < softmax_scale < math.inf:
+        raise ValueError(f"softmax_scale must be positive and finite, got {softmax_scale}")
+    if window_size is not None and not (
+        isinstance(window_size, (int, torch.SymInt)) and window_size >= 1
+    ):
         raise ValueError(
-            f"window_size counts the keys that a query sees, itself included: it must be at least "
-            f"1, got {window_size}. None means no window"
+            f"window_size counts the keys that a query sees, itself included: it must be a whole "
+            f"number of at least 1, got {window_size}. None means no window"
         )
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be positive, got {softcap}. None means no cap")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, got {softcap}. None means no cap")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
 
@@ -71,7 +75,8 @@ def check_side_tensors(
 ) -> None:
     """Shapes, dtypes and devices of what comes beside q, k and v.
 
-    The values of tensors go unchecked: reading them would wait for the GPU.
+    The values of tensors go unchecked: reading them would wait for the GPU. On a CPU a sink of
+    +inf is refused.
     """
     batch, seq_q, n_head, _ = q.shape
     integers = (torch.int32, torch.int64)
@@ -91,6 +96,10 @@ def check_side_tensors(
             raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}")
         if name == "sinks" and not tensor.is_floating_point():
             raise ValueError(f"sinks must be floating point, got {tensor.dtype}")
+    if sinks is not None and _may_be_read(sinks) and (sinks.detach() == math.inf).any():
+        raise ValueError(
+            f"sinks must be below +inf, which would take all of the softmax, got {sinks.tolist()}"
+        )
     if mask is None:
         return
     if not isinstance(mask, BlockSparseMask):
@@ -102,6 +111,12 @@ def check_side_tensors(
         raise ValueError(
             f"the layout of mask must have 1 head or the {n_head} of q, got {mask.n_head}"
         )
+
+
+def _may_be_read(tensor: Tensor) -> bool:
+    """Whether the values are there, and reading them waits for nothing."""
+    is_real = type(tensor) in (Tensor, nn.Parameter)  # none that stands for others in a trace
+    return is_real and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:

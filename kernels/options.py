@@ -109,21 +109,24 @@ def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
         ValueError: there is dropout, and no seed.
     """
 
-    def contiguous(name: str, dtype: torch.dtype) -> Tensor | None:
+    def positions(name: str) -> Tensor | None:
         tensor = arguments.get(name)
-        return None if tensor is None else tensor.to(dtype).contiguous()
+        if tensor is not None and tensor.dtype == torch.int64:
+            # beyond the keys all mean the same, and past 2^31 they would wrap around
+            tensor = tensor.clamp(0, call.k.shape[1])
+        return None if tensor is None else tensor.to(torch.int32).contiguous()
 
     arguments = call.seeded(impl)
     seed = arguments.get("dropout_seed")
     assert not isinstance(seed, int)
-    window_size = arguments.get("window_size")
+    sinks, window_size = arguments.get("sinks"), arguments.get("window_size")
     if window_size is not None and window_size >= max(call.q.shape[1], call.k.shape[1]):
         window_size = None  # no key is that far from any query
     options = AttentionOptions(
         dropout_seed=seed,
-        doc_start=contiguous("doc_start", torch.int32),
-        kv_lengths=contiguous("kv_lengths", torch.int32),
-        sinks=contiguous("sinks", torch.float32),
+        doc_start=positions("doc_start"),
+        kv_lengths=positions("kv_lengths"),
+        sinks=None if sinks is None else sinks.float().contiguous(),
         softmax_scale=call.softmax_scale,
         causal=arguments.get("causal", False),
         window_size=window_size or 0,

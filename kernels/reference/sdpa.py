@@ -30,4 +30,4 @@ def sdpa_attention(call: AttentionCall) -> tuple[Tensor, None]:
         scale=call.softmax_scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).to(q.dtype), None  # of which autocast makes another

@@ -70,8 +70,11 @@ def standard_attention(
 
     keys = k.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)  # (B, H, T_k, D)
     values = v.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)
-    # the scale goes onto q, before the product: fp16 scores of large inputs would overflow
-    scores = (q * softmax_scale).transpose(1, 2) @ keys.mT  # (B, H, T_q, T_k)
+    # the scale goes onto q, before the product: scores of large inputs would overflow
+    scaled = (q * softmax_scale).transpose(1, 2)
+    if q.dtype == torch.float16:  # and where they exceed 65,504, still do
+        scaled, keys = scaled.float(), keys.float()
+    scores = scaled @ keys.mT  # (B, H, T_q, T_k)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32))
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -94,7 +97,7 @@ def standard_attention(
     p = torch.exp(scores - finite(lse).unsqueeze(-1)).to(q.dtype)
     p = p * dropout_factor(q, k, dropout_p, dropout_seed).to(p.dtype)
     out = (p @ values).transpose(1, 2)
-    return out, lse
+    return out.to(q.dtype), lse  # of which autocast makes another
 
 
 def visible_keys(

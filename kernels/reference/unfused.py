@@ -48,4 +48,4 @@ def unfused_attention(call: AttentionCall) -> tuple[Tensor, None]:
     dropout_p = arguments.get("dropout_p", 0.0)
     if dropout_p > 0:
         x = F.dropout(x, dropout_p)
-    return (x @ v).transpose(1, 2), None
+    return (x @ v).transpose(1, 2).to(call.q.dtype), None  # of which autocast makes another

@@ -50,12 +50,15 @@ def test_errors_name_argument_and_value():
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("softmax_scale", 0.0, "softmax_scale must be positive, got 0.0"),
-        ("softmax_scale", float("nan"), "softmax_scale must be positive, got nan"),
-        ("window_size", 0, "window_size .* must be at least 1, got 0. None means no window"),
-        ("window_size", -1, "window_size .* must be at least 1, got -1"),
-        ("softcap", 0.0, "softcap must be positive, got 0.0. None means no cap"),
-        ("softcap", -5.0, "softcap must be positive, got -5.0"),
+        ("softmax_scale", 0.0, "softmax_scale must be positive and finite, got 0.0"),
+        ("softmax_scale", float("inf"), "softmax_scale must be positive and finite, got inf"),
+        ("softmax_scale", float("nan"), "softmax_scale must be positive and finite, got nan"),
+        ("window_size", 0, "window_size .* must be a whole number of at least 1, got 0. None means no window"),
+        ("window_size", 2.5, "window_size .* a whole number of at least 1, got 2.5"),
+        ("window_size", -1, "window_size .* a whole number of at least 1, got -1"),
+        ("softcap", 0.0, "softcap must be positive and finite, got 0.0. None means no cap"),
+        ("softcap", float("inf"), "softcap must be positive and finite, got inf"),
+        ("softcap", -5.0, "softcap must be positive and finite, got -5.0"),
         ("dropout_p", 1.0, r"dropout_p must lie in \[0, 1\), got 1.0"),
         ("dropout_p", -0.1, r"dropout_p must lie in \[0, 1\), got -0.1"),
         (
