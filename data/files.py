@@ -94,10 +94,10 @@ def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str,
         ValueError: The file is damaged. The text ends with the remedy.
     """
     try:
-        values = json.loads(read_text(path))
+        values = parse_json(read_text(path))
         if not isinstance(values, dict):
             raise ValueError(f"it holds {type(values).__name__}, not an object")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
     return values
 
@@ -108,12 +108,33 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: It is no regular file, too large to be one of ours, or not UTF-8.
     """
-    state = path.stat()
-    if not stat.S_ISREG(state.st_mode):  # reading a pipe would wait for a writer
-        raise ValueError(f"{path} is no regular file")
-    if state.st_size > _LARGEST:
-        raise ValueError(f"{path} has {state.st_size} bytes, and may have {_LARGEST}")
+    check_regular(path)
+    if (size := path.stat().st_size) > _LARGEST:
+        raise ValueError(f"it has {size} bytes, and may have {_LARGEST}")
     return path.read_text(encoding="utf-8")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, which would be waited for, a device and a folder.
+
+    Raises:
+        ValueError: It is one.
+        FileNotFoundError: There is nothing.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is no regular file")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+        ValueError: It is none, is nested too deeply, or holds a number of thousands of digits.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data.files import write_atomically
+from data.files import parse_json, read_text, write_atomically
 from training.environment import machine
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
@@ -31,7 +31,7 @@ def read_result(path: Path, *names: str) -> dict[str, Any]:
         ValueError: the file is damaged, or of another kind.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): make it anew") from error
     missing = [name for name in names if not isinstance(values, dict) or name not in values]

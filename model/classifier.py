@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.classifier_config import ClassifierConfig
+from model.memory import check_memory
 from model.neighbours import begin_local, neighbours
 from model.positions import (
     axial_rotary_tables,
@@ -34,7 +35,6 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
-        assert vocab_size <= 1024, "a one-hot matrix of so many columns would not pay"
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -73,6 +73,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.config = config
         C = config.n_embd
+        check_memory(config, config.vocab_size + config.n_positions)
         self.tok_emb = TokenEmbedding(config.vocab_size, C)
         self._init_positions()
         if config.pooling == "cls":

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.config import BlockConfig, check_positive
+from kernels.limits import MAX_VOCAB_SIZE
+from model.config import MAX_CONTEXT, MAX_WIDTH, BlockConfig, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,10 @@ class ClassifierConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "vocab_size", "n_classes", "context_length", "n_inner")
+        check_positive(self, "model", "vocab_size", most=1024)  # a wide one-hot matrix is slow
+        check_positive(self, "model", "n_classes", most=MAX_VOCAB_SIZE)
+        check_positive(self, "model", "context_length", most=MAX_CONTEXT)
+        check_positive(self, "model", "n_inner", most=4 * MAX_WIDTH)
         if self.documents not in (1, 2):
             raise ValueError(f"model.documents={self.documents} must be 1 or 2.")
         if self.grid_width is None:
@@ -79,8 +83,8 @@ class ClassifierConfig(BlockConfig):
                     raise ValueError(
                         f"model.{name}={value} needs rows and columns: set model.grid_width."
                     )
-        elif self.grid_width < 1:
-            raise ValueError(f"model.grid_width={self.grid_width} must be at least 1.")
+        else:
+            check_positive(self, "model", "grid_width", most=2**15)
         if not 0.0 <= self.local_start < math.inf:
             raise ValueError(f"model.local_start={self.local_start} must be a number from 0 on.")
         if self.local_start and self.rotary == "none":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM
+from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM, MAX_VOCAB_SIZE
 
 if TYPE_CHECKING:
     from kernels.block_mask import BlockSparseMask
@@ -21,6 +21,10 @@ GPT2_SIZES: dict[str, dict[str, Any]] = {
     "xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},  # 1558M
 }
 """GPT-2 as released (Radford et al. 2019); use as `ModelConfig(**GPT2_SIZES["medium"])`."""
+
+# Far above what is trained anywhere, and low enough that nothing is allocated for a slip.
+MAX_WIDTH = 2**20
+MAX_CONTEXT = 2**30  # positions are int32 in the kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +130,8 @@ class BlockConfig:
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "model", "n_layer", "n_head", "n_embd")
+        check_positive(self, "model", "n_layer", "n_head", most=10_000)
+        check_positive(self, "model", "n_embd", most=MAX_WIDTH)
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(
@@ -195,7 +200,9 @@ class ModelConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "vocab_size", "vocab_multiple", "context_length")
+        check_positive(self, "model", "vocab_size", most=MAX_VOCAB_SIZE)
+        check_positive(self, "model", "vocab_multiple", most=65_536)
+        check_positive(self, "model", "context_length", most=MAX_CONTEXT)
         if self.positions == "rotary":
             self._check_rotary()
         else:
@@ -229,11 +236,14 @@ class ModelConfig(BlockConfig):
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
 
-def check_positive(config: Any, prefix: str, *names: str) -> None:
-    """Refuse fields of `config` below 1."""
+def check_positive(config: Any, prefix: str, *names: str, most: int = 10**12) -> None:
+    """Refuse fields of `config` below 1, or above what can be meant."""
     for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{prefix}.{name}={getattr(config, name)} must be at least 1.")
+        value = getattr(config, name)
+        if value < 1:
+            raise ValueError(f"{prefix}.{name}={value} must be at least 1.")
+        if value > most:
+            raise ValueError(f"{prefix}.{name}={value} must be at most {most:,}.")
 
 
 def check_choices(config: Any, prefix: str) -> None:

@@ -17,6 +17,7 @@ from kernels.block_mask import BlockSparseMask
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.cache import KVCache
 from model.config import ModelConfig
+from model.memory import check_memory
 from model.positions import rotary_tables
 
 
@@ -29,6 +30,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        check_memory(config, config.padded_vocab_size + config.context_length)
         self.tok_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         if config.positions == "learned":
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)

@@ -9,7 +9,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "configs": set(),
     "model": {"kernels"},
-    "data": set(),
+    "data": {"kernels"},
     "training": {"configs", "data", "model", "kernels"},
     "evaluation": {"configs", "data", "model", "kernels", "training"},
     "train": {"configs", "data", "model", "kernels", "training"},

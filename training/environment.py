@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from data.files import write_atomically
+from data.files import parse_json, read_text, write_atomically
 from training.metrics import read_evaluations
 
 ENVIRONMENTS = "environments.json"
@@ -67,7 +67,20 @@ def whole_cost(run: Path) -> dict[str, Any] | None:
 def read_starts(run: Path) -> list[dict[str, Any]]:
     """What `note_start` noted of each start of a run; nothing where it did not."""
     path = run / ENVIRONMENTS
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        starts = parse_json(read_text(path))
+        if not isinstance(starts, list) or not all(
+            isinstance(start, dict) and type(start.get("from_step")) is int for start in starts
+        ):
+            raise ValueError("it must be a list of objects with a from_step")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): copy it again, or delete it, and where the run was "
+            "trained is not known"
+        ) from error
+    return starts
 
 
 def commit() -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from data.files import write_atomically
+from data.files import check_regular, parse_json, write_atomically
 from training.tasks import RunConfiguration
 
 METRICS = "metrics.jsonl"
@@ -124,13 +124,19 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     path = run / METRICS
     if not path.exists():
         return []
+    check_regular(path)
     records = []
     # What follows the last newline is empty, or a record that a killed run did not finish.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}, is no record: {error}") from error
+            record = parse_json(line)
+            if not isinstance(record, dict) or type(record.get("step")) is not int:
+                raise ValueError("it must be an object with a step")
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}, is no record: {error}. Repair or remove the line"
+            ) from error
+        records.append(record)
     return records
 
 

@@ -5,7 +5,6 @@ the documents a resumed run skips cost no parsing; `done` is the share of the fi
 """
 
 import gzip
-import json
 import lzma
 import os
 import zlib
@@ -13,8 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from io import BufferedReader, TextIOWrapper
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from data.files import check_regular, parse_json
 
 Record = tuple[Callable[[], str], float]
 
@@ -64,6 +66,7 @@ def _format(path: Path) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
     """Open a file, decompressing by its name, and give a function that tells the share read."""
+    check_regular(path)
     with path.open("rb") as raw:
         size = max(1, os.fstat(raw.fileno()).st_size)
         decompress = _DECOMPRESS.get(path.suffix.lower())
@@ -144,19 +147,27 @@ def _read_separated(path: Path, separator: str) -> Iterator[Record]:
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
     # lines end in b"\n" only: U+2028 and its kin are legal inside a JSON string
     with _opened(path) as (stream, share_read):
-        for line_number, line in enumerate(stream, start=1):
+        for line_number in count(1):
+            line = stream.readline(MAX_DOCUMENT_BYTES + 1)
+            if not line:
+                break
+            where = f"{path}, line {line_number}"
+            if len(line) > MAX_DOCUMENT_BYTES:
+                raise ValueError(
+                    f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one "
+                    "document in memory; remove or split it."
+                )
             if line.strip():
-                where = f"{path}, line {line_number}"
                 yield partial(_json_text, line, where, text_field), share_read()
 
 
 def _json_text(line: bytes, where: str, text_field: str) -> str:
+    text = _decode(line, where)
     try:
-        record = json.loads(_decode(line, where))
-    except json.JSONDecodeError as error:
+        record = parse_json(text)
+    except ValueError as error:
         raise ValueError(
-            f"{where} is not a JSON object ({error.msg} at column {error.colno}); "
-            "repair or remove the line."
+            f"{where} is not a JSON object ({error}); repair or remove the line."
         ) from error
     if not isinstance(record, dict):
         raise ValueError(f"{where} is {type(record).__name__}, but every line must be an object.")
@@ -184,12 +195,13 @@ def checked_text(value: Any, where: str) -> str:
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
-    from pyarrow import ArrowInvalid
+    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
+    check_regular(path)
     try:
-        parquet = ParquetFile(path)
-    except ArrowInvalid as error:
+        parquet = ParquetFile(path, page_checksum_verification=True)
+    except (ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a whole Parquet file ({error}).") from error
     with closing(parquet):
         columns = parquet.schema_arrow.names
@@ -210,4 +222,10 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def _parquet_text(read: Callable[[], Any], row: int, where: str) -> str:
-    return checked_text(read().column(0)[row].as_py(), where)
+    from pyarrow import ArrowException
+
+    try:
+        text = read().column(0)[row].as_py()
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where} cannot be read ({error}); fetch the file again.") from error
+    return checked_text(text, where)

@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from data.files import check_settings, load_json, load_sealed, sealed, to_json, write_atomically
+from data.files import (
+    check_regular,
+    check_settings,
+    load_json,
+    load_sealed,
+    sealed,
+    to_json,
+    write_atomically,
+)
 from data.verified import Verified
 
 FORMAT_VERSION = 1
@@ -325,6 +333,7 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
     path = folder / offsets_name(shard.name)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
+    check_regular(path)
     try:
         offsets = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:

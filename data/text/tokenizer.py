@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from data.files import check_regular
 from data.hub import from_hub
+from kernels.limits import MAX_VOCAB_SIZE
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
@@ -47,6 +49,11 @@ class TextTokenizer:
         """What messages and the manifest call it."""
         self.eot_id: int = ends[0]
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(
+                f"Tokenizer {name!r} has the id {self.vocab_size - 1}, and ids must be below "
+                f"{MAX_VOCAB_SIZE}; choose another tokenizer."
+            )
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.to_str())
         self.sha256 = _meaning_sha256(spec)
@@ -142,7 +149,8 @@ def load_tokenizer(name: str) -> TextTokenizer:
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "tokenizer.json"
-    if path.is_file():
+    if path.exists():
+        check_regular(path)
         try:
             # Not from_file, which raises a bare Exception whatever is wrong.
             tokenizer = Tokenizer.from_buffer(path.read_bytes())

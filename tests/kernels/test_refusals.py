@@ -53,7 +53,11 @@ def test_errors_name_argument_and_value():
         ("softmax_scale", 0.0, "softmax_scale must be positive and finite, got 0.0"),
         ("softmax_scale", float("inf"), "softmax_scale must be positive and finite, got inf"),
         ("softmax_scale", float("nan"), "softmax_scale must be positive and finite, got nan"),
-        ("window_size", 0, "window_size .* must be a whole number of at least 1, got 0. None means no window"),
+        (
+            "window_size",
+            0,
+            "a whole number of at least 1, got 0. None means no window",
+        ),
         ("window_size", 2.5, "window_size .* a whole number of at least 1, got 2.5"),
         ("window_size", -1, "window_size .* a whole number of at least 1, got -1"),
         ("softcap", 0.0, "softcap must be positive and finite, got 0.0. None means no cap"),

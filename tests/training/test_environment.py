@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from training import environment
-from training.environment import commit, note_start, read_starts
+from training.environment import ENVIRONMENTS, commit, note_start, read_starts
 from training.metrics import METRICS
 
 
@@ -102,3 +102,10 @@ def test_training_notes_where_it_was_started(run):
         assert [start["from_step"] for start in read_starts(run.out_dir)] == starts
         assert read_starts(run.out_dir)[-1]["torch"] == torch.__version__
         assert read_starts(run.out_dir)[-1]["world_size"] == 1
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[3]", '[{"from_step": "0"}]', "[" * 100_000])
+def test_damage_is_named(tmp_path, text):
+    (tmp_path / ENVIRONMENTS).write_text(text)
+    with pytest.raises(ValueError, match="environments.json is damaged"):
+        read_starts(tmp_path)

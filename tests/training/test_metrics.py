@@ -1,4 +1,5 @@
 import json
+import os
 import re
 
 import pytest
@@ -78,3 +79,26 @@ def test_wandb_offline_goes_on_with_the_same_run(tmp_path, monkeypatch):
     files = [path.name for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")]
     assert files == [f"run-{run_id}.wandb"] * len(files)
     assert files
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "is no record: Expecting property name"),
+        (b"[1]", "is no record: it must be an object with a step"),
+        (b'{"step": "1"}', "is no record: it must be an object with a step"),
+        (b"\xff", "is no record: "),
+        (b"[" * 100_000, "is no record: it is nested too deeply"),
+        (b'{"step": ' + b"1" * 5000 + b"}", "is no record: Exceeds the limit"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line, reason):
+    (tmp_path / METRICS).write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=f"metrics.jsonl, line 2, {reason}"):
+        read_metrics(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / METRICS)
+    with pytest.raises(ValueError, match="metrics.jsonl is no regular file"):
+        read_metrics(tmp_path)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from configs.reader import from_record
-from data.files import differing, sync_folder, write_atomically
+from data.files import differing, parse_json, sync_folder, write_atomically
 from training.checkpoint.files import (
     DamageError,
     check_sums,
@@ -331,8 +331,8 @@ def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
     with _reading(folder):
         check_sums(folder, (STATE,))
         try:
-            return take(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return take(parse_json(path.read_bytes()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamageError(f"{STATE}: {type(error).__name__}: {error}") from error
 
 

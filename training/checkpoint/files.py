@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import write_atomically
+from data.files import check_regular, read_text, write_atomically
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
@@ -69,12 +69,15 @@ def check_sums(folder: Path, names: Iterable[str] = ()) -> None:
             found = sha256(folder / name)
         except FileNotFoundError as error:
             raise DamageError(f"{name} is gone") from error
+        except ValueError as error:
+            raise DamageError(str(error)) from error
         if found != sums[name]:
             raise DamageError(f"{name} has another sha256 than {SUMS} says")
 
 
 def sha256(path: Path) -> str:
     """The sha256 of a file, in hexadecimal."""
+    check_regular(path)
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
             return hashlib.sha256().hexdigest()
@@ -85,10 +88,10 @@ def sha256(path: Path) -> str:
 
 def _read_sums(folder: Path) -> dict[str, str]:
     try:
-        *lines, rest = (folder / SUMS).read_text(encoding="ascii").split("\n")
+        *lines, rest = read_text(folder / SUMS).split("\n")
     except FileNotFoundError as error:
         raise DamageError(f"{SUMS} is gone") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise DamageError(f"{SUMS}: {error}") from error
     sums = {}
     for line in [*lines, *([rest] if rest else [])]:

@@ -1,5 +1,6 @@
 """How well a model answers on a whole split, and the best weights so far."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -7,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from data.files import write_atomically
+from data.files import check_regular, write_atomically
 from training.classification.objectives import Ask, LabelledBatch, ask_labels
 from training.distributed import Processes
 
@@ -91,6 +92,7 @@ def save_best(run: Path, model: nn.Module, step: int, accuracy: float) -> None:
     """Keep the weights of the best validation so far in the folder of a run, in place of others."""
     weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
     about = {"step": json.dumps(step), "val_accuracy": json.dumps(accuracy)}
+    about["sha256"] = _sha256(weights, about)
     write_atomically(run / BEST, save(weights, about))
 
 
@@ -98,8 +100,7 @@ def best_so_far(run: Path) -> tuple[int, float] | None:
     """Step and validation accuracy of the weights that `save_best` kept; None if there are none."""
     if not (run / BEST).exists():
         return None
-    with safe_open(run / BEST, framework="pt") as file:
-        about = file.metadata()
+    _, about = _read(run / BEST)
     return json.loads(about["step"]), json.loads(about["val_accuracy"])
 
 
@@ -108,10 +109,36 @@ def read_best(run: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there are none.
+        ValueError: the file is damaged.
     """
     if not (run / BEST).exists():
         raise FileNotFoundError(
             f"{run} has no {BEST}: name the folder of a classifier's run that was validated once"
         )
-    with safe_open(run / BEST, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return _read(run / BEST)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    check_regular(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = file.metadata() or {}
+        # None: of version 0.2 or older
+        if about.pop("sha256", None) not in (None, _sha256(weights, about)):
+            raise ValueError("its sha256 is not that of what it holds")
+        if not {"step", "val_accuracy"} <= about.keys():
+            raise ValueError("it does not tell of a step and a val_accuracy")
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): copy it again, or train the run anew"
+        ) from error
+    return weights, about
+
+
+def _sha256(weights: dict[str, Tensor], about: dict[str, str]) -> str:
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, weight in sorted(weights.items()):
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
+        found.update(weight.cpu().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -41,6 +41,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self.grad_accum_steps(world_size=1)
+        if (tokens := self.optim.max_steps * self.optim.batch_tokens) >= 2**62:
+            raise ValueError(
+                f"optim.max_steps={self.optim.max_steps} * optim.batch_tokens="
+                f"{self.optim.batch_tokens} = {tokens} tokens must be below 2^62"
+            )
 
     @staticmethod
     def from_data(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,39 @@ def test_parquet_by_row_groups(tmp_path, monkeypatch):
         read(source)
 
 
+def test_a_line_that_no_memory_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.text.readers.MAX_DOCUMENT_BYTES", 1000)
+    for suffix, compress in (("", bytes), (".xz", lzma.compress), (".gz", gzip.compress)):
+        path = tmp_path / f"long.jsonl{suffix}"
+        path.write_bytes(compress(b'{"text": "a"}\n{"text": "' + b"a" * 2000 + b'"}\n'))
+        with pytest.raises(ValueError, match=rf"{path.name}, line 2 has more than 1,000 bytes"):
+            read(FileSource([str(path)]))
+
+
+@pytest.mark.parametrize("name", ["pipe.txt", "pipe.jsonl", "pipe.jsonl.xz", "pipe.parquet"])
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is no regular file"):
+        read(FileSource([str(tmp_path / name)]))
+
+
+def test_flipped_bits_of_a_parquet_file_are_named_or_change_nothing(tmp_path):
+    path = tmp_path / "texts.parquet"
+    values = [f"text {n} " * 20 for n in range(200)]
+    pq.write_table(pa.table({"text": values}), path, write_page_checksum=True, compression="zstd")
+    content, generator, found = path.read_bytes(), random.Random(0), 0
+    for _ in range(60):
+        flipped = bytearray(content)
+        flipped[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            assert read(FileSource([str(path)])) == values
+        except ValueError as error:
+            assert "texts.parquet" in str(error)
+            found += 1
+    assert found > 30
+
+
 def test_parquet_null(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a", None]}), path)

@@ -1,11 +1,14 @@
 """Scores of whole splits, and the best weights."""
 
+import os
+import pickle
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from model.classifier_config import ClassifierConfig
@@ -94,3 +97,28 @@ def test_best_weights_come_back(tmp_path: Path) -> None:
     assert best_so_far(tmp_path) == (60, 0.75)
     assert not read_best(tmp_path)["weight"].any()
     assert [path.name for path in tmp_path.iterdir()] == [BEST]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "pickle", "other step", "empty", "pipe"])
+def test_damaged_best_weights_are_named(tmp_path: Path, damage: str) -> None:
+    save_best(tmp_path, torch.nn.Linear(3, 2), 40, 0.625)
+    path = tmp_path / BEST
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[-5] ^= 1
+    elif damage == "other step":
+        content = content.replace(b'"step":"40"', b'"step":"41"')
+    elif damage == "pickle":
+        content = bytearray(pickle.dumps({"a": 1}))
+    path.write_bytes(content[: 50 if damage == "cut" else 0 if damage == "empty" else None])
+    if damage == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    for read in (read_best, best_so_far):
+        with pytest.raises(ValueError, match=r"best.safetensors is (damaged \(|no regular file)"):
+            read(tmp_path)
+
+
+def test_best_weights_of_before_have_no_sum(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / BEST, {"step": "4", "val_accuracy": "0.5"})
+    assert best_so_far(tmp_path) == (4, 0.5)

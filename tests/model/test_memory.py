@@ -1,0 +1,39 @@
+"""What no machine can hold is refused in words before anything is allocated."""
+
+import pytest
+import torch
+
+from model.classifier import Classifier
+from model.classifier_config import ClassifierConfig
+from model.config import ModelConfig
+from model.gpt import GPT
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_layer": 10**9}, "model.n_layer=1000000000 must be at most 10,000"),
+        ({"n_embd": 10**9, "n_head": 10**4}, "model.n_embd=1000000000 must be at most"),
+        ({"vocab_size": 4 * 10**9}, "model.vocab_size=4000000000 must be at most"),
+        ({"vocab_multiple": 10**9}, "model.vocab_multiple=1000000000 must be at most 65,536"),
+        ({"context_length": 10**12}, "model.context_length=1000000000000 must be at most"),
+    ],
+)
+def test_sizes_that_nobody_means(options, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**options)
+
+
+def test_a_classifier_of_many_tokens():
+    with pytest.raises(ValueError, match="model.vocab_size=1025 must be at most 1,024"):
+        ClassifierConfig(vocab_size=1025, n_classes=2, context_length=8)
+
+
+def test_a_model_that_the_machine_cannot_hold():
+    large = {"n_layer": 10_000, "n_embd": 2**20, "n_head": 2**12}
+    with pytest.raises(ValueError, match=r"model.n_layer=10000, .* GiB of weights, and this mach"):
+        GPT(ModelConfig(**large, context_length=8))
+    with pytest.raises(ValueError, match=r"model.n_layer=10000, .* GiB of weights, and this mach"):
+        Classifier(ClassifierConfig(**large, vocab_size=2, n_classes=2, context_length=8))
+    with torch.device("meta"):  # as where weights are only described
+        assert GPT(ModelConfig(n_layer=2, n_embd=2**16, n_head=2**8, context_length=8)) is not None
