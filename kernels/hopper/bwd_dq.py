@@ -102,11 +102,11 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
         first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
         slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         keys = shared.k.index(slot).reshape([N, PANEL])
         k0 = keys.slice(0, GROUP_N).permute((1, 0)).load(K)
         k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (

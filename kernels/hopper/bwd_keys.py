@@ -50,7 +50,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         n = (end - first) * STEPS
         skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
         slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
         if plan.keys_in_registers:
             k_t = k_t.load(K)
@@ -78,7 +78,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
                 finish_step(c, shared, cid, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
         i += 1

@@ -128,7 +128,7 @@ def own_keys_and_dq(
         n = (end - first) * STEPS
         skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
         slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1, pred=n > 0)
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for h in range(call.group):
@@ -172,7 +172,7 @@ def own_keys_and_dq(
                     part, n - 1, t, first, end, batch, head, key_tile, way,
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1, pred=n > 0)
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
         i += 1

@@ -37,6 +37,12 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
         kv_head = batch_kv % kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
         n = (end - first) * STEPS
+        if n == 0:
+            # Nobody sees these keys, as they are padding, say. The phases of their slot go on all
+            # the same: they are counted by key tiles.
+            slot = i % plan.kv_stages
+            mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
+            mbarrier.arrive(shared.kv_full.index(slot), count=1)
         for h in range(call.group):
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles

@@ -111,6 +111,34 @@ def _spin_kernel(stop_ptr):
         pass
 
 
+# a program goes from key tiles that queries see to those that none sees, and back
+@causal_or_full
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("what", ["padding", "documents", "window", "a window before all keys"])
+def test_programs_draw_key_tiles_that_nobody_sees(what, head_dim, causal):
+    batch, seq_q, seq_k = 48, 1024, 2048
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = make_qkv(batch, seq_q, seq_k, 2, 2, head_dim, dtype=BF16, device="cuda")
+    options = {}
+    if what == "padding":
+        lengths = torch.randint(0, seq_k + 1, (batch,), device="cuda", generator=generator)
+        options = {"kv_lengths": lengths}
+    elif what == "documents":
+        starts = torch.randint(0, seq_k, (batch, 1), device="cuda", generator=generator)
+        options = {"doc_start": starts.expand(batch, seq_q).sort().values}
+    elif what == "window":
+        options = {"window_size": 100}
+    else:
+        options = {"window_size": 100, "kv_lengths": torch.full((batch,), 300, device="cuda")}
+    grads = []
+    for impl in ("hopper", "triton"):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = flash_attention(*leaves, causal=causal, impl=impl, **options)
+        grads.append(torch.autograd.grad(out, leaves, torch.ones_like(out) + out.detach()))
+    for ours, portable in zip(*grads, strict=True):
+        assert relative_error(ours, portable) < 1e-2
+
+
 @causal_or_full
 @each_head_dim
 @pytest.mark.parametrize("seq", [512, 16_384])
