@@ -1,0 +1,60 @@
+"""Try what docs/reliability.md promises, as often as its table says: half an hour on two cores.
+
+python -m tests.reliability [--share 0.1] [--out docs/results/reliability.json]
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from evaluation.results import Row, collect_rows
+from experiments.reliability import reliability_table
+from tests.reliability.damage import cuts, flips
+from tests.reliability.hostile import hostile
+from tests.reliability.kills import kills
+from tests.reliability.stops import stops
+from tests.reliability.world import World
+
+
+def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
+    """What is tried, by name, a share of the number of times."""
+
+    def times(n: int) -> int:
+        return max(1, round(share * n))
+
+    return {
+        "kills of one": partial(kills, n=times(200), world_size=1),
+        "kills of two": partial(kills, n=times(200), world_size=2),
+        "flips": partial(flips, n=times(200)),
+        "cuts": partial(cuts, n=times(50)),
+        "hostile": hostile,
+        "stops of one": partial(stops, world_size=1),
+        "stops of two": partial(stops, world_size=2),
+    }
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the number of tries")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/reliability.json"))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder) / "world")
+
+        def stage(part: Callable[[World], Row]) -> Iterator[list[Row]]:
+            row = part(world)
+            sys.stdout.write(f"{row}\n")
+            sys.stdout.flush()
+            yield [row]
+
+        stages = [partial(stage, part) for part in parts(args.share).values()]
+        rows = collect_rows(args.out, stages)
+    sys.stdout.write(reliability_table({"rows": rows}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

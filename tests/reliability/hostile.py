@@ -1,0 +1,128 @@
+"""Files that run code where they are unpickled, in the place of each file that a command reads."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import train
+from scripts import evaluate, export_gpt2, import_gpt2, plot_run, prepare_text, sample
+from tests.reliability.world import FINE, TRACEBACK, World, counted, outcome
+from tests.training.classification.tiny_classifier import CPU
+
+HOSTILE = (
+    "state.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "processes.safetensors",
+    "SHA256SUMS",
+    ".metadata",
+    "__0_0.distcp",
+    "config.yaml",
+    "tokenizer.json",
+    "metrics.jsonl",
+    "environments.json",
+    "best.safetensors",
+    "manifest.json",
+    "train_00000.bin",
+    "train_00000.offsets.npy",
+    "val_00000.offsets.npy",
+    "train.images.npy",
+    "config.json",
+    "pytorch_model.bin",
+)
+
+
+class Bomb:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def _payloads(name: str, went_off: Path) -> list[bytes]:
+    if name.endswith(".yaml"):
+        return [f"a: !!python/object/apply:pathlib.Path.touch ['{went_off}']\n".encode()]
+    payload = pickle.dumps(Bomb(went_off))
+    if name.endswith(".npy"):  # a header of an array of objects, then the pickle
+        header = b"{'descr': '|O', 'fortran_order': False, 'shape': (2,), }".ljust(117) + b"\n"
+        return [payload, b"\x93NUMPY\x01\x00\x76\x00" + header + payload]
+    return [payload]
+
+
+def _commands(world: World) -> dict[str, tuple]:
+    here = world.folder
+    run, data = here / "hostile", here / "hostile_text"
+    gpt = (world.config, f"data.path={data}")
+    classes = (world.classes, *CPU)
+    return {
+        "train.py": (train.main, *gpt, f"run.out_dir={run}", "optim.max_steps=9"),
+        "run.init_from": (train.main, *gpt, f"run.init_from={run}", f"run.out_dir={here / 'new'}"),
+        "train.py, a classifier": (train.main, *classes, f"run.out_dir={run}"),
+        "run.init_from, a classifier": (
+            train.main, *classes, f"run.init_from={run}", f"run.out_dir={here / 'new'}",
+        ),
+        "evaluate": (
+            evaluate.main, run, "--data", data, "--device", "cpu", "--out", here / "report",
+        ),
+        "sample": (sample.main, run, "--prompt", "the", "--tokens", "2"),
+        "export_gpt2": (export_gpt2.main, run, here / "exported"),
+        "import_gpt2": (
+            import_gpt2.main, here / "hostile_gpt2", "--out", here / "imported", "--data", data,
+        ),
+        "plot_run": (plot_run.main, run, "--out", here / "plot.png"),
+        "prepare_text": (
+            prepare_text.main, here / "train.jsonl", "--tokenizer", run / "tokenizer.json",
+            "--out", here / "new_text",
+        ),
+    }  # fmt: skip
+
+
+def _copies(world: World, command: str) -> list[Path]:
+    """Fresh copies of all that the command reads."""
+    run = world.copy("classifier" if "classifier" in command else "gpt", "hostile")
+    for leftover in ("new", "exported", "imported", "new_text"):
+        shutil.rmtree(world.folder / leftover, ignore_errors=True)
+    others = [world.copy(name, f"hostile_{name}") for name in ("text", "gpt2")]
+    # a classifier is of examples in one place
+    others.insert(1, world.copy("whole_dots", "dots"))
+    return [run, max((run / "checkpoints").iterdir()), *others]
+
+
+def _put(name: str, payload: bytes, folders: list[Path]) -> None:
+    """Replace a file by the payload wherever it is, or lay it where an older version had it."""
+    _, checkpoint, *_, gpt2 = folders
+    if name == "pytorch_model.bin":
+        (gpt2 / "model.safetensors").unlink()
+        (gpt2 / name).write_bytes(payload)
+    elif name in (".metadata", "__0_0.distcp"):
+        (checkpoint / name).write_bytes(payload)
+    for folder in folders:
+        if (folder / name).exists():
+            (folder / name).write_bytes(payload)
+
+
+def hostile(world: World) -> dict:
+    """Each file that is hostile, for each command, which reads it or does not."""
+    world.copy("dots", "whole_dots")
+    export_gpt2.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
+    for command, (main, *arguments) in _commands(world).items():
+        _copies(world, command)
+        assert outcome(main, *arguments)[0] == FINE, command  # so that each reads its files
+    tries, failures, refused = 0, [], 0
+    for name in HOSTILE:
+        for command, (main, *arguments) in _commands(world).items():
+            went_off = world.folder / "went_off"
+            for payload in _payloads(name, went_off):
+                _put(name, payload, _copies(world, command))
+                ended, said = outcome(main, *arguments)
+                tries += 1
+                refused += ended != FINE
+                if went_off.exists():
+                    failures.append(f"{name} by {command}: executed")
+                    went_off.unlink()
+                elif ended == TRACEBACK:
+                    failures.append(f"{name} by {command}: {said}")
+    return counted("hostile files", tries, failures, refused=refused)

@@ -1,0 +1,22 @@
+"""What docs/reliability.md promises, tried a few times; `python -m tests.reliability` tries more."""
+
+import pytest
+
+from tests.reliability.__main__ import parts
+from tests.reliability.world import World
+
+FEW = parts(share=0.05)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("reliability") / "world")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("part", FEW)
+def test_nothing_is_lost_and_nobody_let_in(world, part):
+    row = FEW[part](world)
+    assert row["tries"] > 0
+    assert row["failures"] == []
