@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises, tried a few times; `python -m tests.reliability` tries more."""
+"""What docs/reliability.md promises, tried a few times; python -m tests.reliability tries more."""
 
 import pytest
 

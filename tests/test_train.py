@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -159,12 +160,16 @@ def test_two_processes_go_on_bit_for_bit(run, tmp_path):
 
 
 @pytest.mark.distributed
-def test_one_process_goes_on_from_two(run, tmp_path):
-    options = ("optim.schedule=constant", "model.dropout=0.0")
+@pytest.mark.parametrize("first", [1, 2])
+def test_another_number_of_processes_goes_on(run, tmp_path, first):
+    """In the middle of two records, so that what they add up is shared out, too."""
+    options = ("optim.schedule=constant", "model.dropout=0.0", "run.log_every=3")
     run(*options, f"run.out_dir={tmp_path / 'one'}")
-    in_two_processes(run, *options, "optim.max_steps=4")
-    run(*options)
-    assert len(losses(run.out_dir)) == 8
+    trains = [run, partial(in_two_processes, run)]
+    trains[first - 1](*options)
+    shutil.rmtree(latest_checkpoint(run.out_dir))  # that of step 4 is left
+    trains[2 - first](*options)
+    assert [*losses(run.out_dir)] == [3, 6, 8]
     for step, loss in losses(tmp_path / "one").items():
         torch.testing.assert_close(losses(run.out_dir)[step], loss, rtol=1e-4, atol=1e-5)
 

@@ -1,7 +1,11 @@
 """A run that is told to end, at any moment, has lost nothing when the same command goes on."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -117,3 +121,52 @@ def test_two_processes(run, whole, tmp_path, phase, rank):
     assert [status for status, _ in ends] == [0, 0], ends
     assert before.items() <= losses(run.out_dir).items()
     assert list(losses(run.out_dir)) == [*range(1, 9)]
+
+
+LAUNCHER, ALL, GROUP = "torchrun", "torchrun and its processes, as Slurm", "all, as a terminal"
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [
+        (signal.SIGTERM, LAUNCHER),
+        (signal.SIGKILL, LAUNCHER),
+        (signal.SIGUSR1, LAUNCHER),
+        (signal.SIGTERM, ALL),
+        (signal.SIGUSR1, ALL),
+        (signal.SIGINT, GROUP),
+    ],
+)
+def test_by_torchrun(run, number, whom):
+    """However it is stopped, its processes save and end in seconds, and one of them says so."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    options = ["train.py", str(run.config), "optim.max_steps=100000", "run.save_every=100000"]
+    launcher = subprocess.Popen(
+        [*command, *options, "run.eval_every=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        while not re.match("step (5|[0-9]{2,})/", launcher.stdout.readline()):
+            assert launcher.poll() is None
+        if whom == GROUP:
+            os.killpg(launcher.pid, number)
+        else:
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+            for pid in (
+                [launcher.pid, *map(int, children.split())] if whom == ALL else [launcher.pid]
+            ):
+                os.kill(pid, number)
+        said = launcher.stdout.read()  # until none of them holds the pipe any more
+    newest = checkpoints(run.out_dir)[-1]
+    word = {signal.SIGUSR1: "told to end", signal.SIGINT: "interrupted"}.get(number, "terminated")
+    if (number, whom) == (signal.SIGUSR1, LAUNCHER):  # which dies of it
+        word = "terminated"
+    assert said.count("the same command goes on from") == 1
+    assert f"{word} at step {step_of(newest)}: the same command goes on from {newest}\n" in said
