@@ -225,7 +225,6 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         elif origin is not None:
             log.say(f"starting with the weights of {origin}")
 
-        spikes = Spikes(log.losses())
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         spikes = Spikes(log.losses())
         validated: Record | None = None

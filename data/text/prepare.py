@@ -10,24 +10,32 @@ The shards depend on the documents alone, so a run that was killed ends in the s
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.files import check_settings, lock_folder, remove_unfinished_files, write_atomically
+from data.files import (
+    check_settings,
+    load_json,
+    lock_folder,
+    remove_unfinished_files,
+    to_json,
+    write_atomically,
+)
 from data.text.documents import Document, empty_split_message
 from data.text.shard_writer import ShardWriter
 from data.text.shards import (
+    FORMAT_VERSION,
     MANIFEST,
     PROGRESS,
     TOKENIZER,
     Manifest,
-    PrepareState,
     SplitInfo,
     TokenizerInfo,
     load_offsets,
+    splits_from_json,
     token_dtype,
     total,
     verify,
@@ -57,6 +65,48 @@ class Piece(NamedTuple):
     is_last: bool
     done: float
     """Share of the source read by its end."""
+
+
+@dataclass
+class PrepareState:
+    """What progress.json records between runs."""
+
+    settings: dict[str, Any]
+    """As they go into the manifest."""
+    splits: dict[str, SplitInfo]
+    """Counts; tokens beyond the finished shards are in an open one."""
+    documents_read: int = 0
+    """Documents of the source that the counts cover: the number to go on from."""
+    tokenizer_sha256: str | None = None
+    """Of the tokenizer.json beside the shards, once it is written."""
+    format_version: int = FORMAT_VERSION
+
+    def save(self, out: Path) -> None:
+        """Write progress.json atomically; what it counts must be on the disk already."""
+        write_atomically(out / PROGRESS, to_json(asdict(self)))
+
+    @staticmethod
+    def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
+        """Read progress.json, or begin it.
+
+        Raises:
+            ValueError: It was begun with other settings, or is damaged.
+        """
+        if not (out / PROGRESS).exists():
+            state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
+            state.save(out)
+            return state
+        values = load_json(out / PROGRESS)
+        try:
+            values["splits"] = splits_from_json(values["splits"])
+            state = PrepareState(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
+                "again."
+            ) from error
+        check_settings(out, state.settings, settings)
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,6 @@ import numpy as np
 
 from data.files import (
     check_regular,
-    check_settings,
-    load_json,
     load_sealed,
     sealed,
     to_json,
@@ -188,48 +186,6 @@ def _check(manifest: Manifest) -> None:
                 )
         if type(info.text_bytes) is not int or info.text_bytes < 0:
             raise _ContradictionError(f"text_bytes={info.text_bytes!r} of {split}")
-
-
-@dataclass
-class PrepareState:
-    """What progress.json records between runs."""
-
-    settings: dict[str, Any]
-    """As they go into the manifest."""
-    splits: dict[str, SplitInfo]
-    """Counts; tokens beyond the finished shards are in an open one."""
-    documents_read: int = 0
-    """Documents of the source that the counts cover: the number to go on from."""
-    tokenizer_sha256: str | None = None
-    """Of the tokenizer.json beside the shards, once it is written."""
-    format_version: int = FORMAT_VERSION
-
-    def save(self, out: Path) -> None:
-        """Write progress.json atomically; what it counts must be on the disk already."""
-        write_atomically(out / PROGRESS, to_json(asdict(self)))
-
-    @staticmethod
-    def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
-        """Read progress.json, or begin it.
-
-        Raises:
-            ValueError: It was begun with other settings, or is damaged.
-        """
-        if not (out / PROGRESS).exists():
-            state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
-            state.save(out)
-            return state
-        values = load_json(out / PROGRESS)
-        try:
-            values["splits"] = splits_from_json(values["splits"])
-            state = PrepareState(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
-                "again."
-            ) from error
-        check_settings(out, state.settings, settings)
-        return state
 
 
 class TokenStream:
