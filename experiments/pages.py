@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
-from experiments import glance, provenance
+from experiments import glance, provenance, reliability
 from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -27,6 +27,7 @@ from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
 from experiments.table4 import forest
 from experiments.table4 import report as table4
+from experiments.train_steps import saving
 from experiments.train_steps import tables as train_steps
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PAGES = (
-    Path("README.md"),
-    *(Path(f"docs/{name}.md") for name in ("evaluation", "lra", "speed", "hopper", "reproduce")),
-)
+_DOCS = ("evaluation", "lra", "speed", "hopper", "reliability", "reproduce")
+PAGES = (Path("README.md"), *(Path(f"docs/{name}.md") for name in _DOCS))
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
 TEXT_TRIALS = (
@@ -88,6 +87,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "lra_rotary": _of(lra.accuracy_table, "lra_rotary"),
     "lra_text": _of(partial(lra.trials_table, task="text"), *TEXT_TRIALS),
     "lra_speed": _of(lra.speed_table, "lra_speed"),
+    "reliability": _of(reliability.reliability_table, "reliability"),
+    "saving": _of(saving.saving_table, "saving"),
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
 

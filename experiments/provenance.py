@@ -10,8 +10,8 @@ RESULTS = (
     "table4_hours", "table4_minutes", "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_yardsticks", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
-    "attention_peers", "attention_hopper", "attention_features", "attention_host",
-    "attention_paper", "attention_sparsity", "attention_io",
+    "saving", "reliability", "attention_peers", "attention_hopper", "attention_features",
+    "attention_host", "attention_paper", "attention_sparsity", "attention_io",
 )  # fmt: skip
 
 

@@ -241,6 +241,7 @@ class TokenStream:
                 f"start={start}, length={length} must stay within the {len(self)} tokens of "
                 f"{self.split} in {self.path}."
             )
+        vocab_size = self.manifest.tokenizer.vocab_size
         ids = np.empty(length, dtype=np.int64)
         filled = 0
         index = int(np.searchsorted(self._ends, start, side="right"))
@@ -248,16 +249,15 @@ class TokenStream:
             shard = self._shards[index]
             first = start + filled - (int(self._ends[index]) - len(shard))
             part = shard[first : first + length - filled]
+            if (largest := int(part.max())) >= vocab_size:
+                raise ValueError(
+                    f"{self.path / self.info.shards[index].name}, tokens from {first} on: token id "
+                    f"{largest} must be below the tokenizer's vocab_size={vocab_size}; the shard "
+                    "is damaged, prepare the folder again."
+                )
             ids[filled : filled + len(part)] = part
             filled += len(part)
             index += 1
-        vocab_size = self.manifest.tokenizer.vocab_size
-        if length and (largest := int(ids.max())) >= vocab_size:
-            raise ValueError(
-                f"{self.path}, {self.split} tokens from {start} on: token id {largest} must be "
-                f"below the tokenizer's vocab_size={vocab_size}; the shard is damaged, prepare the "
-                "folder again."
-            )
         return ids
 
     @cached_property
