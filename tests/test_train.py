@@ -213,6 +213,8 @@ def test_trains_on_interpreted_triton_kernels(run, tmp_path):
             "the last 2 steps up to 3 were skipped, .*there is no checkpoint with a good step",
         ),
         (["optim.batch_tokens=100"], ConfigError, "128 would do|64 would do"),
+        ([f"optim.max_steps={10**20}"], ConfigError, f"optim.max_steps={10**20} must be at most"),
+        (["model.n_layer=1000000000"], ConfigError, "model.n_layer=1000000000 must be at most"),
     ],
 )
 def test_errors(run, overrides, error, message, monkeypatch):

@@ -178,3 +178,13 @@ def test_offline_hub_says_to_pass_a_file(monkeypatch):
     monkeypatch.setattr("data.text.tokenizer.Tokenizer.from_pretrained", offline, raising=True)
     with pytest.raises(ValueError, match=r"give the path of a tokenizer\.json.*--train-bpe"):
         load_tokenizer("gpt2")
+
+
+def test_an_id_that_no_table_has_room_for(corpus, tmp_path):
+    spec = json.loads((corpus / "tokenizer.json").read_text())
+    last = max(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
+    spec["model"]["vocab"][last] = 4_000_000_000
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match="has the id 4000000000, and ids must be below 16777216"):
+        load_tokenizer(str(path))
