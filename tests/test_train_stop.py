@@ -78,11 +78,14 @@ def told(folder):
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        *((phase, signal.SIGTERM) for phase in PHASES),
+        *(("training", number) for number in (signal.SIGUSR1, signal.SIGINT)),
+    ],
+)
 def test_one_process(run, whole, tmp_path, phase, number):
-    if number != signal.SIGTERM and phase != "training":
-        pytest.skip("one phase will do for the other signals")
     saved = PHASES[phase].saved
     log = tmp_path / "log"
     process = start_process(start_alone, log, [str(run.config)], phase, number, 0)
@@ -103,11 +106,17 @@ def test_one_process(run, whole, tmp_path, phase, number):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("phase", [name for name in PHASES if name != "first step"])
+@pytest.mark.parametrize(
+    ("phase", "rank"),
+    [
+        (phase, rank)
+        for phase in PHASES
+        for rank in (0, 1)
+        # in which nothing is saved yet; and the main process alone writes
+        if phase != "first step" and (phase, rank) != ("saving", 1)
+    ],
+)
 def test_two_processes(run, whole, tmp_path, phase, rank):
-    if phase == "saving" and rank:
-        pytest.skip("the main process alone saves")
     saved = PHASES[phase].saved
     arguments = ([str(run.config), "model.dropout=0"], phase, signal.SIGTERM, rank)
     ends = call_on_two_processes(tmp_path, train_and_stop, *arguments)
