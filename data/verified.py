@@ -41,7 +41,7 @@ class Verified:
 class InBackground:
     """Work that reads files while something else goes on; its error is raised to who asks."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         """Begin it."""
         self._work = work
         self._error: ValueError | OSError | None = None

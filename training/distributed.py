@@ -31,6 +31,11 @@ class Processes:
         """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
+    @property
+    def is_first_here(self) -> bool:
+        """Whether this process is the first of those on its machine, which share its disks."""
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
     def __str__(self) -> str:
         """How many there are, and on what: "8 x NVIDIA H100 80GB HBM3"."""
         if self.device.type == "cuda":

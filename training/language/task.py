@@ -59,8 +59,9 @@ class LanguageTask:
             world_size=processes.world_size,
             document_mask=config.data.document_mask,
         )
+        streams = (validation, self._stream) if processes.is_first_here else ()
         # a terabyte takes minutes to read
-        self._verified = InBackground(lambda: (validation.verify(), self._stream.verify())[0])
+        self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model).to(processes.device)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.must_match = start.must_match(config, self._stream)
