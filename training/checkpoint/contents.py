@@ -337,10 +337,10 @@ def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether every file of a checkpoint is as it was written."""
+    """Whether every file that a checkpoint must have is as it was written."""
     try:
-        read_progress(folder)
-        check_sums(folder)
+        progress, _ = read_progress(folder)
+        check_sums(folder, (MODEL,) if progress.step == 0 else (MODEL, OPTIMIZER, PROCESSES))
     except (ValueError, OSError):
         return False
     return True

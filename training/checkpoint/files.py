@@ -55,14 +55,14 @@ def write_sums(folder: Path) -> None:
     write_atomically(folder / SUMS, "".join(lines).encode())
 
 
-def check_sums(folder: Path, names: Iterable[str] = ()) -> None:
-    """Compare files with the sums that `write_sums` kept: these names, or all that it kept.
+def check_sums(folder: Path, names: Iterable[str]) -> None:
+    """Compare the files of these names with the sums that `write_sums` kept.
 
     Raises:
         DamageError: A file is not as it was written, or gone.
     """
     sums = _read_sums(folder)
-    for name in names or sums:
+    for name in names:
         if name not in sums:
             raise DamageError(f"{SUMS} has no line for {name}")
         try:

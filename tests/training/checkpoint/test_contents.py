@@ -172,6 +172,15 @@ def test_damage_is_named_with_the_older_one_that_is_whole(tmp_path, file, damage
     assert latest_checkpoint(tmp_path) == older
 
 
+def test_a_sum_that_is_lost_is_damage_too(tmp_path):
+    folder = save(tmp_path, 1, *make(0))
+    lines = (folder / SUMS).read_text().splitlines(keepends=True)
+    (folder / SUMS).write_text("".join(line for line in lines if "optimizer" not in line))
+    with pytest.raises(ValueError, match=f"{SUMS} has no line for optimizer.safetensors"):
+        load(folder)
+    assert newest_whole(tmp_path) is None
+
+
 def test_damage_where_no_older_one_is_whole(tmp_path):
     for step in (1, 2):
         (save(tmp_path, step, *make(0)) / "model.safetensors").write_bytes(b"")
