@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from data.files import write_atomically
 from data.lra.batches import Batch, Examples, load_examples
 from data.lra.curriculum import Curriculum
+from training.checkpoint.contents import check_same_tensors
 from training.classification import start
 from training.classification.config import ClassifyConfig
 from training.classification.objectives import make_ask
@@ -172,7 +173,9 @@ class ClassificationTask:
         """Score the best weights on the test split, and keep the logits of labels."""
         assert self._best is not None
         self._processes.barrier()  # until the best weights are written
-        self.model.load_state_dict(read_best(self._run))
+        weights = read_best(self._run)
+        check_same_tensors(BEST, weights, self.model.state_dict())
+        self.model.load_state_dict(weights)
         found = self._score(self._test, stop)
         if self._processes.is_main and found.logits is not None:
             file = io.BytesIO()

@@ -293,3 +293,10 @@ def test_metrics_are_json_of_numbers(config: Path, tmp_path: Path):
     main([str(config), *CPU, "optim.max_steps=8"])
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         assert all(isinstance(value, int | float) for value in json.loads(line).values())
+
+
+def test_best_weights_of_another_model_are_refused(config: Path, tmp_path: Path):
+    main([str(config), *CPU])
+    save_best(tmp_path / "run", torch.nn.Linear(3, 2), 24, 1.0)
+    with pytest.raises(ValueError, match=r"best.safetensors (lacks|has the unknown)"):
+        main([str(config), *CPU])
