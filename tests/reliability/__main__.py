@@ -1,4 +1,4 @@
-"""Try what docs/reliability.md promises, as often as its table says: half an hour on two cores.
+"""Try what docs/reliability.md promises, as often as its table says: ten minutes on two cores.
 
 python -m tests.reliability [--share 0.1] [--out docs/results/reliability.json]
 """
