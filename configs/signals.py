@@ -27,7 +27,6 @@ _advice: list[Callable[[], str]] = []
 """Of the blocks of `if_interrupted` that run, the innermost last."""
 _told: list[int] = []
 """The signal that was told while the main thread waited."""
-
 _saved: list[bool] = []
 """Not empty where all that the command did is saved."""
 

@@ -41,14 +41,15 @@ PHASES = {
 
 
 def train_and_stop(argv, phase, number, rank):
-    """Train, and send this process a signal when it comes to a phase."""
+    """Train, and send this process a signal when it comes to a phase, if it has this rank; None:
+    any."""
     owner, name, at, _ = PHASES[phase]
     work, calls = getattr(owner, name), 0
 
     def stopping(*args, **options):
         nonlocal calls
         calls += 1
-        if calls == at and int(os.environ.get("RANK", "0")) == rank:
+        if calls == at and rank in (None, int(os.environ.get("RANK", "0"))):
             os.kill(os.getpid(), number)
         return work(*args, **options)
 
@@ -103,6 +104,25 @@ def test_one_process(run, whole, tmp_path, phase, number):
         assert said == f"{word} at step {step}: the same command goes on from {newest}"
     run()
     assert told(run.out_dir) == told(whole.out_dir)
+
+
+@pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=pytest.mark.distributed)])
+def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
+    """As it compiles, which may take minutes, it is not waited for: all before it is saved."""
+    run("optim.max_steps=4")
+    newest = checkpoints(run.out_dir)[-1]
+    called = ([str(run.config)], "first step", signal.SIGTERM)
+    if n_processes == 1:
+        process = start_process(start_alone, tmp_path / "log", *called, 0)
+        process.join(60)
+        ended, said = [process.exitcode], (tmp_path / "log").read_text()
+    else:  # torchrun tells each
+        ends = call_on_two_processes(tmp_path, train_and_stop, *called, None)
+        ended, said = [status for status, _ in ends], ends[0][1]
+    assert ended == [0] * n_processes
+    assert f"terminated at step 4: the same command goes on from {newest}\n" in said
+    run()
+    assert list(losses(run.out_dir)) == [*range(1, 9)]
 
 
 @pytest.mark.distributed

@@ -1,5 +1,6 @@
 """Which checkpoint a run goes on from."""
 
+from itertools import chain, count
 from pathlib import Path
 
 from training.checkpoint.contents import is_whole
@@ -47,7 +48,14 @@ def set_aside(run: Path, whole: Path) -> list[Path]:
     """Rename the checkpoints that are newer than `whole`, as damaged; returns their new names."""
     newer = checkpoints(run)
     newer = newer[newer.index(whole) + 1 :]
-    return [folder.rename(folder.with_name(f"damaged_{folder.name}")) for folder in newer]
+    return [folder.rename(_free_name(folder)) for folder in newer]
+
+
+def _free_name(folder: Path) -> Path:
+    """A name for a damaged checkpoint: another of that step may have been damaged before."""
+    name = folder.with_name(f"damaged_{folder.name}")
+    later = (name.with_name(f"{name.name}_{n}") for n in count(2))
+    return next(path for path in chain([name], later) if not path.exists())
 
 
 def last_good(run: Path, first_skipped: int) -> str:

@@ -181,6 +181,14 @@ def test_a_sum_that_is_lost_is_damage_too(tmp_path):
     assert newest_whole(tmp_path) is None
 
 
+def test_damage_of_one_step_twice(tmp_path):
+    whole = save(tmp_path, 1, *make(0))
+    for name in ("damaged_step_00000002", "damaged_step_00000002_2", "damaged_step_00000002_3"):
+        folder = save(tmp_path, 2, *make(0))
+        (folder / "model.safetensors").unlink()
+        assert set_aside(tmp_path, whole) == [folder.with_name(name)]
+
+
 def test_damage_where_no_older_one_is_whole(tmp_path):
     for step in (1, 2):
         (save(tmp_path, step, *make(0)) / "model.safetensors").write_bytes(b"")
