@@ -127,6 +127,20 @@ def run(make_run, tmp_path):
     return make_run(tmp_path)
 
 
+@pytest.fixture
+def waits_for_saves(monkeypatch):
+    """Training goes on when a checkpoint is written, so that a test knows what is on disk."""
+    from training.checkpoint.saver import CheckpointSaver
+
+    save = CheckpointSaver.save
+
+    def save_and_wait(self, *args):
+        save(self, *args)
+        self.finish()
+
+    monkeypatch.setattr(CheckpointSaver, "save", save_and_wait)
+
+
 @pytest.fixture(scope="session")
 def make_gpt2():
     """Make tiny GPT-2s of transformers, with weights that bend every nonlinearity."""

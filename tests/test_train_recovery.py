@@ -58,6 +58,7 @@ def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
     assert [folder.name for folder in checkpoints(run.out_dir)] == ["step_00000004"]
 
 
+@pytest.mark.usefixtures("waits_for_saves")
 def test_a_run_whose_folder_is_renamed_ends(run, tmp_path, monkeypatch):
     validate = LanguageTask.validate
 

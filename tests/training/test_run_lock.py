@@ -18,6 +18,7 @@ def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("waits_for_saves")
 def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeypatch):
     whole = run(f"run.out_dir={tmp_path / 'whole'}")
     refused_at = []
