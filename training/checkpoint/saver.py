@@ -101,12 +101,7 @@ class CheckpointSaver:
             return
         if self._pending is not None and self.is_idle():
             self._pending.result()
-        if _identity(self._run) != self._identity:
-            raise OSError(
-                f"run.out_dir={self._run} was renamed, deleted or replaced while it was trained: "
-                "nothing more is saved. Where the folder still is, "
-                "run.out_dir with its new name goes on from its newest checkpoint"
-            )
+        self._check_folder()
 
     def is_idle(self) -> bool:
         """Whether nothing is being written."""
@@ -132,6 +127,14 @@ class CheckpointSaver:
         if error_type is None:
             self.finish()
 
+    def _check_folder(self) -> None:
+        if _identity(self._run) != self._identity:
+            raise OSError(
+                f"run.out_dir={self._run} was renamed, deleted or replaced while it was trained: "
+                "nothing more is saved. Where the folder still is, "
+                "run.out_dir with its new name goes on from its newest checkpoint"
+            )
+
     def _copy(self, file: str, tensors: dict[str, Tensor]) -> None:
         """Copy tensors into memory of our own; a GPU's are on their way when this returns."""
         copies = self._copies.setdefault(file, {})
@@ -147,7 +150,11 @@ class CheckpointSaver:
             copies[name].copy_(tensor, non_blocking=True)
 
     def _write(self, progress: Progress) -> None:
-        write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
+        try:
+            write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
+        except OSError:
+            self._check_folder()  # that it is gone says more than what could not be written
+            raise
         there = checkpoints(self._run)
         kept = there[-self._keep_last :]
         if self._keep_best:

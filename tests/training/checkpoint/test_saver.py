@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, saver, take_steps
 from tests.training_runs import start_process
+from training.checkpoint import contents
 from training.checkpoint import saver as module
 from training.checkpoint.contents import Progress, load_checkpoint, read_weights, save_model
 from training.checkpoint.folders import checkpoint_folder, checkpoints, latest_checkpoint
@@ -123,6 +124,24 @@ def test_a_folder_that_is_gone_is_noticed(tmp_path, what):
         saves.save(Progress(step=2), model, optimizer)
     assert not (run / "checkpoints").exists()
     assert names(tmp_path / "moved") == [1]
+
+
+def test_a_folder_that_goes_while_it_is_written_is_noticed(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    write = contents.write_tensors
+
+    def renamed(path, tensors):
+        if run.exists():
+            run.rename(tmp_path / "moved")
+        write(path, tensors)
+
+    monkeypatch.setattr(contents, "write_tensors", renamed)
+    message = f"run.out_dir={run} was renamed, deleted or replaced"
+    with pytest.raises(OSError, match=message), saver(run) as saves:
+        saves.save(Progress(step=1), *make(0))
+    assert not run.exists()
+    assert names(tmp_path / "moved") == []
 
 
 def save_forever(run, first, steps):
