@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -43,24 +44,21 @@ class InBackground:
 
     def __init__(self, work: Callable[[], object]) -> None:
         """Begin it."""
-        self._work = work
-        self._error: ValueError | OSError | None = None
-        # one that a command need not wait for to end
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._outcome: Future[object] = Future()
+        # one that a command need not wait for to end, as it would for those of an executor
+        Thread(target=self._run, args=(work,), daemon=True).start()
 
     def look(self) -> None:
         """Raise what has gone wrong so far."""
-        if self._error is not None:
-            raise self._error
+        if self._outcome.done():
+            self._outcome.result()
 
     def wait(self) -> None:
         """Wait for the end of the work, and raise what went wrong."""
-        self._thread.join()
-        self.look()
+        self._outcome.result()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], object]) -> None:
         try:
-            self._work()
-        except (ValueError, OSError) as error:
-            self._error = error
+            self._outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001 whatever it is, who asks must not think all is well
+            self._outcome.set_exception(error)

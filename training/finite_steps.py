@@ -79,7 +79,8 @@ class FiniteSteps:
         is_skipped = skip > 0
         self._sums += torch.where(is_skipped, 0.0, here)
         slot = self._skipped.clamp(max=_NAMED - 1).view(1)
-        number = torch.where(is_skipped, self._step, self._numbers.gather(0, slot))
+        is_named = is_skipped & (self._skipped < _NAMED)
+        number = torch.where(is_named, self._step, self._numbers.gather(0, slot))
         self._numbers.scatter_(0, slot, number)
         self._step += 1
         self._taken += ~is_skipped

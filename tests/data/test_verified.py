@@ -51,12 +51,13 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
     assert len(checked) == 2
 
 
-def test_an_error_in_the_background_is_raised_where_somebody_looks():
+@pytest.mark.parametrize("error", [ValueError, MemoryError])
+def test_an_error_in_the_background_is_raised_where_somebody_looks(error):
     def fail():
-        raise ValueError("damaged")
+        raise error("damaged")
 
     failing = InBackground(fail)
     for look in (failing.wait, failing.look):
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(error, match="damaged"):
             look()
     InBackground(lambda: None).wait()

@@ -93,7 +93,7 @@ def write_checkpoint(
     config: dict[str, Any],
     tensors: Mapping[str, Tensors],
 ) -> Path:
-    """Write a checkpoint under another name, sync it and rename it.
+    """Write a checkpoint of a run, whose folder is there, under another name; sync and rename it.
 
     Two dictionaries are kept as JSON: `must_match`, what a run going on from here must share, and
     `config`, the whole configuration, for readers. `tensors` are on the CPU, by the names of files.
@@ -107,7 +107,8 @@ def write_checkpoint(
     unfinished = final.with_name(UNFINISHED + final.name)
     clear_unfinished(run)
     try:
-        unfinished.mkdir(parents=True)
+        final.parent.mkdir(exist_ok=True)  # not the run's: one that was renamed must not come anew
+        unfinished.mkdir()
         for name, of_file in tensors.items():
             write_tensors(unfinished / name, of_file)
         write_atomically(unfinished / STATE, (json.dumps(state, indent=2) + "\n").encode())

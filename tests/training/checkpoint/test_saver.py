@@ -126,17 +126,18 @@ def test_a_folder_that_is_gone_is_noticed(tmp_path, what):
     assert names(tmp_path / "moved") == [1]
 
 
-def test_a_folder_that_goes_while_it_is_written_is_noticed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("before", ["clear_unfinished", "write_tensors"])
+def test_a_folder_that_goes_while_it_is_written_is_noticed(tmp_path, monkeypatch, before):
     run = tmp_path / "run"
     run.mkdir()
-    write = contents.write_tensors
+    work = getattr(contents, before)
 
-    def renamed(path, tensors):
+    def renamed(*arguments):
         if run.exists():
             run.rename(tmp_path / "moved")
-        write(path, tensors)
+        work(*arguments)
 
-    monkeypatch.setattr(contents, "write_tensors", renamed)
+    monkeypatch.setattr(contents, before, renamed)
     message = f"run.out_dir={run} was renamed, deleted or replaced"
     with pytest.raises(OSError, match=message), saver(run) as saves:
         saves.save(Progress(step=1), *make(0))
