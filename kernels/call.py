@@ -53,7 +53,8 @@ class AttentionCall(NamedTuple):
             served: options that it serves, by their names in `AttentionArguments`.
         """
         for name, value in self.arguments.items():
-            used = isinstance(value, Tensor) or bool(value)
+            # of a mask or tensor its presence alone: PyTorch 2.11 cannot compile bool(mask)
+            used = bool(value) if isinstance(value, (int, float)) else value is not None
             if used and name not in served and name != "softmax_scale":
                 return f"it does not support {name}"
         return None

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from kernels import flash_attention
 from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
+from kernels.testing import make_qkv
 
 
 def test_lists_are_made_once() -> None:
@@ -80,3 +82,17 @@ def test_layers_with_equal_masks_share_compiled_code() -> None:
     for _ in range(12):
         compiled(torch.ones(80), BlockSparseMask(butterfly(5), 16))
     assert counter.frame_count == 1
+
+
+def test_the_choice_of_kernels_is_one_that_pytorch_2_11_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_true(mask: BlockSparseMask) -> bool:
+        raise AssertionError("PyTorch 2.11 cannot compile bool(mask)")
+
+    monkeypatch.setattr(BlockSparseMask, "__bool__", is_true, raising=False)
+    mask = BlockSparseMask(butterfly(2), 16)
+    q, k, v = make_qkv(1, 32, 32, 1, 1, 16)
+    assert flash_attention(q, k, v, mask=mask).shape == q.shape
+    with pytest.raises(ValueError, match="it does not support mask"):
+        flash_attention(q, k, v, mask=mask, impl="sdpa")

@@ -32,11 +32,12 @@ def make_model(attention: str, **changes: Any) -> GPT:
     return model
 
 
+@pytest.mark.parametrize("attention", ["auto", "triton"])
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_a_compiled_step_equals_standard_attention(
-    positions: str, mask: str, documents: bool
+    positions: str, mask: str, documents: bool, attention: str
 ) -> None:
     torch.compiler.reset()
     generator = torch.Generator("cuda").manual_seed(1)
@@ -47,15 +48,15 @@ def test_a_compiled_step_equals_standard_attention(
         lengths = torch.tensor([1, 76, 223, CONTEXT - 300], device="cuda")
         doc_start = starts.repeat_interleave(lengths).int().expand(3, -1).contiguous()
     losses, gradients = {}, {}
-    for attention in ("triton", "reference"):
-        model = make_model(attention, positions=positions, mask=MASKS[mask])
-        run = torch.compile(model, fullgraph=True) if attention == "triton" else model
+    for impl in (attention, "reference"):
+        model = make_model(impl, positions=positions, mask=MASKS[mask])
+        run = model if impl == "reference" else torch.compile(model, fullgraph=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = run(tokens, targets, doc_start=doc_start)
         loss.backward()
-        losses[attention] = loss.detach()
-        gradients[attention] = [parameter.grad for parameter in model.parameters()]
-    torch.testing.assert_close(losses["triton"], losses["reference"], rtol=2e-3, atol=0)
+        losses[impl] = loss.detach()
+        gradients[impl] = [parameter.grad for parameter in model.parameters()]
+    torch.testing.assert_close(losses[attention], losses["reference"], rtol=2e-3, atol=0)
     for ours, theirs in zip(*gradients.values(), strict=True):
         assert (ours - theirs).norm() < 0.03 * theirs.norm()
 
