@@ -23,7 +23,7 @@ test-all: setup
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
 
 test-gpu: setup
-	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu
+	TRITON_INTERPRET=0 $(PY) -m pytest -m "gpu and not slow"
 
 # Each tensor an allocation of its own, so that a step past its end is seen.
 memcheck: setup
