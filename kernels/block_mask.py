@@ -30,18 +30,23 @@ class MaskLists(NamedTuple):
     """The blocks to visit, by rows and by columns; tensors are int32, on one device.
 
     An entry of `rows` is (number of the row, position of its first block in `row_blocks`, number
-    of full blocks, number of partial blocks, first full block, first partial block); the last two
-    are 0 where there is none, and save the kernels a load that waits for another. Entries are
-    sorted for programs that start in this order: a long row must not start last. Empty rows have
-    entries too, for their output is 0.
+    of full blocks, number of partial blocks, first full block, first partial block, last block of
+    its list); the last three are 0 where there is none, and save the kernels a load that waits for
+    another. Entries are sorted for programs that start in this order: a long row must not start
+    last. Empty rows have entries too, for their output is 0.
     """
 
-    rows: Tensor  # (H_m, n_q_blocks, 6), most blocks first; of equals, the later row first
+    rows: Tensor  # (H_m, n_q_blocks, 7), most blocks first; of equals, the later row first
     row_blocks: Tensor  # (nnz,) column numbers: head by head, row by row, full before partial
-    cols: Tensor  # (H_m, n_k_blocks, 6), most blocks first; of equals, the earlier column first
+    cols: Tensor  # (H_m, n_k_blocks, 7), most blocks first; of equals, the earlier column first
     col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
+    starts: Tensor  # (H_m, n_k_blocks + 1), where in `visits` a column begins, and where it ends
+    visits: Tensor  # (nnz, 2): see `_turns`
     n_full: int  # of all heads
     n_partial: int  # of all heads; n_full + n_partial is nnz
+    n_empty: int  # rows without a block, of all heads
+    hides: bool  # whether the layout leaves out a block in which some query would see some key
+    block_size: int  # of these blocks
 
 
 class BlockSparseMask:
@@ -100,6 +105,7 @@ class BlockSparseMask:
         window_size: int | None = None,
         all_partial: bool = False,
         longest_column_first: bool = True,
+        largest_block: int = BLOCK_SIZES[-1],
         device: torch.device | str | None = None,
     ) -> MaskLists:
         """The blocks of the layout in which some query sees some key; made once, then remembered.
@@ -115,6 +121,7 @@ class BlockSparseMask:
                 documents and key lengths of a batch.
             longest_column_first: sort `cols`. Otherwise they stand in the order of the layout, the
                 same for all heads, for programs that serve one column of several heads.
+            largest_block: cut larger blocks into blocks of this size, a block size.
             device: of the lists; that of the layout when None.
 
         Returns:
@@ -129,7 +136,7 @@ class BlockSparseMask:
         # another, and index() turns a length that it holds for dynamic into a number.
         window_size = None if window_size is None else index(window_size)
         lengths = index(seq_q), index(seq_k)
-        options = causal, window_size, all_partial, longest_column_first, device
+        options = causal, window_size, all_partial, longest_column_first, largest_block, device
         return self._lists(self.digest, *lengths, *options)
 
     def _lists(
@@ -141,25 +148,46 @@ class BlockSparseMask:
         window_size: int | None,
         all_partial: bool,
         longest_column_first: bool,
+        largest_block: int,
         device: torch.device | str | None,
     ) -> MaskLists:
         device = self.layout.device if device is None else torch.device(device)
-        key = (seq_q, seq_k, causal, window_size, all_partial, longest_column_first, device)
+        options = causal, window_size, all_partial, longest_column_first
+        key = (seq_q, seq_k, *options, largest_block, device)
+        if self.block_size > largest_block:
+            self._check_lengths(seq_q, seq_k)
+            if key not in self._cache:
+                cut = self._cut(seq_q, seq_k, largest_block)
+                self._cache[key] = cut._lists(
+                    cut.digest, seq_q, seq_k, *options, largest_block, device
+                )
         if key not in self._cache:
             # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
             with torch.inference_mode(False):
                 full, partial = self._split(seq_q, seq_k, causal, window_size)
+                seen_if_true = self._seen(seq_q, seq_k, causal, window_size)[0]
                 if all_partial:
                     full, partial = torch.zeros_like(full), full | partial
                 columns = "longest, then first" if longest_column_first else "first"
                 by_row = _pack(full, partial, order="longest, then last")
                 by_column = _pack(full.mT, partial.mT, order=columns)
+                turns = _turns(full | partial)
                 self._cache[key] = MaskLists(
-                    *(x.to(device) for x in (*by_row, *by_column)),
+                    *(x.to(device) for x in (*by_row, *by_column, *turns)),
                     n_full=int(full.sum()),
                     n_partial=int(partial.sum()),
+                    n_empty=int((~(full | partial).any(-1)).sum()),
+                    hides=bool((seen_if_true & ~self.layout).any()),
+                    block_size=self.block_size,
                 )
         return self._cache[key]
+
+    def _cut(self, seq_q: int, seq_k: int, block_size: int) -> "BlockSparseMask":
+        """The same mask in smaller blocks."""
+        n = self.block_size // block_size
+        layout = self.layout.repeat_interleave(n, 1).repeat_interleave(n, 2)
+        n_q_blocks, n_k_blocks = -(-seq_q // block_size), -(-seq_k // block_size)
+        return BlockSparseMask(layout[:, :n_q_blocks, :n_k_blocks], block_size)
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
         """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
@@ -227,6 +255,14 @@ class BlockSparseMask:
         self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
     ) -> tuple[Tensor, Tensor]:
         """The full and the partial blocks, each (H_m, n_q_blocks, n_k_blocks) bool."""
+        visible, shared = self._seen(seq_q, seq_k, causal, window_size)
+        return self.layout & shared, self.layout & visible & ~shared
+
+    def _seen(
+        self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Where some query of a block would see some key, and where all would see all, if the
+        layout were all True: (n_q_blocks, n_k_blocks) bool each."""
         self._check_lengths(seq_q, seq_k)
         behind, ahead = _reach(seq_q, seq_k, causal, window_size)
         first, last, start, end = self._bounds(seq_q, seq_k)
@@ -235,7 +271,7 @@ class BlockSparseMask:
         # last begins to where the first ends.
         visible = (end > first - behind) & (start <= last + ahead)
         shared = (start >= last - behind) & (end <= (first + ahead + 1).clamp(max=seq_k))
-        return self.layout & shared, self.layout & visible & ~shared
+        return visible, shared
 
     def _bounds(self, seq_q: int, seq_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Positions of the first and last query of each row (n_q_blocks, 1), and the first key of
@@ -284,12 +320,34 @@ def _pack(full: Tensor, partial: Tensor, *, order: str) -> tuple[Tensor, Tensor]
     begin = length.flatten().cumsum(0).view(length.shape) - length
     number = torch.arange(n, device=full.device).expand(length.shape)
     first = kinds.int().argmax(-1)
-    entries = torch.stack((number, begin, *counts.unbind(-1), *first.unbind(-1)), dim=-1)
+    m = kinds.shape[-1]
+    of_kind = m - 1 - kinds.flip(-1).int().argmax(-1)  # of no use where there is none
+    last = of_kind[..., 1].where(counts[..., 1] > 0, of_kind[..., 0]).where(length > 0, 0)
+    entries = torch.stack((number, begin, *counts.unbind(-1), *first.unbind(-1), last), dim=-1)
     if order != "first":
         ties = number if order == "longest, then last" else n - 1 - number
         ranks = (length * n + ties).argsort(dim=1, descending=True)  # no two are equal
         entries = entries.take_along_dim(ranks.unsqueeze(-1), dim=1)
     return entries.int(), blocks
+
+
+def _turns(layout: Tensor) -> tuple[Tensor, Tensor]:
+    """`starts` and `visits` of MaskLists for a layout (H_m, n_q_blocks, n_k_blocks).
+
+    Programs that each own a column and add to the rows that it visits can do so in a fixed order.
+    Columns are drawn from the last to the first, and each visits its rows from the first to the
+    last: then those that run together are seldom at the same row. A visit is (number of the row,
+    2 * how many columns visit the row before this one + 1 if others do so after it).
+    """
+    visits = layout.mT.nonzero()  # head, column, row
+    counts = layout.sum(1)
+    starts = counts.flatten().cumsum(0).view(counts.shape)
+    starts = torch.cat((starts[:, :1] - counts[:, :1], starts), dim=1)
+    after = layout.int().cumsum(2)  # columns from the first to this one
+    before = after[:, :, -1:] - after
+    turn = 2 * before + (after > 1).int()
+    head, column, row = visits.unbind(1)
+    return starts.int(), torch.stack((row, turn[head, row, column]), dim=1).int()
 
 
 def _ramp_sum(n: Tensor, top: Tensor) -> Tensor:

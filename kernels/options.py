@@ -13,13 +13,14 @@ from kernels.call import AttentionCall
 
 # Kernels visit the tiles that need no mask in one loop, the others in another.
 UNMASKED_LOOP, MASKED_LOOP = 1, 2
+EMPTY_ROWS = 4  # and under a block-sparse mask some queries may see no block
 
 
 class AttentionOptions(NamedTuple):
     """The options of one call, as the operators of kernels/ops.py take them, in their order.
 
     Meanings are those of `kernels.flash_attention`. The lists of a block-sparse mask are those of
-    `kernels.block_mask.MaskLists`, all four or none.
+    `kernels.block_mask.MaskLists`, all six or none.
     """
 
     dropout_seed: Tensor | None = None  # (1,) int64, needed where dropout_p > 0
@@ -30,6 +31,8 @@ class AttentionOptions(NamedTuple):
     mask_row_blocks: Tensor | None = None
     mask_cols: Tensor | None = None
     mask_col_blocks: Tensor | None = None
+    mask_starts: Tensor | None = None
+    mask_visits: Tensor | None = None
     mask_block_size: int = 0  # 0 without a mask
     mask_loops: int = UNMASKED_LOOP | MASKED_LOOP  # those that have a tile to visit
     softmax_scale: float = 1.0
@@ -52,6 +55,7 @@ class AttentionOptions(NamedTuple):
             mask_block_size=self.mask_block_size,
             unmasked_loop=self.mask_loops & UNMASKED_LOOP > 0,
             masked_loop=self.mask_loops & MASKED_LOOP > 0,
+            empty_rows=self.mask_loops & EMPTY_ROWS > 0,
         )
 
     @property
@@ -89,6 +93,7 @@ class Features:
     mask_block_size: int = 0
     unmasked_loop: bool = True
     masked_loop: bool = True
+    empty_rows: bool = False
 
 
 _features = functools.cache(Features)
@@ -134,11 +139,11 @@ def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
         dropout_p=arguments.get("dropout_p", 0.0),
     )
     mask = arguments.get("mask")
-    return options if mask is None else with_mask(options, mask, call.q, call.k)
+    return options if mask is None else with_mask(options, mask, call.q, call.k, impl)
 
 
 def with_mask(
-    options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor
+    options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor, impl: str
 ) -> AttentionOptions:
     """`options` with the lists of `mask` for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
     lists = mask.lists(
@@ -149,13 +154,19 @@ def with_mask(
         all_partial=options.doc_start is not None or options.kv_lengths is not None,
         # The heads of a group share a program, and so the order of its columns.
         longest_column_first=mask.n_head == 1 or q.shape[2] == k.shape[2],
+        largest_block=128 if impl == "hopper" else mask.block_size,
         device=q.device,
     )
+    if not lists.hides:
+        return options  # and no mask: dense attention costs less
+    loops = (UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0)
     return options._replace(
         mask_rows=lists.rows,
         mask_row_blocks=lists.row_blocks,
         mask_cols=lists.cols,
         mask_col_blocks=lists.col_blocks,
-        mask_block_size=mask.block_size,
-        mask_loops=(UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0),
+        mask_starts=lists.starts,
+        mask_visits=lists.visits,
+        mask_block_size=lists.block_size,
+        mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),
     )

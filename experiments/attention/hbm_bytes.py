@@ -119,7 +119,7 @@ def our_tiles(case: Case, device: torch.device | str) -> dict[str, int]:
     q = torch.empty((), dtype=case.dtype, device=device).expand(shape)
     options = AttentionOptions(causal=case.causal)
     if case.sparsity is not None:
-        options = with_mask(options, case.sparsity.mask(case.seq_len), q, q)
+        options = with_mask(options, case.sparsity.mask(case.seq_len), q, q, "triton")
     return {
         "block_m_fwd": forward_tiles(q, q, options).block_m,
         "block_m_dq": backward_dq_tiles(q, q, options).block_m,

@@ -10,7 +10,7 @@ from kernels.call import AttentionCall
 
 _SERVED = frozenset(
     {
-        "causal", "window_size", "doc_start", "kv_lengths", "sinks", "softcap", "dropout_p",
+        "causal", "window_size", "mask", "doc_start", "kv_lengths", "sinks", "softcap", "dropout_p",
         "dropout_seed",
     }
 )  # fmt: skip
@@ -32,6 +32,13 @@ def obstacle(call: AttentionCall) -> str | None:
                 f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: call "
                 ".contiguous() on it"
             )
+    mask = call.arguments.get("mask")
+    least = 64 if q.shape[-1] <= 128 else 128  # queries of a row tile; smaller blocks waste most
+    if mask is not None and mask.block_size < least:
+        return (
+            f"at head_dim {q.shape[-1]} it takes masks in blocks of {least} or more, and mask has "
+            f"blocks of {mask.block_size}"
+        )
     # what the backward pass here does not serve goes to the portable one
     return call.lacks(_SERVED) or triton.obstacle(call)
 

@@ -63,4 +63,4 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
         i += 1
         ticket = gl.atomic_add(counter, 1, sem="relaxed")
         post(box, i, ticket)
-    finish(counter)
+    finish(counter, 1)

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.hopper.gluon import announce, exp2, meet, round_to, tma_store
-from kernels.hopper.schedule import locate, receive
+from kernels.hopper.schedule import first_tile, receive
 from kernels.hopper.softmax import (
     as_operand,
     finish_rows,
@@ -21,7 +21,7 @@ from kernels.hopper.softmax import (
     row_max,
     times_rows,
 )
-from kernels.hopper.walk import M, group_tiles
+from kernels.hopper.walk import M, first_start, group_tiles, row_of, tile_start
 
 FIRST_TURN = gl.constexpr(8)  # the named barrier at which group 0 waits for its turn; others follow
 
@@ -61,7 +61,7 @@ def _give_turn(cid: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    n, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+    n, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
     cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Fold n key tiles before `key_tile` into the running sums, from the last one down.
@@ -71,7 +71,7 @@ def _attend(
     """
     for _ in range(n):
         key_tile -= 1
-        start_n = key_tile * plan.block_n
+        start_n = tile_start(key_tile, row, call, plan)
         stage = c % plan.stages
         mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
         _take_turn(cid, plan)
@@ -122,13 +122,16 @@ def _release_first(shared, c, skipped, plan: gl.constexpr):
 
 
 @gluon.jit
-def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr):
-    """Attend from the queries of group cid, row tile after row tile.
+def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.constexpr):
+    """Attend from the queries of a group, by its number in the program, row tile after row tile.
 
     The first scores of the next row tile are issued behind the last values of this one, so that
     the tensor cores work while the output is scaled and stored; but for an output that takes the
     place of the queries, which those scores wait for.
     """
+    team: gl.constexpr = number // plan.groups
+    cid: gl.constexpr = number % plan.groups
+    shared, box = teams[team]
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block_n
     STAGES: gl.constexpr = plan.stages
@@ -141,13 +144,15 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         _give_turn(cid, plan)  # the first group begins
     i = 0
     c = 0
-    tile = gl.program_id(0)
-    row_tile, batch_head = locate(tile, order, plan.features.causal)
-    start_m = row_tile * (plan.groups * M)
+    tile = first_tile(team, plan.teams)
+    start_m, batch_head, row = row_of(tile, order, call, plan)
     batch = batch_head // call.n_head
-    skipped, last, high, whole, low = group_tiles(start_m, cid, batch, call, plan)
+    skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
+    more = tile < total  # a team may find no tile at all
+    if plan.skips:
+        skipped = gl.where(more, skipped, 0)
     mbarrier.wait(shared.full.index(0), 0)
-    s = _first_scores(shared, cid, 0, c, skipped, True, plan, S)
+    s = _first_scores(shared, cid, 0, c, skipped, more, plan, S)
     s = warpgroup_mma_wait(0, deps=(s,))
     c = _release_first(shared, c, skipped, plan)
     while tile < total:
@@ -155,25 +160,26 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         own_m = start_m + cid * M
         head = batch_head % call.n_head
         lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
-        rows = make_rows(own_m, batch, batch_head, call, plan, S)
+        rows = make_rows(own_m, batch, batch_head, row, call, plan, S)
         key_tile = last
-        s = masked_scores(s, key_tile * N, rows, call, plan, FIRST_MASKED)
+        start_n = first_start(skipped, last, row, plan)
+        s = masked_scores(s, start_n, rows, call, plan, FIRST_MASKED)
         m_i = row_max(s, plan) * call.scale_log2
-        p, l_i, _ = probabilities(s, m_i, key_tile * N, rows, call, plan, FIRST_MASKED)
+        p, l_i, _ = probabilities(s, m_i, start_n, rows, call, plan, FIRST_MASKED)
         p = as_operand(p, DTYPE, O)
         acc = gl.zeros([M, D], gl.float32, layout=O)
         if plan.cut > 1:
             acc, p, m_i, l_i, key_tile, c = _attend(
-                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
                 cid, plan, S, O, True,
             )  # fmt: skip
         acc, p, m_i, l_i, key_tile, c = _attend(
-            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
             cid, plan, S, O, False,
         )  # fmt: skip
         if plan.low:
             acc, p, m_i, l_i, key_tile, c = _attend(
-                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, rows, call,
+                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
                 cid, plan, S, O, True,
             )  # fmt: skip
 
@@ -186,10 +192,9 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         tile = receive(box, i)
         i += 1
         more = tile < total
-        row_tile, batch_head = locate(tile, order, plan.features.causal)
-        start_m = row_tile * (plan.groups * M)
+        start_m, batch_head, row = row_of(tile, order, call, plan)
         batch = gl.where(more, batch_head // call.n_head, 0)
-        skipped, last, high, whole, low = group_tiles(start_m, cid, batch, call, plan)
+        skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
         stage = c % STAGES
         mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
         acc = _add_values(acc, p, shared, stage)
@@ -200,8 +205,8 @@ def consume(out, lse_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.
         if not plan.out_over_q:
             s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
 
-        row = gl.arange(0, M, layout=gl.SliceLayout(1, S))
-        gl.store(lse_tile + row, lse, mask=row < call.seq_q - own_m)
+        m = gl.arange(0, M, layout=gl.SliceLayout(1, S))
+        gl.store(lse_tile + m, lse, mask=m < call.seq_q - own_m)
         acc, p = warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
         acc = times_rows(acc, factor)
         tma.store_wait(0)

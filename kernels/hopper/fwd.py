@@ -53,31 +53,8 @@ class Shared(NamedTuple):
 
 
 @gluon.jit
-def attn_fwd_kernel(
-    q,
-    k,
-    v,
-    out,
-    lse_ptr,
-    counter,
-    seed_ptr,
-    doc_ptr,
-    lengths_ptr,
-    sinks_ptr,
-    seq_q,
-    seq_k,
-    n_head,
-    group,
-    window_size,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    threshold,
-    n_tiles,
-    n_heads,
-    section,
-    plan: gl.constexpr,
-):
+def _make_team(q, k, v, out, plan: gl.constexpr):
+    """What the producer and the consumers of a team share, and how they send tile numbers."""
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block_n
     GROUPS: gl.constexpr = plan.groups
@@ -105,47 +82,90 @@ def attn_fwd_kernel(
     for j in gl.static_range(STAGES):
         mbarrier.init(shared.full.index(j), count=1)
         mbarrier.init(shared.empty.index(j), count=GROUPS)
-    box = make_mailbox(GROUPS)
+    return shared, make_mailbox(GROUPS)
+
+
+@gluon.jit
+def attn_fwd_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse_ptr,
+    counter,
+    seed_ptr,
+    doc_ptr,
+    lengths_ptr,
+    sinks_ptr,
+    rows_ptr,
+    row_blocks_ptr,
+    seq_q,
+    seq_k,
+    n_head,
+    group,
+    window_size,
+    scale_log2,
+    softcap_scale,
+    keep_scale,
+    threshold,
+    n_tiles,
+    n_heads,
+    section,
+    mask_stride,
+    plan: gl.constexpr,
+):
+    # as many teams as there may be: a program without one more has it twice, and nobody for it
+    a = _make_team(q, k, v, out, plan)
+    b = _make_team(q, k, v, out, plan) if plan.teams > 1 else a
+    c = _make_team(q, k, v, out, plan) if plan.teams > 2 else a
+    teams = (a, b, c)
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale, threshold,
-        seed_ptr, doc_ptr, lengths_ptr, sinks_ptr,
+        seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr, row_blocks_ptr, mask_stride,
     )  # fmt: skip
-    CONSUMER: gl.constexpr = plan.consumer_registers
-    PRODUCER: gl.constexpr = plan.producer_registers
-    if GROUPS == 2:
+    CONSUMERS: gl.constexpr = plan.teams * plan.groups
+    WARPS: gl.constexpr = plan.worker_warps
+    REGISTERS: gl.constexpr = plan.worker_registers
+    if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
-                (consume, (out, lse_ptr, shared, box, order, call, 1, plan)),
-                (produce, (q, k, v, shared, box, counter, order, call, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 0, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 1, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 0, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 1, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            [4, 1],
-            [CONSUMER, PRODUCER],
+            WARPS,
+            REGISTERS,
         )
-    elif GROUPS == 3:
+    elif CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
-                (consume, (out, lse_ptr, shared, box, order, call, 1, plan)),
-                (consume, (out, lse_ptr, shared, box, order, call, 2, plan)),
-                (produce, (q, k, v, shared, box, counter, order, call, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 0, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 1, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 2, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 0, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 1, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            [4, 4, 1],
-            [CONSUMER, CONSUMER, PRODUCER],
+            WARPS,
+            REGISTERS,
         )
     else:
         gl.warp_specialize(
             [
-                (consume, (out, lse_ptr, shared, box, order, call, 0, plan)),
-                (consume, (out, lse_ptr, shared, box, order, call, 1, plan)),
-                (consume, (out, lse_ptr, shared, box, order, call, 2, plan)),
-                (consume, (out, lse_ptr, shared, box, order, call, 3, plan)),
-                (produce, (q, k, v, shared, box, counter, order, call, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 0, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 1, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 2, plan)),
+                (consume, (out, lse_ptr, teams, order, call, 3, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 0, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 1, plan)),
+                (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            [4, 4, 4, 1],
-            [CONSUMER, CONSUMER, CONSUMER, PRODUCER],
+            WARPS,
+            REGISTERS,
         )
 
 
@@ -164,9 +184,10 @@ def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
         "*i32" if features.documents else None,
         "*i32" if features.lengths else None,
         "*fp32" if features.sinks else None,
+        *["*i32" if plan.listed else None] * 2,
         *["i32"] * 5,
         *["fp32"] * 3,
-        *["i32"] * 4,
+        *["i32"] * 5,
     ]
     return compile_kernel(attn_fwd_kernel, types, plan)
 
@@ -193,6 +214,8 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     lse = q.new_empty((B, H, T_q), dtype=torch.float32)
     plan = forward_plan(D, T_q, T_k, options.features)
     n_tiles = -(-T_q // (plan.groups * ROWS))
+    rows = options.mask_rows
+    mask_stride = 0 if rows is None or rows.shape[0] == 1 else rows.stride(0)
     # heads whose keys and values fit in the L2 cache together; query heads of a group share theirs
     section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
     stream = runtime.driver.active.get_current_stream(device.index)  # its handle, without an object
@@ -203,15 +226,16 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     tensors = (
         lse, tile_counters.pair(device, stream),
         options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
+        rows, options.mask_row_blocks,
     )  # fmt: skip
     _kernel(device.index, dtype, plan).launch(
-        min(n_multiprocessors(device), n_tiles * B * H),
+        min(n_multiprocessors(device), -(-n_tiles * B * H // plan.teams)),
         stream,
         q_map, k_map, v_map, out_map,
         *[x.data_ptr() for x in tensors if x is not None],
         T_q, T_k, H, H // H_kv, options.window_size,
         options.scale_log2, options.softcap_scale,
         options.keep_scale, as_int32(options.drop_threshold),
-        n_tiles, B * H, min(section, B * H),
+        n_tiles, B * H, min(section, B * H), mask_stride,
     )  # fmt: skip
     return out, lse

@@ -80,16 +80,23 @@ def receive(box, i):
 
 
 @gluon.jit
-def draw(counter):
-    """The next tile: programs begin with their own number, and draw from there on."""
-    return gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
+def first_tile(team: gl.constexpr, TEAMS: gl.constexpr):
+    """What a team begins with, of TEAMS that each program has."""
+    return gl.program_id(0) * TEAMS + team
 
 
 @gluon.jit
-def finish(counter):
-    """The last program to finish leaves the counters at zero for the next launch."""
+def draw(counter, TEAMS: gl.constexpr):
+    """The next tile: teams begin with `first_tile`, and draw from there on."""
+    return gl.num_programs(0) * TEAMS + gl.atomic_add(counter, 1, sem="relaxed")
+
+
+@gluon.jit
+def finish(counter, DRAWERS: gl.constexpr):
+    """The last to finish, of DRAWERS in each program, leaves the counters at zero for the next
+    launch."""
     done = gl.atomic_add(counter + 1, 1, sem="relaxed")
-    if done == gl.num_programs(0) - 1:
+    if done == gl.num_programs(0) * DRAWERS - 1:
         gl.store(counter, 0)
         gl.store(counter + 1, 0)
 

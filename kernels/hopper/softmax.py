@@ -23,12 +23,14 @@ class Rows(NamedTuple):
 
 
 @gluon.jit
-def make_rows(start_m, batch, batch_head, call, plan: gl.constexpr, S: gl.constexpr):
+def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.constexpr):
     """`Rows` of the M queries from start_m on; S is the layout of their scores."""
     query = start_m + gl.arange(0, M, layout=gl.SliceLayout(1, S))
     lower, upper = row_bounds(query, batch, call, plan)
     if plan.features.documents:
         lower = gl.maximum(lower, doc_starts(query, batch, call))
+    if plan.features.empty_rows:
+        upper = gl.where(row.n_full + row.n_partial > 0, upper, 0)
     head_key = 0
     if plan.features.dropout:
         head_key = dropout_head_key(call.seed_ptr, batch_head)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kernels.options import Features
 
+MOST_TEAMS = 3  # of a program
 ROWS = 64  # queries of a consumer group: the rows of one wgmma
 # queries, up to which four small groups are ahead of three large ones
 SHORT_CAUSAL, SHORT_FULL = 4096, 1024
@@ -18,13 +19,14 @@ class Plan:
 
     Attributes:
         block_d: columns of a tile, D rounded up to 64, 128 or 256; block_n: keys of a tile.
-        groups: of consumers, with 64 queries each.
+        groups: of consumers in a team, with 64 queries each.
         stages: of the ring of keys and values; q_stages: row tiles whose queries lie in memory.
         consumer_registers: of a thread in all consumer groups but the first, which gets what is
             left of max_registers a thread when the roles have shared them out.
+        teams: of a producer and its groups, each with row tiles of its own, in a program.
         cut: how many of the key tiles that a group visits first may hide keys that come too late:
             none, 1, or 2 for more than one.
-        features: what the call asks for; a mask is none of them.
+        features: what the call asks for.
     """
 
     block_d: int
@@ -35,6 +37,7 @@ class Plan:
     consumer_registers: int
     max_registers: int
     producer_registers: int = 24
+    teams: int = 1
     cut: int = 0
     features: Features = field(default_factory=Features)
 
@@ -42,6 +45,17 @@ class Plan:
     def compiler_options(self) -> dict[str, Any]:
         """What Triton's compiler is told. Contraction is named because releases differ on it."""
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
+
+    @property
+    def worker_warps(self) -> list[int]:
+        """Of the roles of a program but the first consumer: other consumers, and producers."""
+        return [4] * (self.teams * self.groups - 1) + [1] * MOST_TEAMS
+
+    @property
+    def worker_registers(self) -> list[int]:
+        """Of a thread in these roles."""
+        consumers = self.teams * self.groups - 1
+        return [self.consumer_registers] * consumers + [self.producer_registers] * MOST_TEAMS
 
     @property
     def out_over_q(self) -> bool:
@@ -69,8 +83,15 @@ class Plan:
         return self.features.window or self.features.documents
 
     @property
+    def listed(self) -> bool:
+        """Whether the key tiles of a row tile come from the list of a block-sparse mask."""
+        return self.features.mask_block_size > 0
+
+    @property
     def skips(self) -> bool:
         """Whether a group may see none of the key tiles that its row tile visits first."""
+        if self.listed:
+            return self.features.causal and self.features.mask_block_size > self.block_n
         if self.features.window or self.features.documents:
             return True
         return self.features.causal and (self.groups * ROWS > self.block_n or self.cut > 1)
@@ -82,6 +103,17 @@ FOUR_GROUPS = Plan(64, 64, 4, 4, 2, consumer_registers=112, max_registers=96)
 WIDE = Plan(128, 128, 2, 2, 2, consumer_registers=240, max_registers=168)
 WIDEST = Plan(256, 64, 2, 2, 1, consumer_registers=240, max_registers=168)
 
+# By columns and block size, for a block-sparse mask: a row tile is a row of blocks. Rows are short,
+# so that teams run under each other's beginnings and ends. A producer reads ahead in the list, for
+# which 24 registers are too few.
+LISTED = {
+    (64, 64): Plan(64, 64, 1, 3, 2, 152, max_registers=128, producer_registers=40, teams=3),
+    (64, 128): Plan(64, 64, 2, 4, 2, 112, max_registers=96, producer_registers=32, teams=2),
+    (128, 64): Plan(128, 64, 1, 2, 2, 232, max_registers=168, producer_registers=40, teams=2),
+    (128, 128): replace(WIDE, consumer_registers=232, producer_registers=40),
+    (256, 128): replace(WIDEST, consumer_registers=232, producer_registers=40),
+}
+
 
 @functools.cache  # a call would cost the CPU some microseconds
 def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> Plan:
@@ -92,7 +124,10 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
     diagonal or the end of the keys, or caps scores, wants the registers that two groups have.
     """
     causal = features.causal
-    if head_dim > 128:
+    if features.mask_block_size > 0:
+        block_d = next(d for d in (64, 128, 256) if head_dim <= d)
+        plan = LISTED[block_d, features.mask_block_size]
+    elif head_dim > 128:
         plan = WIDEST
     elif head_dim > 64:
         plan = WIDE
@@ -109,7 +144,7 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
         plan = replace(plan, block_n=64, stages=plan.stages * plan.block_n // 64)
     cut = cut_tiles(seq_q, seq_k, plan.block_n, features)
     plan = replace(plan, cut=cut, features=features)
-    if plan.low:
+    if plan.low and not plan.listed:
         # the producer computes where keys begin to be seen, which 24 registers cannot hold
         plan = replace(plan, consumer_registers=232, producer_registers=40)
     return plan
@@ -117,6 +152,12 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
 
 def cut_tiles(seq_q: int, seq_k: int, block_n: int, features: Features) -> int:
     """`Plan.cut` of a call: a diagonal on the edge of a tile stays in one tile of each group."""
+    if features.mask_block_size > 0:
+        if not features.masked_loop:
+            return 1 if features.empty_rows else 0
+        if features.window or features.documents or features.lengths or not features.causal:
+            return 2
+        block_n = features.mask_block_size
     if features.causal:
         return 1 if seq_k >= seq_q and (seq_k - seq_q) % block_n == 0 else 2
     if features.window:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.hopper.listed import last_tile, listed_row, listed_tile, n_places
+from kernels.hopper.schedule import locate
 from kernels.hopper.tiles import ROWS
 from kernels.triton.walks import visible_keys
 
@@ -32,6 +34,9 @@ class Call(NamedTuple):
     doc_ptr: gl.tensor
     lengths_ptr: gl.tensor
     sinks_ptr: gl.tensor
+    rows_ptr: gl.tensor  # of a block-sparse mask, its `MaskLists`
+    row_blocks_ptr: gl.tensor
+    mask_stride: gl.tensor  # from one head to the next in rows, 0 if all share them
 
 
 @gluon.jit
@@ -83,13 +88,68 @@ def row_tile_keys(start_m, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def group_tiles(start_m, cid: gl.constexpr, batch, call, plan: gl.constexpr):
+def row_of(tile, order, call, plan: gl.constexpr):
+    """(first query, batch times heads, row of the mask if there is one) of a tile number."""
+    if plan.listed:
+        row, batch_head = listed_row(tile, order, call, plan)
+        return row.number * (plan.groups * M), batch_head, row
+    else:
+        row_tile, batch_head = locate(tile, order, plan.features.causal)
+        return row_tile * (plan.groups * M), batch_head, 0
+
+
+@gluon.jit
+def _listed_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
+    """`group_tiles` under a block-sparse mask, with places in the row of blocks for tiles."""
+    N: gl.constexpr = plan.block_n
+    TILES: gl.constexpr = plan.features.mask_block_size // N
+    end = n_places(row, plan)
+    skipped = 0
+    if plan.skips:
+        _, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
+        unseen = last_tile(row, plan) - gl.maximum(gl.cdiv(upper, N) - 1, 0)
+        skipped = gl.minimum(gl.maximum(unseen, 0), gl.minimum(TILES, end) - 1)
+    last = end - 1 - skipped
+    high = 0
+    if plan.cut > 1:
+        high = gl.maximum(gl.minimum(row.n_partial * TILES - 1 - skipped, last), 0)
+    return skipped, last, high, last - high, 0
+
+
+@gluon.jit
+def first_start(skipped, last, row, plan: gl.constexpr):
+    """The first key of the key tile that a group sees first, from what `group_tiles` gave."""
+    if plan.listed:
+        return (last_tile(row, plan) - skipped) * plan.block_n
+    else:
+        return last * plan.block_n
+
+
+@gluon.jit
+def tile_start(key_tile, row, call, plan: gl.constexpr):
+    """The first key of a key tile, or of the one in this place of a row of the mask."""
+    if plan.listed:
+        return listed_tile(key_tile, row, call, plan) * plan.block_n
+    else:
+        return key_tile * plan.block_n
+
+
+@gluon.jit
+def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     """What group cid does with the key tiles of the row tile at start_m, from the last one down.
 
     Returns:
         (skipped, last, high, whole, low): tiles that it does not see at all; the number of its
         first one; and of those after it, tiles to mask, tiles that it sees whole, tiles to mask.
     """
+    if plan.listed:
+        return _listed_group_tiles(start_m + cid * M, row, batch, call, plan)
+    else:
+        return _range_group_tiles(start_m, cid, batch, call, plan)
+
+
+@gluon.jit
+def _range_group_tiles(start_m, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     N: gl.constexpr = plan.block_n
     first, end = row_tile_keys(start_m, batch, call, plan)
     own_m = start_m + cid * M

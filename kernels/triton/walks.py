@@ -246,5 +246,5 @@ def _mask_entry(table_ptr, tile, BLOCK: tl.constexpr, features: tl.constexpr):
         (start of the tile in the sequence, pointer to the entry).
     """
     TILES: tl.constexpr = features.mask_block_size // BLOCK
-    entry = table_ptr + tile // TILES * 6
+    entry = table_ptr + tile // TILES * 7
     return tl.load(entry) * features.mask_block_size + tile % TILES * BLOCK, entry

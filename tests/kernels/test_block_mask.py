@@ -46,7 +46,8 @@ def expected_lists(visible: Tensor, size: int, all_partial: bool) -> tuple[list,
             full = [] if all_partial else full
             partial = [c for c in listed if c not in full]
             firsts = [kind[0] if kind else 0 for kind in (full, partial)]
-            entries[-1].append([row, len(blocks), len(full), len(partial), *firsts])
+            last = [0, *full, *partial][-1]
+            entries[-1].append([row, len(blocks), len(full), len(partial), *firsts, last])
             blocks += full + partial
         entries[-1].sort(key=lambda entry: (-(entry[2] + entry[3]), -entry[0]))
     return entries, blocks
@@ -74,11 +75,16 @@ def assert_lists_match(
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in tensors)
     assert lists.rows.tolist() == entries
     assert lists.row_blocks.tolist() == blocks
-    assert lists.rows.shape == (mask.n_head, mask.layout.shape[1], 6)
-    assert lists.cols.shape == (mask.n_head, mask.layout.shape[2], 6)
+    assert lists.rows.shape == (mask.n_head, mask.layout.shape[1], 7)
+    assert lists.cols.shape == (mask.n_head, mask.layout.shape[2], 7)
     assert lists.n_full == lists.rows[..., 2].sum() == lists.cols[..., 2].sum()
     assert lists.n_partial == lists.rows[..., 3].sum() == lists.cols[..., 3].sum()
     assert type(lists.n_full) is type(lists.n_partial) is int
+    assert lists.n_empty == sum(sum(entry[2:4]) == 0 for of_head in entries for entry in of_head)
+    shown = BlockSparseMask(torch.ones_like(mask.layout), mask.block_size)
+    assert lists.hides == bool(
+        (elements(shown, seq_q, seq_k, causal, window_size) & ~visible).any()
+    )
 
     # the columns, from the rows: the same blocks of the same kinds
     kinds = kinds_of(entries, blocks)
@@ -87,12 +93,13 @@ def assert_lists_match(
     for of_head in col_entries:
         lengths_first = [(-(entry[2] + entry[3]), entry[0]) for entry in of_head]
         assert lengths_first == sorted(lengths_first)  # ties: the earlier column first
-        for _, begin, full, partial, first_full, first_partial in of_head:
+        for _, begin, full, partial, first_full, first_partial, last in of_head:
             split, end = begin + full, begin + full + partial
             assert col_blocks[begin:split] == sorted(col_blocks[begin:split])
             assert col_blocks[split:end] == sorted(col_blocks[split:end])
             assert first_full == (col_blocks[begin] if full else 0)
             assert first_partial == (col_blocks[split] if partial else 0)
+            assert last == (col_blocks[end - 1] if full + partial else 0)
     # head by head, column by column, without a gap
     begins = [(h, *entry[:2]) for h, of_head in enumerate(col_entries) for entry in of_head]
     lengths = [sum(entry[2:4]) for of_head in col_entries for entry in sorted(of_head)]
@@ -166,9 +173,13 @@ def test_lists_written_out() -> None:
     lists = BlockSparseMask(layout, 16).lists(40, 40, causal=True)
     # the diagonal cuts blocks (0, 0), (1, 1) and (2, 2)
     assert lists.row_blocks.tolist() == [0, 0, 1, 1, 2]
-    assert lists.rows.tolist() == [[[2, 3, 1, 1, 1, 2], [1, 1, 1, 1, 0, 1], [0, 0, 0, 1, 0, 0]]]
+    assert lists.rows.tolist() == [
+        [[2, 3, 1, 1, 1, 2, 2], [1, 1, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0, 0]]
+    ]
     assert lists.col_blocks.tolist() == [1, 0, 2, 1, 2]
-    assert lists.cols.tolist() == [[[0, 0, 1, 1, 1, 0], [1, 2, 1, 1, 2, 1], [2, 4, 0, 1, 0, 2]]]
+    assert lists.cols.tolist() == [
+        [[0, 0, 1, 1, 1, 0, 0], [1, 2, 1, 1, 2, 1, 1], [2, 4, 0, 1, 0, 2, 2]]
+    ]
     assert (lists.n_full, lists.n_partial) == (2, 3)
 
 
@@ -179,8 +190,8 @@ def test_empty_rows_columns_and_layouts() -> None:
     mask = BlockSparseMask(layout, 16)
     assert_lists_match(mask, 48, 64)
     lists = mask.lists(48, 64)
-    assert lists.rows[0, -1].tolist() == [1, 3, 0, 0, 0, 0]
-    assert lists.cols[0, -1].tolist() == [2, 4, 0, 0, 0, 0]
+    assert lists.rows[0, -1].tolist() == [1, 3, 0, 0, 0, 0, 0]
+    assert lists.cols[0, -1].tolist() == [2, 4, 0, 0, 0, 0, 0]
 
     nothing = BlockSparseMask(torch.zeros(2, 3, 4, dtype=torch.bool), 16)
     assert_lists_match(nothing, 48, 64)
@@ -202,6 +213,20 @@ def test_an_all_true_mask_lists_what_dense_attention_visits() -> None:
     # an odd length: only the last key block is cut, and the last rows of queries need no mask
     cut = mask.lists(1000, 1000)
     assert (cut.rows[..., 2] == n - 1).all() and (cut.rows[..., 3] == 1).all()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_large_blocks_can_be_listed_in_smaller_ones(causal: bool) -> None:
+    mask = random_mask(230, 210, n_head=2, size=64)
+    lists = mask.lists(230, 210, causal=causal, largest_block=16)
+    layout = mask.layout.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :15, :14]
+    smaller = BlockSparseMask(layout, 16)
+    assert_lists_match(smaller, 230, 210, causal)
+    assert numbers(lists) == numbers(smaller.lists(230, 210, causal=causal))
+    assert (lists.block_size, mask.lists(230, 210, causal=causal).block_size) == (16, 64)
+    assert mask.lists(230, 210, causal=causal, largest_block=16) is lists
+    with pytest.raises(ValueError, match="seq_q=300 needs"):
+        mask.lists(300, 210, largest_block=16)
 
 
 def test_columns_in_the_order_of_the_layout() -> None:

@@ -25,12 +25,6 @@ triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 pytestmark = pytest.mark.usefixtures("copy_engines")
 
 
-@pytest.fixture
-def impl():
-    """The kernels for Hopper take no block-sparse mask."""
-    return "triton"
-
-
 def blocks(n_q, n_k, *, n_head=1, density=0.5, seed=0):
     """A layout (n_head, n_q, n_k) of coin flips."""
     generator = torch.Generator().manual_seed(seed)

@@ -22,7 +22,7 @@ from kernels.hopper.bwd import compile_bwd, compile_rows
 from kernels.hopper.bwd_plan import BackwardPlan, backward_plan
 from kernels.hopper.fwd import compile_fwd
 from kernels.hopper.launch import DTYPES, parameter_layout
-from kernels.hopper.tiles import SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
+from kernels.hopper.tiles import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import cuobjdump
 
@@ -42,6 +42,12 @@ VARIANTS = [
     Features(
         True, window=True, documents=True, lengths=True, softcap=True, sinks=True, dropout=True
     ),
+]
+# Of a block-sparse mask: without a block to mask, with a diagonal, with rows that see nothing.
+MASKS = [
+    Features(masked_loop=False),
+    Features(causal=True),
+    Features(causal=True, empty_rows=True),
 ]
 BACKWARD_HEAD_DIMS = [64, 128]
 INSTRUCTIONS = [
@@ -105,7 +111,12 @@ def forward_cases() -> Iterator[Case]:
             head_dims, [SHORT_FULL, 2 * SHORT_CAUSAL], VARIANTS
         )
     )
-    found = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants))
+    listed = (
+        (d, 2000, 2000, replace(features, mask_block_size=block_size))
+        for d, block_size in LISTED
+        for features in [*MASKS, VARIANTS[-2], VARIANTS[-1]]
+    )
+    found = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants, *listed))
     yield from found
     yield replace(next(iter(found)), dtype=torch.float16)
 
@@ -144,7 +155,7 @@ def measure(case: Case) -> dict[str, object]:
     dense = asdict(Features())
     of_forward = {}
     if isinstance(plan, Plan):
-        of_forward = {"groups": plan.groups, "cut": plan.cut, "turns": plan.turns}
+        of_forward = {"groups": plan.teams * plan.groups, "cut": plan.cut, "turns": plan.turns}
     return of_forward | {
         "kernel": case.kernel,
         "block_d": plan.block_d,

@@ -18,8 +18,11 @@ class Pointer:
     def __add__(self, offset):
         return Pointer(self.array, self.at + offset)
 
-    def load(self):
-        return self.array[self.at]
+    def load(self, mask=True, other=None):
+        if not mask:
+            return other
+        found = self.array[self.at]
+        return Number(found) if np.ndim(found) == 0 else found
 
 
 class Number(int):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import flash_attention, hopper, ops
+from kernels.block_mask import BlockSparseMask
 from kernels.testing import make_qkv
 
 
@@ -50,6 +51,34 @@ def test_what_it_does_not_serve_is_named(on_hopper):
         with pytest.raises(ValueError, match=message):
             call(*given)
     assert not on_hopper
+
+
+def test_masks_in_small_blocks_are_refused(on_hopper):
+    for head_dim, block_size, least in ((64, 32, 64), (136, 64, 128)):
+        message = (
+            f"at head_dim {head_dim} it takes masks in blocks of {least} or more, and mask has"
+        )
+        with pytest.raises(ValueError, match=message + f" blocks of {block_size}"):
+            mask = BlockSparseMask(torch.eye(4, dtype=torch.bool), block_size)
+            call(*half(1, 4 * block_size, 4 * block_size, 1, 1, head_dim), mask=mask)
+    assert not on_hopper
+
+
+def test_a_mask_that_hides_nothing_is_none(on_hopper):
+    ones = torch.ones(4, 4, dtype=torch.bool)
+    qkv = half(1, 250, 250, 1, 1, 64)
+    call(*qkv, mask=BlockSparseMask(ones, 64))
+    call(*qkv, mask=BlockSparseMask(ones.tril(), 64), causal=True)
+    call(*qkv, mask=BlockSparseMask(ones.tril(), 64))
+    assert [options.mask_block_size for options in on_hopper] == [0, 0, 64]
+    assert on_hopper[1].causal
+
+
+def test_large_blocks_are_listed_in_blocks_of_128(on_hopper):
+    mask = BlockSparseMask(torch.eye(4, dtype=torch.bool), 256)
+    call(*half(1, 1000, 1000, 1, 1, 64), mask=mask)
+    (options,) = on_hopper
+    assert options.mask_block_size == 128 and options.mask_row_blocks.numel() == 16
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

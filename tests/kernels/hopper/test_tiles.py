@@ -7,6 +7,7 @@ import torch
 
 from kernels.hopper.tiles import (
     FOUR_GROUPS,
+    LISTED,
     ROWS,
     SHORT_CAUSAL,
     SHORT_FULL,
@@ -64,8 +65,14 @@ def test_registers_are_no_more_than_a_multiprocessor_has():
         (SHORT_FULL, SHORT_CAUSAL + 128),
         (CAUSAL, Features(), Features(documents=True)),
     ):
-        plan = forward_plan(head_dim, seq, seq, features)
-        # the first group gets what is left; the producer's warp counts as four
-        roles = plan.groups * plan.consumer_registers + plan.producer_registers
-        assert roles <= (plan.groups + 1) * plan.max_registers
-        assert 128 * (plan.groups + 1) * plan.max_registers <= 65_536
+        assert_registers_suffice(forward_plan(head_dim, seq, seq, features))
+    for plan in LISTED.values():
+        assert_registers_suffice(plan)
+
+
+def assert_registers_suffice(plan):
+    groups = plan.teams * plan.groups
+    # the first group gets what is left; the warps of the producers count as four
+    roles = groups * plan.consumer_registers + plan.producer_registers
+    assert roles <= (groups + 1) * plan.max_registers
+    assert 128 * (groups + 1) * plan.max_registers <= 65_536

@@ -6,13 +6,17 @@ wait for ever.
 """
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from kernels.hopper import tiles, walk
+from kernels.block_mask import BlockSparseMask
+from kernels.hopper import listed, schedule, tiles, walk
 from kernels.hopper.tiles import ROWS, forward_plan
 from kernels.triton import walks
 from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, what_is_seen
@@ -27,8 +31,16 @@ def in_python(monkeypatch):
     monkeypatch.setattr(walk, "M", ROWS)
     for name in ("SHORT_CAUSAL", "SHORT_FULL"):  # so that calls are of all plans
         monkeypatch.setattr(tiles, name, 300)
-    for name in ("row_bounds", "doc_starts", "_doc_range", "row_tile_keys", "group_tiles"):
-        monkeypatch.setattr(walk, name, getattr(walk, name).fn)
+    monkeypatch.setattr(listed, "gl", GL)
+    monkeypatch.setattr(listed, "ENTRY", listed.ENTRY.value)
+    monkeypatch.setattr(listed, "locate", schedule.locate.fn)
+    monkeypatch.setattr(schedule, "gl", GL)
+    for module in (listed, walk):
+        for name, function in vars(module).copy().items():
+            if hasattr(function, "fn") and name not in ("visible_keys", "locate"):
+                monkeypatch.setattr(module, name, function.fn)
+    for name in ("listed_row", "listed_tile", "last_tile", "n_places"):
+        monkeypatch.setattr(walk, name, getattr(listed, name))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -47,7 +59,7 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
         for start in range(0, seq_q, plan.groups * ROWS):
             first, end = walk.row_tile_keys(start, batch, call, plan)
             for cid in range(plan.groups):
-                skipped, last, high, whole, low = walk.group_tiles(start, cid, batch, call, plan)
+                skipped, last, high, whole, low = walk.group_tiles(start, 0, cid, batch, call, plan)
                 said = (seq_q, seq_k, plan, start, cid)
                 assert min(skipped, high, whole, low) >= 0, said
                 assert skipped + 1 + high + whole + low == end - first, said
@@ -69,3 +81,77 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
                     if tile in unmasked:
                         assert seen.all() and seen.shape[1] == plan.block_n, said
                 assert not unmasked or max(unmasked) < len(keys), said
+
+
+def mask_of(draw, seq_q, seq_k, block_size, n_head):
+    """A layout of coin flips, some of its rows and columns empty."""
+    n_q, n_k = -(-seq_q // block_size), -(-seq_k // block_size)
+    layout = np.random.default_rng(draw.randint(0, 2**31)).random((n_head, n_q, n_k)) < 0.5
+    layout[:, draw.randint(0, 6) :: 7] = False
+    layout[:, :, draw.randint(0, 6) :: 7] = False
+    return BlockSparseMask(torch.from_numpy(layout), block_size)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_groups_visit_the_blocks_of_their_row(head_dim, block_size, seed, in_python):
+    draw = random.Random(seed)
+    for _ in range(60):
+        seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
+        n_head = draw.choice([1, 2])
+        mask = mask_of(draw, seq_q, seq_k, block_size, n_head)
+        lists = mask.lists(
+            seq_q, seq_k, causal=features.causal,
+            window_size=window_size if features.window else None,
+            all_partial=features.documents or features.lengths,
+        )  # fmt: skip
+        features = replace(
+            features, mask_block_size=block_size, unmasked_loop=lists.n_full > 0,
+            masked_loop=lists.n_partial > 0, empty_rows=lists.n_empty > 0,
+        )  # fmt: skip
+        plan = forward_plan.__wrapped__(head_dim, seq_q, seq_k, features)
+        rows, blocks = lists.rows.numpy(), lists.row_blocks.numpy()
+        call = SimpleNamespace(
+            seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2,
+            doc_ptr=Pointer(doc_start), lengths_ptr=Pointer(kv_lengths),
+            rows_ptr=Pointer(rows), row_blocks_ptr=Pointer(blocks),
+            mask_stride=rows[0].size if n_head > 1 else 0,
+        )  # fmt: skip
+        visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
+        order = schedule.Order(rows.shape[1], 2, 2)
+        done = set()
+        for tile in range(rows.shape[1] * 2):
+            start, head, row = walk.row_of(tile, order, call, plan)
+            done.add((int(start), int(head)))
+            seen_of = visible & mask.to_dense(seq_q, seq_k)[head if n_head > 1 else 0]
+            n = listed.n_places(row, plan)
+            loaded = [listed.last_tile(row, plan)]
+            loaded += [
+                listed.listed_tile(place, row, call, plan) for place in reversed(range(n - 1))
+            ]
+            for cid in range(plan.groups):
+                skipped, last, high, whole, low = walk.group_tiles(
+                    start, row, cid, Number(0), call, plan
+                )
+                said = (seq_q, seq_k, plan, start, cid)
+                assert min(skipped, high, whole) >= 0 and low == 0, said
+                assert skipped + 1 + high + whole == n and skipped < plan.stages, said
+                assert not (skipped and not plan.skips) and not (high and plan.cut < 2), said
+                assert walk.first_start(skipped, last, row, plan) == (
+                    loaded[skipped] * plan.block_n
+                ), said
+                keys = seen_of[start + cid * ROWS :][:ROWS].split(plan.block_n, dim=1)
+                assert not any(x.any() for i, x in enumerate(keys) if i not in loaded[skipped:])
+                masked = 1 + high if plan.cut > 0 else 0
+                for step, tile_number in enumerate(loaded[skipped:]):
+                    if step >= masked:
+                        x = keys[tile_number]
+                        assert x.all() and x.shape[1] == plan.block_n, said
+                    elif step > 0:
+                        place = last - step
+                        start_n = walk.tile_start(place, row, call, plan)
+                        assert start_n == tile_number * plan.block_n, said
+                if row.n_full + row.n_partial == 0:
+                    assert features.empty_rows and plan.cut > 0, said
+        assert len(done) == rows.shape[1] * 2

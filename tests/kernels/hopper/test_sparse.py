@@ -1,0 +1,133 @@
+"""Block-sparse attention by the Hopper kernels on their own GPU, against standard attention.
+
+Calls that their lists, schedule and turns may get wrong; what all kernels promise of a mask is in
+the folder above.
+"""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+
+from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly, random
+from kernels.testing import check_attention, make_qkv, poison_empty
+
+hopper_attention = partial(flash_attention, impl="hopper", return_lse=True)
+
+pytestmark = pytest.mark.gpu
+causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+each_block_size = pytest.mark.parametrize("block_size", [64, 128, 256])
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 128])
+
+
+@pytest.fixture(autouse=True)
+def on_hopper():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("these kernels are for H100 and H200")
+
+
+def check(batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=torch.bfloat16, **options):
+    qkv = make_qkv(batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=dtype, device="cuda")
+    options = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+    with poison_empty():
+        return check_attention(hopper_attention, *qkv, with_dlse=True, **options)
+
+
+def coin_flips(n_head, seq_q, seq_k, block_size, density=0.4, seed=0):
+    """A layout in which some rows and columns are empty and some rows have all blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n_head, -(-seq_q // block_size), -(-seq_k // block_size))
+    layout = torch.rand(shape, generator=generator) < density
+    layout[:, 1::5] = False
+    layout[:, 3::7] = True
+    layout[:, :, 2::6] = False
+    return BlockSparseMask(layout, block_size)
+
+
+@each_head_dim
+@pytest.mark.parametrize("seq", [1, 65, 1000, 4097])
+@causal_or_full
+@each_block_size
+def test_butterflies(block_size, causal, seq, head_dim):
+    mask = BlockSparseMask(butterfly(-(-seq // block_size)), block_size)
+    check(1, seq, seq, 3, 3, head_dim, causal=causal, mask=mask)
+
+
+@each_head_dim
+@pytest.mark.parametrize(
+    "lengths", [(2304, 2304), (700, 1300), (1300, 700), (1000, 1256), (1000, 1192)]
+)
+@causal_or_full
+@each_block_size
+def test_any_layout(block_size, causal, lengths, head_dim):
+    """Of its own for each head; a diagonal that cuts two blocks of a row, or none."""
+    mask = coin_flips(4, *lengths, block_size)
+    check(2, *lengths, 4, 2, head_dim, causal=causal, mask=mask)
+
+
+OPTIONS = {
+    "window": {"window_size": 300},
+    "causal window": {"causal": True, "window_size": 50},
+    "documents": {"causal": True, "doc_start": torch.tensor([0] * 500 + [500] + [501] * 799)},
+    "documents in no order": {"doc_start": torch.tensor([900] * 500 + [3] + [501] * 799)},
+    "padding": {"kv_lengths": torch.tensor([0, 777])},
+    "causal padding": {"causal": True, "kv_lengths": torch.tensor([1299, 640])},
+    "softcap": {"softcap": 5.0},
+    "dropout": {"dropout_p": 0.3, "dropout_seed": 2**40 + 11},
+    "causal dropout": {"causal": True, "dropout_p": 0.3, "dropout_seed": 3},
+    "sinks": {"causal": True, "sinks": torch.tensor([0.5, -1.0])},
+}
+OPTIONS["all"] = {name: x for options in OPTIONS.values() for name, x in options.items()}
+OPTIONS["all"] |= {"kv_lengths": torch.tensor([1200, 1300]), "window_size": 400}
+
+
+@each_head_dim
+@each_block_size
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name, block_size, head_dim):
+    options = dict(OPTIONS[name])
+    if "doc_start" in options:
+        options["doc_start"] = options["doc_start"].expand(2, -1)
+    mask = coin_flips(1, 1300, 1300, block_size)
+    check(2, 1300, 1300, 2, 2, head_dim, mask=mask, **options)
+
+
+@pytest.mark.parametrize("head_dim", [40, 96, 192, 256])
+@causal_or_full
+def test_head_dims(causal, head_dim):
+    mask = BlockSparseMask(butterfly(8), 128)
+    check(1, 1000, 1000, 2, 1, head_dim, torch.float16, causal=causal, mask=mask)
+
+
+@pytest.mark.parametrize("layout", ["nothing", "a row", "a column"])
+@each_block_size
+def test_few_blocks(block_size, layout):
+    n = -(-777 // block_size)
+    blocks = torch.zeros(n, n, dtype=torch.bool)
+    if layout == "a row":
+        blocks[-1] = True
+    if layout == "a column":
+        blocks[:, 0] = True
+    for causal, head_dim in itertools.product([True, False], [64, 128]):
+        check(1, 777, 777, 2, 2, head_dim, causal=causal, mask=BlockSparseMask(blocks, block_size))
+
+
+@each_head_dim
+@causal_or_full
+def test_runs_repeat(causal, head_dim):
+    """Rows of all lengths on all multiprocessors, again and again: the same bits."""
+    q, k, v = make_qkv(
+        2, 4096, 4096, 16, 16, head_dim, dtype=torch.bfloat16, device="cuda", requires_grad=True
+    )
+    layouts = [random(32, 1 + head % 9, seed=head) for head in range(16)]
+    mask = BlockSparseMask(torch.stack(layouts) | torch.eye(32, dtype=torch.bool), 128)
+    dout = torch.randn_like(q)
+    first = None
+    for _ in range(30):
+        out, lse = hopper_attention(q, k, v, causal=causal, mask=mask)
+        found = (out, lse, *torch.autograd.grad(out, (q, k, v), dout))
+        first = first or found
+        assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
