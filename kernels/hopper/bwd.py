@@ -97,6 +97,8 @@ def attn_bwd_kernel(
     doc_ptr,
     doc_blocks_ptr,
     doc_tiles_ptr,
+    starts_ptr,
+    visits_ptr,
     seq_q,
     seq_k,
     n_head,
@@ -110,6 +112,7 @@ def attn_bwd_kernel(
     n_tiles,
     n_heads,
     section,
+    mask_stride,
     plan: gl.constexpr,
 ):
     D: gl.constexpr = plan.block_d
@@ -147,6 +150,7 @@ def attn_bwd_kernel(
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
         threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
+        starts_ptr, visits_ptr, mask_stride,
     )  # fmt: skip
     if plan.dq_group:
         gl.warp_specialize(
@@ -189,9 +193,10 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
         "*i64" if plan.features.dropout else None,
         "*i32" if plan.features.lengths else None,
         *["*i32" if plan.features.documents else None] * 3,
+        *["*i32" if plan.listed else None] * 2,
         *["i32"] * 5,
         *["fp32"] * 4,
-        *["i32"] * 4,
+        *["i32"] * 5,
     ]
     return compile_kernel(attn_bwd_kernel, types, plan, {types.index("*fp32"): 16})
 
@@ -246,6 +251,8 @@ def attn_bwd(
         return portable.attn_bwd(dout, dlse, q, k, v, out, lse, options)
     n_row_tiles = -(-T_q // BLOCK) * (BLOCK // QUERIES)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    if options.features.empty_rows:
+        dq.zero_()  # where no key tile comes by
     numbers = functools.partial(torch.empty, device=device)
     sums = numbers(B * H * n_row_tiles * QUERIES * plan.block_d, dtype=torch.float32)
     rows = numbers(B * H * n_row_tiles * 2 * QUERIES, dtype=torch.float32)
@@ -268,6 +275,7 @@ def attn_bwd(
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
     n_tiles = -(-T_k // KEYS)
+    starts = options.mask_starts
     of_documents = (
         () if options.doc_start is None
         else (options.doc_start, *document_bounds(options.doc_start, T_k))
@@ -275,6 +283,7 @@ def attn_bwd(
     tensors = (
         sums, flags, tile_counters.pair(device, stream),
         options.dropout_seed, options.kv_lengths, *of_documents,
+        starts, options.mask_visits,
     )  # fmt: skip
     _kernel(device.index, dtype, plan).launch(
         min(n_multiprocessors(device), n_tiles * B * H_kv),
@@ -286,5 +295,6 @@ def attn_bwd(
         options.softmax_scale, options.scale_log2, options.softcap_scale,
         options.keep_scale, as_int32(options.drop_threshold),
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
+        0 if starts is None or starts.shape[0] == 1 else starts.stride(0),
     )  # fmt: skip
     return dq, dk, dv

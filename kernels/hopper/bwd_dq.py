@@ -21,8 +21,9 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
+    head_walk,
     key_tile_of,
-    place_in_walk,
+    row_tile_at,
     visited_blocks,
 )
 from kernels.hopper.gluon import round_to, tma_store
@@ -100,7 +101,6 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
         key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
         batch = batch_kv // kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
-        n = (end - first) * STEPS
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         keys = shared.k.index(slot).reshape([N, PANEL])
@@ -112,8 +112,9 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
                 M * PANEL
             )
-            for step in range(n):
-                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
+            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            for step in range((h_end - h_first) * STEPS):
+                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)

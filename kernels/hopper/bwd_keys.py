@@ -23,8 +23,10 @@ from kernels.hopper.bwd_walk import (
     M,
     N,
     group_view,
+    head_skips,
+    head_walk,
     key_tile_of,
-    place_in_walk,
+    row_tile_at,
     visited_blocks,
 )
 from kernels.hopper.schedule import receive
@@ -47,7 +49,6 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, batch, call, plan)
-        n = (end - first) * STEPS
         skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
@@ -61,13 +62,16 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
             view = View(start_n, batch, whole_from, whole_to, head_key)
-            if skipped > 0:
+            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            n = (h_end - h_first) * STEPS
+            skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
+            if skips > 0:
                 await_rows(c, True, shared, plan)
                 pass_over(c, shared, cid, plan, S)
                 c += 1
-            st = scores(k_t, c, skipped < n, shared, plan, S)
-            for step in range(skipped, n):
-                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
+            st = scores(k_t, c, skips < n, shared, plan, S)
+            for step in range(skips, n):
+                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 store_ds(ds, c, shared, cid, plan)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)

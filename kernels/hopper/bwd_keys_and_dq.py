@@ -31,8 +31,10 @@ from kernels.hopper.bwd_walk import (
     M,
     N,
     group_view,
+    head_skips,
+    head_walk,
     key_tile_of,
-    place_in_walk,
+    row_tile_at,
     visited_blocks,
 )
 from kernels.hopper.gluon import opaque, reinterpret
@@ -86,7 +88,7 @@ def _put_dq(
     STEPS: gl.constexpr = BLOCK // M
     if s % STEPS == 0:
         take_turn(shared.turns, t)
-    row_tile = place_in_walk(s, first * STEPS, end * STEPS, way)
+    row_tile = row_tile_at(s, first, end, way, call, plan)
     before, after = place_in_turn(
         shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
     )
@@ -125,7 +127,6 @@ def own_keys_and_dq(
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, batch, call, plan)
-        n = (end - first) * STEPS
         skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
@@ -135,14 +136,17 @@ def own_keys_and_dq(
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
             view = View(start_n, batch, whole_from, whole_to, head_key)
-            if skipped > 0:
+            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            n = (h_end - h_first) * STEPS
+            skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
+            if skips > 0:
                 await_rows(c, True, shared, plan)
                 _await_partner(c, False, shared, cid, plan)
                 pass_over(c, shared, cid, plan, S)
                 c += 1
-            st = scores(_rows_of(shared.k, c, cid, plan), c, skipped < n, shared, plan, S)
-            for step in range(skipped, n):
-                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
+            st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
+            for step in range(skips, n):
+                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
                 v_t = _rows_of(shared.v, c, cid, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 _await_partner(c, step > 0, shared, cid, plan)
@@ -154,7 +158,7 @@ def own_keys_and_dq(
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
                     t = _put_dq(
-                        part, step - 1, t, first, end, batch, head, key_tile, way,
+                        part, step - 1, t, h_first, h_end, batch, head, key_tile, way,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
                 # of the next row tile; of the last one again, for the compiler's sake
@@ -169,7 +173,7 @@ def own_keys_and_dq(
                 part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 t = _put_dq(
-                    part, n - 1, t, first, end, batch, head, key_tile, way,
+                    part, n - 1, t, h_first, h_end, batch, head, key_tile, way,
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)

@@ -54,8 +54,14 @@ class BackwardPlan:
     @property
     def posts_places(self) -> bool:
         """Whether a warp of turns works out for the groups if others add to a block, too: with
-        windows and documents they lack the registers. Elsewhere to read it costs up to 6%."""
-        return self.features.window or self.features.documents
+        windows, documents and lists they lack the registers. Elsewhere to read it costs up to
+        6%."""
+        return self.listed or self.features.window or self.features.documents
+
+    @property
+    def listed(self) -> bool:
+        """Whether the queries of a key tile come from the list of a block-sparse mask."""
+        return self.features.mask_block_size > 0
 
     @property
     def masks(self) -> bool:
@@ -79,10 +85,12 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
 
     A sink is in lse already, and asks nothing of the kernel.
     """
-    if head_dim > 128 or features.mask_block_size > 0:
+    if head_dim > 128 or features.mask_block_size not in (0, BLOCK):
         return None
     plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
-    return replace(plan, ragged=seq_k % KEYS != 0, features=replace(features, sinks=False))
+    # of a sink and of empty rows the kernel need not know, nor whether a list has full blocks
+    asked = replace(features, sinks=False, empty_rows=False, unmasked_loop=True, masked_loop=True)
+    return replace(plan, ragged=seq_k % KEYS != 0, features=asked)
 
 
 def heads_together(seq_q: int, group: int, block_d: int) -> int:

@@ -4,7 +4,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.bwd_walk import BLOCK, M, N, key_tile_of, place_in_walk, visited_blocks
+from kernels.hopper.bwd_walk import (
+    BLOCK,
+    M,
+    N,
+    head_walk,
+    key_tile_of,
+    row_tile_at,
+    visited_blocks,
+)
 from kernels.hopper.gluon import tma_load
 from kernels.hopper.schedule import finish, post
 
@@ -36,18 +44,13 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
-        n = (end - first) * STEPS
-        if n == 0:
-            # Nobody sees these keys, as they are padding, say. The phases of their slot go on all
-            # the same: they are counted by key tiles.
-            slot = i % plan.kv_stages
-            mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
-            mbarrier.arrive(shared.kv_full.index(slot), count=1)
+        begin = c
         for h in range(call.group):
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
-            for step in range(n):
-                row_tile = place_in_walk(step, first * STEPS, end * STEPS, way)
+            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            for step in range((h_end - h_first) * STEPS):
+                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
                 stage = c % STAGES
                 full = shared.full.index(stage)
                 mbarrier.wait(shared.empty[0].index(stage), ((c // STAGES) & 1) ^ 1)
@@ -57,9 +60,15 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
                 tma_load(q, at, full, shared.q.index(stage))
                 tma_load(rows, [(row_tiles + row_tile) * (2 * M)], full, shared.rows.index(stage))
                 tma_load(dout, at, full, shared.dout.index(stage))
-                if (h == 0) & (step == 0):
+                if c == begin:
                     _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan)
                 c += 1
+        if c == begin:
+            # Nobody sees these keys, as they are padding, say. The phases of their slot go on all
+            # the same: they are counted by key tiles.
+            slot = i % plan.kv_stages
+            mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
+            mbarrier.arrive(shared.kv_full.index(slot), count=1)
         i += 1
         ticket = gl.atomic_add(counter, 1, sem="relaxed")
         post(box, i, ticket)

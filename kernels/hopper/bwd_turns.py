@@ -15,7 +15,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.bwd_walk import BLOCK, key_tile_of, place_in_walk, turn, visited_blocks
+from kernels.hopper.bwd_walk import (
+    BLOCK,
+    block_at,
+    head_walk,
+    key_tile_of,
+    turn,
+    visited_blocks,
+)
 from kernels.hopper.gluon import thread_barrier
 from kernels.hopper.schedule import post_number, read_number, receive
 
@@ -67,9 +74,11 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
         first, end = visited_blocks(key_tile, batch, call, plan)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
-            for step in range(end - first):
-                block = place_in_walk(step, first, end, way)
-                rank, last = turn(block, key_tile, batch, way, call, plan)
+            head = batch_kv % (call.n_head // call.group) * call.group + h
+            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            for step in range(h_end - h_first):
+                block = block_at(step, h_first, h_end, way, call, plan)
+                rank, last = turn(h_first + step, block, key_tile, batch, way, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:
@@ -114,7 +123,7 @@ def place_in_turn(turns, t, block, key_tile, batch, way, call, plan: gl.constexp
         place = read_number(turns.place.index(t % AHEAD))
         return place % 2 > 0, place > 1
     else:
-        rank, last = turn(block, key_tile, batch, way, call, plan)
+        rank, last = turn(0, block, key_tile, batch, way, call, plan)
         return rank > 0, rank < last
 
 

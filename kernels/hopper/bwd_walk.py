@@ -37,6 +37,9 @@ class Call(NamedTuple):
     doc_ptr: gl.tensor  # where the document of each query begins: (B, T_q)
     doc_blocks_ptr: gl.tensor  # and what `kernels.hopper.bwd_documents` makes of it
     doc_tiles_ptr: gl.tensor
+    starts_ptr: gl.tensor  # of a block-sparse mask, its `kernels.block_mask.MaskLists`
+    visits_ptr: gl.tensor
+    mask_stride: gl.tensor  # from one head to the next in starts, 0 if all share them
 
 
 @gluon.jit
@@ -72,7 +75,16 @@ def block_tiles(block, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
-    """[first, end): the blocks of queries that a key tile visits, by `block_tiles` of each."""
+    """[first, end): the blocks of queries that a key tile visits, by `block_tiles` of each; under a
+    block-sparse mask none, as each head has its `head_walk`."""
+    if plan.listed:
+        return 0, 0
+    else:
+        return _range_of_blocks(key_tile, batch, call, plan)
+
+
+@gluon.jit
+def _range_of_blocks(key_tile, batch, call, plan: gl.constexpr):
     features: gl.constexpr = plan.features
     n_blocks = gl.cdiv(call.seq_q, BLOCK)
     # the queries of a block stand `ahead` after its keys, or later, if it sees the tile last
@@ -103,9 +115,48 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def place_in_walk(i, first, end, way):
-    """The i-th of [first, end) if the way is 1, the i-th from its end if it is -1."""
-    return gl.where(way > 0, first, end - 1) + i * way
+def head_walk(first, end, key_tile, head, call, plan: gl.constexpr):
+    """[first, end) of the walk of a key tile through a query head: `visited_blocks` as they are, or
+    under a block-sparse mask numbers of its visits."""
+    if plan.listed:
+        start = call.starts_ptr + (head * call.mask_stride + key_tile)
+        return gl.load(start), gl.load(start + 1)
+    else:
+        return first, end
+
+
+@gluon.jit
+def block_at(i, first, end, way, call, plan: gl.constexpr):
+    """The i-th block of queries of a walk, or the i-th from its end if the way is -1."""
+    if plan.listed:
+        return gl.load(call.visits_ptr + 2 * (first + i))
+    else:
+        return gl.where(way > 0, first, end - 1) + i * way
+
+
+@gluon.jit
+def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
+    """The i-th row tile of a walk over blocks, or the i-th from its end if the way is -1."""
+    STEPS: gl.constexpr = BLOCK // M
+    if plan.listed:
+        return block_at(i // STEPS, first, end, way, call, plan) * STEPS + i % STEPS
+    else:
+        return gl.where(way > 0, first * STEPS, end * STEPS - 1) + i * way
+
+
+@gluon.jit
+def head_skips(skipped, first, end, key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
+    """How many row tiles group cid passes over at the beginning of a `head_walk`: of `group_view`
+    as it is."""
+    if plan.listed:
+        if plan.features.causal and cid > 0:
+            block = gl.load(call.visits_ptr + 2 * first, mask=end > first, other=0)
+            unseen = key_tile * N + cid * GROUP_N - (call.seq_k - call.seq_q) >= block * BLOCK + M
+            return gl.where(unseen & (end > first), 1, 0)
+        else:
+            return 0
+    else:
+        return skipped
 
 
 @gluon.jit
@@ -118,7 +169,7 @@ def group_view(key_tile, cid: gl.constexpr, batch, way, call, plan: gl.constexpr
     diagonal = call.seq_k - call.seq_q
     skipped = 0
     whole_from = 0
-    whole_to = end * BLOCK
+    whole_to = call.seq_q + BLOCK
     if features.causal:
         if cid > 0:
             skips = (start_n - diagonal >= first * BLOCK + M) & (end > first)
@@ -133,13 +184,26 @@ def group_view(key_tile, cid: gl.constexpr, batch, way, call, plan: gl.constexpr
         whole_to = gl.minimum(whole_to, gl.load(call.doc_tiles_ptr + place))
     if plan.ragged or features.lengths:
         beyond = start_n + GROUP_N > n_keys(batch, call, plan)
-        whole_from = gl.where(beyond, end * BLOCK, whole_from)
+        whole_from = gl.where(beyond, call.seq_q + BLOCK, whole_from)
     return skipped, whole_from, whole_to
 
 
 @gluon.jit
-def turn(block, key_tile, batch, way, call, plan: gl.constexpr):
-    """(how many key tiles add to a block of queries before this one, how many before the last)."""
+def turn(visit, block, key_tile, batch, way, call, plan: gl.constexpr):
+    """(how many key tiles add to a block of queries before this one, how many before the last).
+
+    Under a block-sparse mask, whose list tells of the visit, the second number may be too low, but
+    is above the first if others add after this one.
+    """
+    if plan.listed:
+        place = gl.load(call.visits_ptr + 2 * visit + 1)
+        return place // 2, place // 2 + place % 2
+    else:
+        return _turn_in_range(block, key_tile, batch, way, call, plan)
+
+
+@gluon.jit
+def _turn_in_range(block, key_tile, batch, way, call, plan: gl.constexpr):
     first, last = block_tiles(block, batch, call, plan)
     rank = key_tile - first
     if plan.features.causal:
@@ -155,9 +219,12 @@ def key_tile_of(ticket, order, plan: gl.constexpr):
     a walk begins where its keys begin, so that programs which start together follow each other at a
     distance of a block. In the last section first keys come first, and walks go back, so that no
     long walk starts last. Without a mask first keys come first, and programs fall into the distance
-    of a block.
+    of a block. Under a block-sparse mask last keys come first.
     """
-    if plan.features.causal:
+    if plan.listed:
+        key_tile, head = locate(ticket, order, True)
+        return key_tile, head, 1
+    elif plan.features.causal:
         heads = order.n_heads - order.section  # before the last section
         last = ticket - heads * order.n_tiles
         before = Order(order.n_tiles, gl.maximum(heads, 1), order.section)

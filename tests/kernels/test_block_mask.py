@@ -71,7 +71,7 @@ def assert_lists_match(
     )
     visible = elements(mask, seq_q, seq_k, causal, window_size)
     entries, blocks = expected_lists(visible, mask.block_size, all_partial)
-    tensors = (lists.rows, lists.row_blocks, lists.cols, lists.col_blocks)
+    tensors = [x for x in lists if isinstance(x, Tensor)]
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in tensors)
     assert lists.rows.tolist() == entries
     assert lists.row_blocks.tolist() == blocks
@@ -79,12 +79,23 @@ def assert_lists_match(
     assert lists.cols.shape == (mask.n_head, mask.layout.shape[2], 7)
     assert lists.n_full == lists.rows[..., 2].sum() == lists.cols[..., 2].sum()
     assert lists.n_partial == lists.rows[..., 3].sum() == lists.cols[..., 3].sum()
+    assert lists.starts.shape == (mask.n_head, mask.layout.shape[2] + 1)
     assert type(lists.n_full) is type(lists.n_partial) is int
     assert lists.n_empty == sum(sum(entry[2:4]) == 0 for of_head in entries for entry in of_head)
     shown = BlockSparseMask(torch.ones_like(mask.layout), mask.block_size)
     assert lists.hides == bool(
         (elements(shown, seq_q, seq_k, causal, window_size) & ~visible).any()
     )
+
+    # the same for programs that take turns at a row: the last column first
+    for head, seen in enumerate(block_is_seen(entries, blocks, mask.layout.shape[2])):
+        for column in range(seen.shape[1]):
+            first, end = lists.starts[head, column : column + 2].tolist()
+            visits = [
+                [row, 2 * int(seen[row, column + 1 :].sum()) + int(seen[row, :column].any())]
+                for row in seen[:, column].nonzero().flatten().tolist()
+            ]
+            assert lists.visits[first:end].tolist() == visits
 
     # the columns, from the rows: the same blocks of the same kinds
     kinds = kinds_of(entries, blocks)
@@ -105,6 +116,14 @@ def assert_lists_match(
     lengths = [sum(entry[2:4]) for of_head in col_entries for entry in sorted(of_head)]
     assert [b for *_, b in sorted(begins)] == [sum(lengths[:n]) for n in range(len(lengths))]
     assert sum(lengths) == len(col_blocks) == len(blocks)
+
+
+def block_is_seen(entries: list, blocks: list, n_columns: int) -> Tensor:
+    """(H_m, n_q_blocks, n_k_blocks) bool, from rows and row_blocks."""
+    seen = torch.zeros(len(entries), len(entries[0]), n_columns, dtype=torch.bool)
+    for (head, row, column), _ in kinds_of(entries, blocks).items():
+        seen[head, row, column] = True
+    return seen
 
 
 def kinds_of(entries: list, blocks: list) -> dict[tuple[int, int, int], str]:

@@ -19,7 +19,7 @@ import torch
 from triton import knobs
 
 from kernels.hopper.bwd import compile_bwd, compile_rows
-from kernels.hopper.bwd_plan import BackwardPlan, backward_plan
+from kernels.hopper.bwd_plan import KEYS, BackwardPlan, backward_plan
 from kernels.hopper.fwd import compile_fwd
 from kernels.hopper.launch import DTYPES, parameter_layout
 from kernels.hopper.tiles import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
@@ -93,7 +93,8 @@ def backward_cases() -> Iterator[Case]:
             yield Case(plan)
         yield Case(plan, torch.float16)
         yield Case(plan, rows=True)
-        for features in VARIANTS:
+        masks = [replace(x, mask_block_size=KEYS) for x in [*MASKS, VARIANTS[-2], VARIANTS[-1]]]
+        for features in [*VARIANTS, *masks[::2], *masks[-2:]]:
             plan = backward_plan(head_dim, 4096, features)
             assert plan is not None
             yield Case(plan)

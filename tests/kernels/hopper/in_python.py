@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from kernels.block_mask import BlockSparseMask
 from kernels.options import Features
 from kernels.reference.standard import visible_keys
 
@@ -75,3 +76,12 @@ def what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
         doc_start=torch.tensor(doc_start) if features.documents else None,
         kv_lengths=torch.tensor(kv_lengths) if features.lengths else None,
     ).view(seq_q, seq_k)
+
+
+def mask_of(draw, seq_q, seq_k, block_size, n_head):
+    """A layout of coin flips, some of its rows and columns empty."""
+    n_q, n_k = -(-seq_q // block_size), -(-seq_k // block_size)
+    layout = np.random.default_rng(draw.randint(0, 2**31)).random((n_head, n_q, n_k)) < 0.5
+    layout[:, draw.randint(0, 6) :: 7] = False
+    layout[:, :, draw.randint(0, 6) :: 7] = False
+    return BlockSparseMask(torch.from_numpy(layout), block_size)

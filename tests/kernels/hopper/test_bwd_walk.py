@@ -4,6 +4,7 @@ A program whose roles disagreed about its walk, or a turn that nobody ends, woul
 """
 
 import random
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ pytest.importorskip("triton")
 from kernels.hopper import bwd_walk, schedule
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
-from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, what_is_seen
+from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, mask_of, what_is_seen
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +27,9 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", KEYS), ("GROUP_N", KEYS // 2), ("BLOCK", BLOCK)):
         monkeypatch.setattr(bwd_walk, name, value)
     monkeypatch.setattr(bwd_walk, "locate", schedule.locate.fn)
-    for name in (
-        *("n_keys", "block_tiles", "visited_blocks", "group_view", "turn", "key_tile_of"),
-        "place_in_walk",
-    ):
-        monkeypatch.setattr(bwd_walk, name, getattr(bwd_walk, name).fn)
+    for name, function in vars(bwd_walk).copy().items():
+        if hasattr(function, "fn"):
+            monkeypatch.setattr(bwd_walk, name, function.fn)
 
 
 def calls(seed):
@@ -63,9 +62,7 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
                 said = (call, plan, key_tile, cid, way)
                 skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, way, call, plan)
                 assert skipped in (0, cid) and skipped <= steps, said
-                walk = [
-                    bwd_walk.place_in_walk(i, places.start, places.stop, way) for i in range(steps)
-                ]
+                walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
                 assert walk == list(places[::way]), said
                 start = key_tile * KEYS + cid * KEYS // 2
                 keys = visible[:, start : start + KEYS // 2]
@@ -91,10 +88,86 @@ def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
             first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             for block in range(first, end):
                 taken = turns.setdefault((head, block), [])
-                taken.append(tuple(bwd_walk.turn(block, key_tile, BATCH, way, call, plan)))
+                taken.append(tuple(bwd_walk.turn(0, block, key_tile, BATCH, way, call, plan)))
         assert len(turns) == n_heads * -(-call.seq_q // BLOCK), call
         for taken in turns.values():
             assert taken == [(rank, len(taken) - 1) for rank in range(len(taken))], call
+
+
+def masked_calls(seed):
+    """(call, plan, mask, what each query of each of two heads sees) of random calls with a mask."""
+    draw = random.Random(seed)
+    for _ in range(60):
+        seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
+        mask = mask_of(draw, seq_q, seq_k, BLOCK, draw.choice([1, 2]))
+        lists = mask.lists(
+            seq_q, seq_k, causal=features.causal,
+            window_size=window_size if features.window else None,
+            all_partial=features.documents or features.lengths,
+        )  # fmt: skip
+        _, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
+        starts = lists.starts.numpy()
+        call = SimpleNamespace(
+            seq_q=seq_q, seq_k=seq_k, window_size=window_size,
+            lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
+            doc_tiles_ptr=Pointer(tiles.numpy()), starts_ptr=Pointer(starts),
+            visits_ptr=Pointer(lists.visits.numpy()),
+            mask_stride=starts[0].size if mask.n_head > 1 else 0,
+        )  # fmt: skip
+        visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
+        visible = (visible & mask.to_dense(seq_q, seq_k)).expand(2, -1, -1)
+        plan = backward_plan(64, seq_k, replace(features, mask_block_size=BLOCK))
+        yield call, plan, visible
+
+
+def walk_of(key_tile, head, way, call, plan):
+    """(first, end) of the walk of a key tile through a query head."""
+    first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
+    return bwd_walk.head_walk(first, end, key_tile, head, call, plan)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_visit_the_blocks_of_their_column(seed):
+    for call, plan, visible in masked_calls(seed):
+        for key_tile, head in product(range(-(-call.seq_k // KEYS)), range(2)):
+            first, end = walk_of(key_tile, head, 1, call, plan)
+            steps = (end - first) * BLOCK // QUERIES
+            walk = [bwd_walk.row_tile_at(i, first, end, 1, call, plan) for i in range(steps)]
+            for cid in range(2):
+                said = (call, plan, key_tile, cid, head)
+                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, 1, call, plan)
+                skips = bwd_walk.head_skips(skipped, first, end, key_tile, cid, call, plan)
+                assert skips in (0, cid) and skips <= steps, said
+                start = key_tile * KEYS + cid * KEYS // 2
+                keys = visible[head, :, start : start + KEYS // 2]
+                for row_tile, seen in enumerate(keys.split(QUERIES)):
+                    visited = row_tile in walk[skips:]
+                    assert visited or not seen.any(), said
+                    start_m = row_tile * QUERIES
+                    masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
+                    if visited and not masked:
+                        assert seen.all() and seen.shape[1] == KEYS // 2, said
+
+
+@pytest.mark.parametrize("seed", range(4, 8))
+def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
+    for call, plan, visible in masked_calls(seed):
+        n_tiles = -(-call.seq_k // KEYS)
+        order = SimpleNamespace(n_tiles=n_tiles, n_heads=2, section=2)
+        turns = {}
+        for ticket in range(n_tiles * 2):
+            key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, plan))
+            first, end = walk_of(key_tile, head, way, call, plan)
+            for i in range(end - first):
+                block = bwd_walk.block_at(i, first, end, way, call, plan)
+                before, last = bwd_walk.turn(first + i, block, key_tile, BATCH, way, call, plan)
+                turns.setdefault((head, block), []).append((before, before < last))
+        for taken in turns.values():
+            n = len(taken)
+            assert taken == [(rank, rank < n - 1) for rank in range(n)], call
+        for head, block in product(range(2), range(-(-call.seq_q // BLOCK))):
+            seen = visible[head, block * BLOCK : (block + 1) * BLOCK].any()
+            assert not seen or (head, block) in turns, call
 
 
 def test_some_heads_are_worked_on_together():

@@ -57,9 +57,9 @@ def assert_as_meant(result):
 
 def assert_backward(result):
     # what kernels.hopper.bwd.attn_bwd packs for a launch
-    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1}
+    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 2}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
-    assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiii", result
+    assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiii", result
     # sums of dq are added 16 bytes at a time, at 128 columns by each group in and behind a walk
     wide = result["block_d"] == 128
     assert result["instructions"]["REDG.E.ADD.F32x4"] == (32 if wide else 8), result

@@ -9,17 +9,14 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
-from kernels.block_mask import BlockSparseMask
 from kernels.hopper import listed, schedule, tiles, walk
 from kernels.hopper.tiles import ROWS, forward_plan
 from kernels.triton import walks
-from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, what_is_seen
+from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, mask_of, what_is_seen
 
 
 @pytest.fixture
@@ -81,15 +78,6 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
                     if tile in unmasked:
                         assert seen.all() and seen.shape[1] == plan.block_n, said
                 assert not unmasked or max(unmasked) < len(keys), said
-
-
-def mask_of(draw, seq_q, seq_k, block_size, n_head):
-    """A layout of coin flips, some of its rows and columns empty."""
-    n_q, n_k = -(-seq_q // block_size), -(-seq_k // block_size)
-    layout = np.random.default_rng(draw.randint(0, 2**31)).random((n_head, n_q, n_k)) < 0.5
-    layout[:, draw.randint(0, 6) :: 7] = False
-    layout[:, :, draw.randint(0, 6) :: 7] = False
-    return BlockSparseMask(torch.from_numpy(layout), block_size)
 
 
 @pytest.mark.parametrize("seed", range(2))
