@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kernels.limits import BLOCK_SIZES
+from kernels.mask_turns import walks_in_turns
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -40,8 +41,11 @@ class MaskLists(NamedTuple):
     row_blocks: Tensor  # (nnz,) column numbers: head by head, row by row, full before partial
     cols: Tensor  # (H_m, n_k_blocks, 7), most blocks first; of equals, the earlier column first
     col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
-    starts: Tensor  # (H_m, n_k_blocks + 1), where in `visits` a column begins, and where it ends
-    visits: Tensor  # (nnz, 2): see `_turns`
+    # for programs that add to rows in turns, in the order in which they are drawn: (number of the
+    # column, positions in `visits` where its own begin and end), and
+    walks: Tensor  # (H_m, n_k_blocks, 3)
+    # (number of the row, 2 * how many columns visit it before + 1 if others do so after it)
+    visits: Tensor  # (nnz, 2)
     n_full: int  # of all heads
     n_partial: int  # of all heads; n_full + n_partial is nnz
     n_empty: int  # rows without a block, of all heads
@@ -119,8 +123,9 @@ class BlockSparseMask:
             window_size: at least 1; hide keys with |p - j| >= window_size.
             all_partial: call all blocks partial, for masks that the lists do not know, such as the
                 documents and key lengths of a batch.
-            longest_column_first: sort `cols`. Otherwise they stand in the order of the layout, the
-                same for all heads, for programs that serve one column of several heads.
+            longest_column_first: sort `cols`. Otherwise they stand in the order of the layout, and
+                `walks` in one order, too, the same for all heads, for programs that serve one
+                column of several heads.
             largest_block: cut larger blocks into blocks of this size, a block size.
             device: of the lists; that of the layout when None.
 
@@ -171,7 +176,7 @@ class BlockSparseMask:
                 columns = "longest, then first" if longest_column_first else "first"
                 by_row = _pack(full, partial, order="longest, then last")
                 by_column = _pack(full.mT, partial.mT, order=columns)
-                turns = _turns(full | partial)
+                turns = walks_in_turns(full | partial, self.layout, not longest_column_first)
                 self._cache[key] = MaskLists(
                     *(x.to(device) for x in (*by_row, *by_column, *turns)),
                     n_full=int(full.sum()),
@@ -329,25 +334,6 @@ def _pack(full: Tensor, partial: Tensor, *, order: str) -> tuple[Tensor, Tensor]
         ranks = (length * n + ties).argsort(dim=1, descending=True)  # no two are equal
         entries = entries.take_along_dim(ranks.unsqueeze(-1), dim=1)
     return entries.int(), blocks
-
-
-def _turns(layout: Tensor) -> tuple[Tensor, Tensor]:
-    """`starts` and `visits` of MaskLists for a layout (H_m, n_q_blocks, n_k_blocks).
-
-    Programs that each own a column and add to the rows that it visits can do so in a fixed order.
-    Columns are drawn from the last to the first, and each visits its rows from the first to the
-    last: then those that run together are seldom at the same row. A visit is (number of the row,
-    2 * how many columns visit the row before this one + 1 if others do so after it).
-    """
-    visits = layout.mT.nonzero()  # head, column, row
-    counts = layout.sum(1)
-    starts = counts.flatten().cumsum(0).view(counts.shape)
-    starts = torch.cat((starts[:, :1] - counts[:, :1], starts), dim=1)
-    after = layout.int().cumsum(2)  # columns from the first to this one
-    before = after[:, :, -1:] - after
-    turn = 2 * before + (after > 1).int()
-    head, column, row = visits.unbind(1)
-    return starts.int(), torch.stack((row, turn[head, row, column]), dim=1).int()
 
 
 def _ramp_sum(n: Tensor, top: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class AttentionOptions(NamedTuple):
     mask_row_blocks: Tensor | None = None
     mask_cols: Tensor | None = None
     mask_col_blocks: Tensor | None = None
-    mask_starts: Tensor | None = None
+    mask_walks: Tensor | None = None
     mask_visits: Tensor | None = None
     mask_block_size: int = 0  # 0 without a mask
     mask_loops: int = UNMASKED_LOOP | MASKED_LOOP  # those that have a tile to visit
@@ -165,7 +165,7 @@ def with_mask(
         mask_row_blocks=lists.row_blocks,
         mask_cols=lists.cols,
         mask_col_blocks=lists.col_blocks,
-        mask_starts=lists.starts,
+        mask_walks=lists.walks,
         mask_visits=lists.visits,
         mask_block_size=lists.block_size,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),

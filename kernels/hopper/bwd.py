@@ -97,7 +97,7 @@ def attn_bwd_kernel(
     doc_ptr,
     doc_blocks_ptr,
     doc_tiles_ptr,
-    starts_ptr,
+    walks_ptr,
     visits_ptr,
     seq_q,
     seq_k,
@@ -150,7 +150,7 @@ def attn_bwd_kernel(
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
         threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
-        starts_ptr, visits_ptr, mask_stride,
+        walks_ptr, visits_ptr, mask_stride,
     )  # fmt: skip
     if plan.dq_group:
         gl.warp_specialize(
@@ -275,7 +275,7 @@ def attn_bwd(
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
     n_tiles = -(-T_k // KEYS)
-    starts = options.mask_starts
+    walks = options.mask_walks
     of_documents = (
         () if options.doc_start is None
         else (options.doc_start, *document_bounds(options.doc_start, T_k))
@@ -283,7 +283,7 @@ def attn_bwd(
     tensors = (
         sums, flags, tile_counters.pair(device, stream),
         options.dropout_seed, options.kv_lengths, *of_documents,
-        starts, options.mask_visits,
+        walks, options.mask_visits,
     )  # fmt: skip
     _kernel(device.index, dtype, plan).launch(
         min(n_multiprocessors(device), n_tiles * B * H_kv),
@@ -294,7 +294,7 @@ def attn_bwd(
         T_q, T_k, H, H // H_kv, options.window_size,
         options.softmax_scale, options.scale_log2, options.softcap_scale,
         options.keep_scale, as_int32(options.drop_threshold),
-        n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan.block_d), B * H_kv),
-        0 if starts is None or starts.shape[0] == 1 else starts.stride(0),
+        n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan), B * H_kv),
+        0 if walks is None or walks.shape[0] == 1 else walks.stride(0),
     )  # fmt: skip
     return dq, dk, dv

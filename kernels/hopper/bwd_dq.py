@@ -98,7 +98,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     c = 0  # row tiles so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
         slot = i % plan.kv_stages
@@ -112,9 +112,11 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
                 M * PANEL
             )
-            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * STEPS):
-                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
+                row_tile = next_row_tile
+                next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)

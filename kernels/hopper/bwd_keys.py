@@ -45,7 +45,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     c = 0  # row tiles so far: stages of all rings
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
         first, end = visited_blocks(key_tile, batch, call, plan)
@@ -62,7 +62,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
             view = View(start_n, batch, whole_from, whole_to, head_key)
-            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, call, plan)
             n = (h_end - h_first) * STEPS
             skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
             if skips > 0:

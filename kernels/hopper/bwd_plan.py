@@ -13,6 +13,8 @@ QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
 BLOCK = 128  # queries whose dq passes from program to program at once: two row tiles
 SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
 MOST_HEADS = 16  # that are worked on together
+# Under a block-sparse mask a row tile is read again much later, so that less is in the cache.
+SPARSE_SECTION_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
     return replace(plan, ragged=seq_k % KEYS != 0, features=asked)
 
 
-def heads_together(seq_q: int, group: int, block_d: int) -> int:
+def heads_together(seq_q: int, group: int, plan: BackwardPlan) -> int:
     """How many key-value heads are worked on at a time.
 
     The fewer heads, the more programs share what they read in the L2 cache; the more, the fewer
-    wait for each other where walks are short.
+    wait for each other where walks are short, or of different lengths, as causal lists are.
     """
-    head_bytes = seq_q * group * block_d * (2 + 2 + 4)
-    return max(1, min(MOST_HEADS, SECTION_BYTES // head_bytes))
+    head_bytes = seq_q * group * plan.block_d * (2 + 2 + 4)
+    if not plan.listed:
+        return max(1, min(MOST_HEADS, SECTION_BYTES // head_bytes))
+    uneven = 2 if plan.features.causal else 1
+    return max(uneven, min(MOST_HEADS, uneven * SPARSE_SECTION_BYTES // head_bytes))

@@ -40,7 +40,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     ticket = gl.atomic_add(counter, 1, sem="relaxed")
     post(box, 0, ticket)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
         first, end = visited_blocks(key_tile, batch, call, plan)
@@ -48,9 +48,11 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
         for h in range(call.group):
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
-            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * STEPS):
-                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
+                row_tile = next_row_tile
+                next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
                 stage = c % STAGES
                 full = shared.full.index(stage)
                 mbarrier.wait(shared.empty[0].index(stage), ((c // STAGES) & 1) ^ 1)

@@ -17,10 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.bwd_walk import (
     BLOCK,
-    block_at,
     head_walk,
     key_tile_of,
     turn,
+    visit_at,
     visited_blocks,
 )
 from kernels.hopper.gluon import thread_barrier
@@ -69,28 +69,30 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     t = 0  # turns so far
     ticket = receive(box, i)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, plan)
+        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
         batch = batch_kv // (call.n_head // call.group)
         first, end = visited_blocks(key_tile, batch, call, plan)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
             head = batch_kv % (call.n_head // call.group) * call.group + h
-            h_first, h_end = head_walk(first, end, key_tile, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            next_visit = visit_at(0, h_first, h_end, way, call, plan)
             for step in range(h_end - h_first):
-                block = block_at(step, h_first, h_end, way, call, plan)
-                rank, last = turn(h_first + step, block, key_tile, batch, way, call, plan)
+                block, place = next_visit
+                next_visit = visit_at(step + 1, h_first, h_end, way, call, plan)
+                flag = flags_ptr + (head_blocks + block)
+                rank, last = turn(block, place, key_tile, batch, way, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
                 if COMING:
                     mbarrier.wait(turns.over.index(slot), phase ^ 1)
                     if rank > 0:
-                        _await_flag(flags_ptr + (head_blocks + block), rank)
+                        _await_flag(flag, rank)
                     if plan.posts_places:
                         post_number(turns.place.index(slot), (rank > 0) + 2 * (rank < last))
                     mbarrier.arrive(turns.come.index(slot), count=1)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
-                    flag = flags_ptr + (head_blocks + block)
                     gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
                     mbarrier.arrive(turns.told.index(slot), count=1)
                 t += 1
@@ -101,12 +103,11 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
 @gluon.jit
 def _await_flag(flag, rank):
     """Wait until `rank` key tiles have added to the block of this flag."""
-    # An acquire empties the L1 cache, and with it what registers were spilled: once is enough. Its
-    # result is used, because an atomic addition of 0 is a load, and a load of nothing is dropped.
-    while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
-        pass
+    # An acquire empties the L1 cache, and with it what registers were spilled: it is not for
+    # polling. An atomic addition of 0 is a load.
     while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < rank:
-        pass
+        while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
+            pass
 
 
 @gluon.jit
@@ -123,7 +124,7 @@ def place_in_turn(turns, t, block, key_tile, batch, way, call, plan: gl.constexp
         place = read_number(turns.place.index(t % AHEAD))
         return place % 2 > 0, place > 1
     else:
-        rank, last = turn(0, block, key_tile, batch, way, call, plan)
+        rank, last = turn(block, 0, key_tile, batch, way, call, plan)
         return rank > 0, rank < last
 
 

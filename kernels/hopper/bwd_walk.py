@@ -37,9 +37,9 @@ class Call(NamedTuple):
     doc_ptr: gl.tensor  # where the document of each query begins: (B, T_q)
     doc_blocks_ptr: gl.tensor  # and what `kernels.hopper.bwd_documents` makes of it
     doc_tiles_ptr: gl.tensor
-    starts_ptr: gl.tensor  # of a block-sparse mask, its `kernels.block_mask.MaskLists`
+    walks_ptr: gl.tensor  # of a block-sparse mask, its `kernels.block_mask.MaskLists`
     visits_ptr: gl.tensor
-    mask_stride: gl.tensor  # from one head to the next in starts, 0 if all share them
+    mask_stride: gl.tensor  # from one head to the next in walks, 0 if all share them
 
 
 @gluon.jit
@@ -115,31 +115,42 @@ def _range_of_blocks(key_tile, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def head_walk(first, end, key_tile, head, call, plan: gl.constexpr):
+def _walk_of(place, head, call):
+    """Where a list has the walk of a query head that is drawn at this place."""
+    return call.walks_ptr + (head * call.mask_stride + place * 3)
+
+
+@gluon.jit
+def head_walk(first, end, way, head, call, plan: gl.constexpr):
     """[first, end) of the walk of a key tile through a query head: `visited_blocks` as they are, or
     under a block-sparse mask numbers of its visits."""
     if plan.listed:
-        start = call.starts_ptr + (head * call.mask_stride + key_tile)
-        return gl.load(start), gl.load(start + 1)
+        walk = _walk_of(way, head, call)
+        return gl.load(walk + 1), gl.load(walk + 2)
     else:
         return first, end
 
 
 @gluon.jit
-def block_at(i, first, end, way, call, plan: gl.constexpr):
-    """The i-th block of queries of a walk, or the i-th from its end if the way is -1."""
+def visit_at(i, first, end, way, call, plan: gl.constexpr):
+    """(block of queries, what a list says of turns there) of the i-th of a walk, or the i-th from
+    its end if the way is -1; of a list, nothing from the end on."""
     if plan.listed:
-        return gl.load(call.visits_ptr + 2 * (first + i))
+        visit = call.visits_ptr + 2 * (first + i)
+        there = first + i < end
+        return gl.load(visit, mask=there, other=0), gl.load(visit + 1, mask=there, other=0)
     else:
-        return gl.where(way > 0, first, end - 1) + i * way
+        return gl.where(way > 0, first, end - 1) + i * way, 0
 
 
 @gluon.jit
 def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
-    """The i-th row tile of a walk over blocks, or the i-th from its end if the way is -1."""
+    """The i-th row tile of a walk over blocks, or the i-th from its end if the way is -1; 0 from
+    the end of a list on."""
     STEPS: gl.constexpr = BLOCK // M
     if plan.listed:
-        return block_at(i // STEPS, first, end, way, call, plan) * STEPS + i % STEPS
+        block, _ = visit_at(i // STEPS, first, end, way, call, plan)
+        return block * STEPS + i % STEPS
     else:
         return gl.where(way > 0, first * STEPS, end * STEPS - 1) + i * way
 
@@ -189,14 +200,13 @@ def group_view(key_tile, cid: gl.constexpr, batch, way, call, plan: gl.constexpr
 
 
 @gluon.jit
-def turn(visit, block, key_tile, batch, way, call, plan: gl.constexpr):
+def turn(block, place, key_tile, batch, way, call, plan: gl.constexpr):
     """(how many key tiles add to a block of queries before this one, how many before the last).
 
-    Under a block-sparse mask, whose list tells of the visit, the second number may be too low, but
-    is above the first if others add after this one.
+    Under a block-sparse mask `place` tells, of `visit_at`. The second number may be too low there,
+    but is above the first if others add after this one.
     """
     if plan.listed:
-        place = gl.load(call.visits_ptr + 2 * visit + 1)
         return place // 2, place // 2 + place % 2
     else:
         return _turn_in_range(block, key_tile, batch, way, call, plan)
@@ -212,18 +222,23 @@ def _turn_in_range(block, key_tile, batch, way, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def key_tile_of(ticket, order, plan: gl.constexpr):
+def key_tile_of(ticket, order, call, plan: gl.constexpr):
     """(key tile, batch times key-value head, way of the walk) of the ticket-th tile that is drawn.
+
+    Under a block-sparse mask they come in the order of its list, in which the place of the key tile
+    stands for the way of the walk.
 
     The heads of a section are worked on together. Under a causal mask their last keys come first:
     a walk begins where its keys begin, so that programs which start together follow each other at a
     distance of a block. In the last section first keys come first, and walks go back, so that no
     long walk starts last. Without a mask first keys come first, and programs fall into the distance
-    of a block. Under a block-sparse mask last keys come first.
+    of a block.
     """
     if plan.listed:
-        key_tile, head = locate(ticket, order, True)
-        return key_tile, head, 1
+        rest, batch_kv = locate(ticket, order, True)
+        place = order.n_tiles - 1 - rest
+        head = batch_kv % (call.n_head // call.group) * call.group
+        return gl.load(_walk_of(place, head, call)), batch_kv, place
     elif plan.features.causal:
         heads = order.n_heads - order.section  # before the last section
         last = ticket - heads * order.n_tiles

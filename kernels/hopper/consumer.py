@@ -187,6 +187,9 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         slot_left = q_slot
         if not plan.out_over_q:
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
+        stage = c % STAGES
+        mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
+        acc = _add_values(acc, p, shared, stage)
         lse, factor = finish_rows(m_i, l_i, head, call, plan)
         out_at = [batch, head, own_m, 0]
         tile = receive(box, i)
@@ -195,9 +198,6 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         start_m, batch_head, row = row_of(tile, order, call, plan)
         batch = gl.where(more, batch_head // call.n_head, 0)
         skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
-        stage = c % STAGES
-        mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
-        acc = _add_values(acc, p, shared, stage)
         q_slot = (i % plan.q_stages) * plan.groups + cid
         q_phase = (i // plan.q_stages) & 1
         if plan.skips:

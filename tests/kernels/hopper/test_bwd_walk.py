@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from kernels.hopper import bwd_walk, schedule
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
+from kernels.options import Features
 from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, mask_of, what_is_seen
 
 
@@ -84,11 +85,11 @@ def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
         order = SimpleNamespace(n_tiles=n_tiles, n_heads=n_heads, section=section)
         turns = {}
         for ticket in range(n_tiles * n_heads):
-            key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, plan))
+            key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, call, plan))
             first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             for block in range(first, end):
                 taken = turns.setdefault((head, block), [])
-                taken.append(tuple(bwd_walk.turn(0, block, key_tile, BATCH, way, call, plan)))
+                taken.append(tuple(bwd_walk.turn(block, 0, key_tile, BATCH, way, call, plan)))
         assert len(turns) == n_heads * -(-call.seq_q // BLOCK), call
         for taken in turns.values():
             assert taken == [(rank, len(taken) - 1) for rank in range(len(taken))], call
@@ -106,13 +107,13 @@ def masked_calls(seed):
             all_partial=features.documents or features.lengths,
         )  # fmt: skip
         _, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
-        starts = lists.starts.numpy()
+        walks = lists.walks.numpy()
         call = SimpleNamespace(
-            seq_q=seq_q, seq_k=seq_k, window_size=window_size,
+            seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2, group=1,
             lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
-            doc_tiles_ptr=Pointer(tiles.numpy()), starts_ptr=Pointer(starts),
+            doc_tiles_ptr=Pointer(tiles.numpy()), walks_ptr=Pointer(walks),
             visits_ptr=Pointer(lists.visits.numpy()),
-            mask_stride=starts[0].size if mask.n_head > 1 else 0,
+            mask_stride=walks[0].size if mask.n_head > 1 else 0,
         )  # fmt: skip
         visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
         visible = (visible & mask.to_dense(seq_q, seq_k)).expand(2, -1, -1)
@@ -120,22 +121,27 @@ def masked_calls(seed):
         yield call, plan, visible
 
 
-def walk_of(key_tile, head, way, call, plan):
-    """(first, end) of the walk of a key tile through a query head."""
-    first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
-    return bwd_walk.head_walk(first, end, key_tile, head, call, plan)
+def drawn_walks(call, plan):
+    """(key tile, head, way, (first, end) of its walk) for two heads, as they are drawn."""
+    n_tiles = -(-call.seq_k // KEYS)
+    for ticket in range(n_tiles * 2):
+        order = SimpleNamespace(n_tiles=n_tiles, n_heads=2, section=2)
+        key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, call, plan))
+        first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
+        yield key_tile, head, way, bwd_walk.head_walk(first, end, way, head, call, plan)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_visit_the_blocks_of_their_column(seed):
     for call, plan, visible in masked_calls(seed):
-        for key_tile, head in product(range(-(-call.seq_k // KEYS)), range(2)):
-            first, end = walk_of(key_tile, head, 1, call, plan)
+        done = set()
+        for key_tile, head, way, (first, end) in drawn_walks(call, plan):
+            done.add((key_tile, head))
             steps = (end - first) * BLOCK // QUERIES
-            walk = [bwd_walk.row_tile_at(i, first, end, 1, call, plan) for i in range(steps)]
+            walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
             for cid in range(2):
                 said = (call, plan, key_tile, cid, head)
-                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, 1, call, plan)
+                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, way, call, plan)
                 skips = bwd_walk.head_skips(skipped, first, end, key_tile, cid, call, plan)
                 assert skips in (0, cid) and skips <= steps, said
                 start = key_tile * KEYS + cid * KEYS // 2
@@ -147,20 +153,17 @@ def test_groups_visit_the_blocks_of_their_column(seed):
                     masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
                     if visited and not masked:
                         assert seen.all() and seen.shape[1] == KEYS // 2, said
+        assert len(done) == 2 * -(-call.seq_k // KEYS)
 
 
 @pytest.mark.parametrize("seed", range(4, 8))
 def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
     for call, plan, visible in masked_calls(seed):
-        n_tiles = -(-call.seq_k // KEYS)
-        order = SimpleNamespace(n_tiles=n_tiles, n_heads=2, section=2)
         turns = {}
-        for ticket in range(n_tiles * 2):
-            key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, plan))
-            first, end = walk_of(key_tile, head, way, call, plan)
+        for key_tile, head, way, (first, end) in drawn_walks(call, plan):
             for i in range(end - first):
-                block = bwd_walk.block_at(i, first, end, way, call, plan)
-                before, last = bwd_walk.turn(first + i, block, key_tile, BATCH, way, call, plan)
+                block, place = bwd_walk.visit_at(i, first, end, way, call, plan)
+                before, last = bwd_walk.turn(block, place, key_tile, BATCH, way, call, plan)
                 turns.setdefault((head, block), []).append((before, before < last))
         for taken in turns.values():
             n = len(taken)
@@ -171,5 +174,7 @@ def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
 
 
 def test_some_heads_are_worked_on_together():
-    short, long, longer = (heads_together(seq, 1, 64) for seq in (1024, 16_384, 2**20))
-    assert short > long > longer == 1
+    for block_size, causal in product((0, BLOCK), (True, False)):
+        plan = backward_plan(64, 1024, Features(causal=causal, mask_block_size=block_size))
+        short, long, longer = (heads_together(seq, 1, plan) for seq in (1024, 16_384, 2**20))
+        assert short > long > longer >= 1

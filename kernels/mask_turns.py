@@ -1,0 +1,69 @@
+"""In which order programs draw the columns of a block-sparse mask, and each visits its rows.
+
+A program of a backward pass owns a column of blocks and adds to the rows that it visits. If several
+do so to one row, they take turns in the order in which their columns are drawn, so that the sum is
+the same in every run; and they wait.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WINDOW = 128  # columns, whose programs run side by side
+
+
+def walks_in_turns(blocks: Tensor, layout: Tensor, one_order: bool) -> tuple[Tensor, Tensor]:
+    """`walks` and `visits` of `kernels.block_mask.MaskLists`.
+
+    Programs wait least if those that run side by side are never at the same row. So the columns
+    that are drawn one after the other share no row, and each visits its rows in the order of
+    colours, no two of which are the same. A window of columns at a time, whose rows a cache can
+    hold. Colours are those of the whole layout: where a causal mask leaves out some blocks they
+    still keep programs apart.
+
+    Args:
+        blocks: (H_m, n_q_blocks, n_k_blocks) bool, those that are visited.
+        layout: of the same shape, those of the mask.
+        one_order: the same order of columns for all heads.
+    """
+    heads = layout.any(0, keepdim=True) if one_order else layout
+    orders = [_drawing_order(head) for head in heads.cpu()]
+    orders *= len(layout) // len(orders)
+    walks, visits, n = [], [], 0
+    for head, (columns, rows) in zip(blocks.cpu(), orders, strict=True):
+        drawn = head.T[columns][:, rows]
+        before = drawn.int().cumsum(0)
+        turn = 2 * (before - 1) + (before < before[-1:]).int()
+        column, row = drawn.nonzero().unbind(1)
+        ends = drawn.sum(1).cumsum(0) + n
+        walks.append(torch.stack((columns, ends - drawn.sum(1), ends), dim=1))
+        visits.append(torch.stack((rows[row], turn[column, row]), dim=1))
+        n = int(ends[-1])
+    return torch.stack(walks).int(), torch.cat(visits).int()
+
+
+def _drawing_order(layout: Tensor) -> tuple[Tensor, Tensor]:
+    """The orders of columns and of rows of a layout (n_q_blocks, n_k_blocks)."""
+    shown = layout.float().numpy()  # whose products are none of a model that counts its FLOPs
+    last_first = shown[:, ::-1]
+    colours = _first_fit(last_first.T @ last_first > 0)
+    n = len(colours)
+    window = np.arange(n) // WINDOW
+    columns = n - 1 - np.argsort(window * n + colours, kind="stable")
+    rows = np.argsort(_first_fit(shown @ shown.T > 0), kind="stable")
+    return torch.from_numpy(columns), torch.from_numpy(rows)
+
+
+def _first_fit(conflicts: np.ndarray) -> np.ndarray:
+    """A colour for each of n things, the least that no earlier one has with which it conflicts.
+
+    Args:
+        conflicts: (n, n) bool, symmetric.
+    """
+    n = len(conflicts)
+    taken = np.zeros((n, n + 1), dtype=bool)  # by thing and colour
+    colours = np.zeros(n, dtype=np.int64)
+    for i in range(n):
+        colours[i] = taken[i].argmin()
+        taken[conflicts[i], colours[i]] = True
+    return colours
