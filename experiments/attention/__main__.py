@@ -1,6 +1,7 @@
 """Speed, memory and error of attention, ours beside others', on one GPU.
 
 python -m experiments.attention --preset peers     dense and butterfly, against the best
+python -m experiments.attention --preset butterfly long butterflies, against the best
 python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
 python -m experiments.attention --preset sparsity  time against density: Figure 2, right
 python -m experiments.attention --preset io        bytes to and from HBM: Figure 2, left
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences, read_first
 
-PRESET_NAMES = ("peers", "paper", "sparsity", "io")
+PRESET_NAMES = ("peers", "butterfly", "paper", "sparsity", "io")
 
 
 @read_first
@@ -92,6 +93,8 @@ PEERS = [
 ]
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (4096, 16_384, 32_768, 65_536)
+LONG_LENGTHS = (8192, 16_384, 65_536)  # of --preset butterfly, 65,536 tokens a batch
+LONGEST = 262_144
 
 PAPER_LENGTHS = [2**n for n in range(7, 17)]
 PAPER_VARIANTS: dict[str, dict[str, Any]] = {
@@ -141,8 +144,31 @@ def measure_peers(case: Case) -> Iterator[list[Row]]:
 
 
 def measure_dense(case: Case, names: Sequence[str]) -> Iterator[list[Row]]:
-    """One case against these contenders."""
+    """One case by these contenders."""
     yield measure_case(case, names)
+
+
+# ---- butterfly
+
+
+def butterflies(full: bool) -> Iterator[Stage]:
+    """Each head dimension, mask and length of `measure_butterfly`."""
+    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), LONG_LENGTHS):
+        case = Case(65_536 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
+        yield partial(measure_butterfly, case)
+    longest = Case(1, LONGEST, 32, 64, sparsity=Sparsity("butterfly"))
+    yield partial(measure_dense, longest, ["ours"])
+
+
+def measure_butterfly(case: Case) -> Iterator[list[Row]]:
+    """Ours dense, and a full butterfly by all that take one; at 16,384 tokens masks that hide
+    nothing and hardly anything, too."""
+    yield measure_case(case, ["ours"])
+    names = ["ours", PORTABLE, "FlexAttention", "flash-attn-4"]
+    yield measure_case(replace(case, sparsity=Sparsity("butterfly")), names)
+    if case.seq_len == 16_384:
+        for pattern in ("all", "all but one"):
+            yield measure_case(replace(case, sparsity=Sparsity(pattern)), ["ours"])
 
 
 # ---- paper
@@ -220,6 +246,9 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "peers": Preset(peers, report.relate_peers, report.PEERS, report.draw_peers),
+    "butterfly": Preset(
+        butterflies, report.relate_peers, report.BUTTERFLY, report.draw_butterflies
+    ),
     "paper": Preset(paper, add_speedup, report.PAPER, report.draw_paper),
     "sparsity": Preset(
         lambda full: [sparsity], report.add_proportion, report.SPARSITY, report.draw_sparsity

@@ -21,9 +21,12 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sparsity:
-    """A block-sparse mask: `reach` is n_factors of a butterfly (None: all), or a window's width."""
+    """A block-sparse mask: `reach` is n_factors of a butterfly (None: all), or a window's width.
 
-    pattern: Literal["butterfly", "window"]
+    "all" hides nothing, "all but one" the first block from the last.
+    """
+
+    pattern: Literal["butterfly", "window", "all", "all but one"]
     reach: int | None = None
     block_size: int = 128
 
@@ -32,6 +35,9 @@ class Sparsity:
         n_blocks = -(-seq_len // self.block_size)
         if self.pattern == "butterfly":
             layout = butterfly(n_blocks, n_factors=self.reach, device=device)
+        elif self.pattern.startswith("all"):
+            layout = torch.ones(n_blocks, n_blocks, dtype=torch.bool, device=device)
+            layout[-1, 0] = self.pattern == "all"
         else:
             layout = sliding_window(n_blocks, self.reach or 1, device=device)
         return BlockSparseMask(layout, self.block_size)

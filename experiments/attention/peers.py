@@ -108,11 +108,27 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
     """The package flash-attn-4 (CuTe), where it is installed."""
     try:
         from flash_attn.cute import flash_attn_func  # pyright: ignore[reportMissingImports]
+        from flash_attn.cute.block_sparsity import (  # pyright: ignore[reportMissingImports]
+            BlockSparseTensorsTorch,
+        )
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
+    options: dict[str, Any] = {"causal": case.causal, "softmax_scale": case.head_dim**-0.5}
+    if case.sparsity is not None:
+        if case.causal:
+            raise UnsupportedError("its lists of blocks want a diagonal written in CuTe")
+        lists = case.sparsity.mask(case.seq_len, device).to_flex(case.seq_len, case.seq_len)
+        options["block_sparse_tensors"] = BlockSparseTensorsTorch(
+            lists.kv_num_blocks, lists.kv_indices, lists.full_kv_num_blocks, lists.full_kv_indices,
+            block_size=lists.BLOCK_SIZE,
+        )  # fmt: skip
+        options["block_sparse_tensors_bwd"] = BlockSparseTensorsTorch(
+            lists.q_num_blocks, lists.q_indices, lists.full_q_num_blocks, lists.full_q_indices,
+            block_size=lists.BLOCK_SIZE,
+        )  # fmt: skip
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result = flash_attn_func(q, k, v, causal=case.causal, softmax_scale=case.head_dim**-0.5)
+        result = flash_attn_func(q, k, v, **options)
         return result[0] if isinstance(result, tuple) else result
 
     return attend

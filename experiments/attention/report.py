@@ -23,6 +23,7 @@ TIMES = ["forward_ms", "backward_ms"]
 PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
 BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
 PEERS = ["forward_tflops", "backward_tflops", "peak_mib", *BEST_PEER, *PROPORTION]
+BUTTERFLY = [*TIMES, "peak_mib", *BEST_PEER, *PROPORTION]
 PAPER = [*TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
 SPARSITY = ["density", *TIMES, *PROPORTION]
 
@@ -146,6 +147,33 @@ def butterfly_table(result: Result) -> str:
     )
 
 
+def long_butterfly_table(result: Result) -> str:
+    """A full butterfly by all that take one (--preset butterfly); forward / backward."""
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in result["rows"]:
+        if row["mask"] != "butterfly":
+            continue
+        line = lines.setdefault(dense_problem(row), _problem(row))
+        line[f"{row['name']}, ms"] = _both(row, "ms", ".2f")
+        if row["name"] == "ours" and "forward_over_proportional" in row:
+            line["ours / (density x our dense time)"] = _both(row, "over_proportional", ".2f")
+            line["best peer / ours"] = _both(row, "over_best_peer", ".2f")
+    return table(line for line in lines.values() if len(line) > 4)  # a peer beside ours
+
+
+def mask_price_table(result: Result) -> str:
+    """What a mask costs that hides nothing, or one block (--preset butterfly)."""
+    return table(
+        {
+            **_problem(row),
+            "blocks": row["mask"],
+            "time / (density x our dense time)": _both(row, "over_proportional", ".3f"),
+        }
+        for row in result["rows"]
+        if row["mask"].startswith("all")
+    )
+
+
 def paper_table(result: Result) -> str:
     """The paper's Figure 3 (--preset paper)."""
     lines: dict[int, dict[str, str]] = {}
@@ -186,18 +214,28 @@ def draw_peers(rows: list[Row]) -> "Figure":
 
     Lengths at which ours ran alone are left out; a cross is where memory did not suffice.
     """
+    return _over_length([row for row in rows if row["mask"] == "dense"], "tflops", "TFLOP/s")
+
+
+def draw_butterflies(rows: list[Row]) -> "Figure":
+    """Time of a full butterfly over length, in that which is in proportion to our dense time."""
+    butterflies = [row for row in rows if row["mask"] == "butterfly"]
+    return _over_length(butterflies, "over_proportional", "time / proportional")
+
+
+def _over_length(rows: list[Row], what: str, unit: str) -> "Figure":
+    """A number of each pass over length, of all lengths at which some peer ran."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    dense = [row for row in rows if row["mask"] == "dense"]
-    lengths = sorted({row["seq_len"] for row in dense if row["name"] != "ours"})
-    dense = [row for row in dense if row["seq_len"] in lengths]
-    panels = sorted({(not row["causal"], row["head_dim"]) for row in dense})
+    lengths = sorted({row["seq_len"] for row in rows if row["name"] != "ours"})
+    rows = [row for row in rows if row["seq_len"] in lengths]
+    panels = sorted({(not row["causal"], row["head_dim"]) for row in rows})
     figure = Figure(figsize=(9.5, 6), layout="constrained")
     grid = figure.subplots(2, len(panels), sharex=True, sharey=True, squeeze=False)
     lines = {}
     for column, (full, head_dim) in zip(grid.T, panels, strict=True):
-        some = [r for r in dense if (not r["causal"], r["head_dim"]) == (full, head_dim)]
+        some = [r for r in rows if (not r["causal"], r["head_dim"]) == (full, head_dim)]
         column[0].set_title(f"{'full' if full else 'causal'}, head_dim {head_dim}", size=10)
         for axes, part in zip(column, PASSES, strict=True):
             for name in dict.fromkeys(row["name"] for row in some):
@@ -205,7 +243,7 @@ def draw_peers(rows: list[Row]) -> "Figure":
                 right = [row for row in of if row["status"] == "ok"]
                 (lines[name],) = axes.plot(
                     [row["seq_len"] for row in right],
-                    [row[f"{part}_tflops"] for row in right],
+                    [row[f"{part}_{what}"] for row in right],
                     marker="o",
                     ms=4,
                     **line_of(name),
@@ -223,7 +261,7 @@ def draw_peers(rows: list[Row]) -> "Figure":
     grid[0, 0].set_ylim(bottom=0)
     figure.supxlabel("tokens", size=10)
     for part, axes in zip(PASSES, grid[:, 0], strict=True):
-        axes.set_ylabel(f"{part}, TFLOP/s")
+        axes.set_ylabel(f"{part}, {unit}")
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, frameon=False)
     return figure
 
