@@ -142,7 +142,7 @@ def attn_bwd_kernel(
         # the compiler gives the memory of barriers that nobody uses to others, which is not safe:
         # docs/hopper.md, What guards it
         (_barriers(DS, 1), _barriers(DS, 1)) if plan.dq_group else None,
-        make_turns(1 if plan.dq_group else 2),
+        make_turns(1 if plan.dq_group else 2, plan),
     )
     box = make_mailbox(READERS)
     fence_async_shared()

@@ -21,10 +21,9 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
+    drawn_walk,
     head_walk,
-    key_tile_of,
     row_tile_at,
-    visited_blocks,
 )
 from kernels.hopper.gluon import round_to, tma_store
 from kernels.hopper.schedule import receive
@@ -89,6 +88,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = BLOCK // M
     DS: gl.constexpr = plan.ds_stages
+    TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
     scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
@@ -98,9 +98,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     c = 0  # row tiles so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
         batch = batch_kv // kv_heads
-        first, end = visited_blocks(key_tile, batch, call, plan)
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         keys = shared.k.index(slot).reshape([N, PANEL])
@@ -112,7 +111,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
                 M * PANEL
             )
-            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * STEPS):
                 row_tile = next_row_tile
@@ -128,8 +127,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 mbarrier.arrive(shared.ds_empty[0].index(stage), count=1)
                 mbarrier.arrive(shared.ds_empty[1].index(stage), count=1)
                 c += 1
-                if step % STEPS == 0:
-                    take_turn(shared.turns, t)
+                if step % TILES == 0:
+                    take_turn(shared.turns, t, plan)
                 before, after = place_in_turn(
                     shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
                 )
@@ -137,8 +136,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
                     [batch, head, row_tile * M, 0], shared.out.index(4), before, after, scale,
                 )  # fmt: skip
-                if step % STEPS == STEPS - 1:
-                    end_turn(shared.turns, t)
+                if step % TILES == TILES - 1:
+                    end_turn(shared.turns, t, plan)
                     t += 1
         i += 1
         ticket = receive(box, i)

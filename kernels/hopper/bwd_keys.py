@@ -22,12 +22,11 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
+    drawn_walk,
     group_view,
     head_skips,
     head_walk,
-    key_tile_of,
     row_tile_at,
-    visited_blocks,
 )
 from kernels.hopper.schedule import receive
 
@@ -44,12 +43,13 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
     ticket = receive(box, 0)
+    key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
-        first, end = visited_blocks(key_tile, batch, call, plan)
-        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
+        skipped, whole_from, whole_to = group_view(
+            key_tile, first, end, cid, batch, way, call, plan
+        )
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
@@ -62,7 +62,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
             view = View(start_n, batch, whole_from, whole_to, head_key)
-            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = (h_end - h_first) * STEPS
             skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
             if skips > 0:
@@ -84,7 +84,9 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             st = warpgroup_mma_wait(0, deps=(st,))
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
-        put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
         i += 1
         ticket = receive(box, i)
+        # read while dk and dv leave
+        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
+        put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
     tma.store_wait(0)

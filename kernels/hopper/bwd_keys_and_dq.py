@@ -30,12 +30,11 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
+    drawn_walk,
     group_view,
     head_skips,
     head_walk,
-    key_tile_of,
     row_tile_at,
-    visited_blocks,
 )
 from kernels.hopper.gluon import opaque, reinterpret
 from kernels.hopper.schedule import receive
@@ -86,8 +85,9 @@ def _put_dq(
     Returns how many turns this group has had, which were t before.
     """
     STEPS: gl.constexpr = BLOCK // M
-    if s % STEPS == 0:
-        take_turn(shared.turns, t)
+    TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
+    if s % TILES == 0:
+        take_turn(shared.turns, t, plan)
     row_tile = row_tile_at(s, first, end, way, call, plan)
     before, after = place_in_turn(
         shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
@@ -99,8 +99,8 @@ def _put_dq(
         part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
         [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
     )  # fmt: skip
-    if s % STEPS == STEPS - 1:
-        end_turn(shared.turns, t)
+    if s % TILES == TILES - 1:
+        end_turn(shared.turns, t, plan)
         t += 1
     return t
 
@@ -123,11 +123,12 @@ def own_keys_and_dq(
     t = 0  # turns so far
     ticket = receive(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
-        first, end = visited_blocks(key_tile, batch, call, plan)
-        skipped, whole_from, whole_to = group_view(key_tile, cid, batch, way, call, plan)
+        skipped, whole_from, whole_to = group_view(
+            key_tile, first, end, cid, batch, way, call, plan
+        )
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
@@ -136,7 +137,7 @@ def own_keys_and_dq(
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
             view = View(start_n, batch, whole_from, whole_to, head_key)
-            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = (h_end - h_first) * STEPS
             skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
             if skips > 0:

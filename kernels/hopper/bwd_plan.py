@@ -10,7 +10,7 @@ from kernels.options import Features
 
 KEYS = 128  # of a program's tile, half of them for each of two groups
 QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
-BLOCK = 128  # queries whose dq passes from program to program at once: two row tiles
+BLOCK = 128  # queries that a key tile visits at once: two row tiles
 SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
 MOST_HEADS = 16  # that are worked on together
 # Under a block-sparse mask a row tile is read again much later, so that less is in the cache.
@@ -59,6 +59,18 @@ class BackwardPlan:
         windows, documents and lists they lack the registers. Elsewhere to read it costs up to
         6%."""
         return self.listed or self.features.window or self.features.documents
+
+    @property
+    def turn(self) -> int:
+        """Queries whose dq passes from program to program at once: a block, or under a block-sparse
+        mask, where programs are more often at the same rows, a row tile. A group that makes dq all
+        the time cannot take turns that often."""
+        return QUERIES if self.listed and not self.dq_group else BLOCK
+
+    @property
+    def turns_ahead(self) -> int:
+        """How many turns ahead a program looks: those of four blocks."""
+        return 4 * BLOCK // self.turn
 
     @property
     def listed(self) -> bool:

@@ -8,10 +8,9 @@ from kernels.hopper.bwd_walk import (
     BLOCK,
     M,
     N,
+    drawn_walk,
     head_walk,
-    key_tile_of,
     row_tile_at,
-    visited_blocks,
 )
 from kernels.hopper.gluon import tma_load
 from kernels.hopper.schedule import finish, post
@@ -40,15 +39,14 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     ticket = gl.atomic_add(counter, 1, sem="relaxed")
     post(box, 0, ticket)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
-        first, end = visited_blocks(key_tile, batch, call, plan)
         begin = c
         for h in range(call.group):
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
-            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * STEPS):
                 row_tile = next_row_tile

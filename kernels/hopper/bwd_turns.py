@@ -1,8 +1,8 @@
 """Turns: the programs that add to a block of dq do it one after the other, so runs repeat.
 
-A number in memory counts, for each block of 128 queries, the key tiles that have added to it. Two
-warps of a program carry the latency: one looks ahead for the turns that are coming, the other tells
-the next program, behind those that add.
+A number in memory counts, for each block of 128 queries or each row tile, the key tiles that have
+added to it. Two warps of a program carry the latency: one looks ahead for the turns that are
+coming, the other tells the next program, behind those that add.
 
 No program waits for ever. Key tiles are drawn from a counter, and a turn is only waited for from a
 key tile that was drawn before. Of those not done, the one drawn first is in work in the program
@@ -17,20 +17,17 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.bwd_walk import (
     BLOCK,
+    drawn_walk,
     head_walk,
-    key_tile_of,
     turn,
     visit_at,
-    visited_blocks,
 )
 from kernels.hopper.gluon import thread_barrier
 from kernels.hopper.schedule import post_number, read_number, receive
 
-AHEAD = gl.constexpr(4)  # blocks between the look-out and those that add
-
 
 class Turns(NamedTuple):
-    """The turns of a program that are coming, AHEAD of them.
+    """The turns of a program that are coming, as many as it looks ahead.
 
     Barriers say that a turn has come, is over, is told.
     """
@@ -44,8 +41,9 @@ class Turns(NamedTuple):
 
 
 @gluon.jit
-def make_turns(groups: gl.constexpr):
+def make_turns(groups: gl.constexpr, plan: gl.constexpr):
     """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
+    AHEAD: gl.constexpr = plan.turns_ahead
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     place = gl.allocate_shared_memory(gl.int32, [AHEAD, 1], number)
@@ -63,24 +61,25 @@ def make_turns(groups: gl.constexpr):
 def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan: gl.constexpr):
     """One of the two warps: go through the blocks of the program in their order, and wait until
     all earlier key tiles have added to a block if COMING, else tell that this one has."""
+    AHEAD: gl.constexpr = plan.turns_ahead
+    TURNS: gl.constexpr = BLOCK // plan.turn  # of a block
     turns = shared.turns
     n_blocks = gl.cdiv(call.seq_q, BLOCK)
     i = 0  # key tiles so far
     t = 0  # turns so far
     ticket = receive(box, i)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
         batch = batch_kv // (call.n_head // call.group)
-        first, end = visited_blocks(key_tile, batch, call, plan)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
             head = batch_kv % (call.n_head // call.group) * call.group + h
-            h_first, h_end = head_walk(first, end, way, head, call, plan)
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             next_visit = visit_at(0, h_first, h_end, way, call, plan)
-            for step in range(h_end - h_first):
+            for step in range((h_end - h_first) * TURNS):
                 block, place = next_visit
-                next_visit = visit_at(step + 1, h_first, h_end, way, call, plan)
-                flag = flags_ptr + (head_blocks + block)
+                next_visit = visit_at((step + 1) // TURNS, h_first, h_end, way, call, plan)
+                flag = flags_ptr + ((head_blocks + block) * TURNS + step % TURNS)
                 rank, last = turn(block, place, key_tile, batch, way, call, plan)
                 slot = t % AHEAD
                 phase = (t // AHEAD) & 1
@@ -111,9 +110,9 @@ def _await_flag(flag, rank):
 
 
 @gluon.jit
-def take_turn(turns, t):
-    """Wait until all earlier key tiles have added to the t-th block of this program."""
-    mbarrier.wait(turns.come.index(t % AHEAD), (t // AHEAD) & 1)
+def take_turn(turns, t, plan: gl.constexpr):
+    """Wait until all earlier key tiles have added where the t-th turn of this program does."""
+    mbarrier.wait(turns.come.index(t % plan.turns_ahead), (t // plan.turns_ahead) & 1)
 
 
 @gluon.jit
@@ -121,7 +120,7 @@ def place_in_turn(turns, t, block, key_tile, batch, way, call, plan: gl.constexp
     """(whether other key tiles add to a block before this one, whether others do so after it), once
     the turn of this program has come, its t-th."""
     if plan.posts_places:
-        place = read_number(turns.place.index(t % AHEAD))
+        place = read_number(turns.place.index(t % plan.turns_ahead))
         return place % 2 > 0, place > 1
     else:
         rank, last = turn(block, 0, key_tile, batch, way, call, plan)
@@ -129,9 +128,9 @@ def place_in_turn(turns, t, block, key_tile, batch, way, call, plan: gl.constexp
 
 
 @gluon.jit
-def end_turn(turns, t):
-    """All threads of this group have added to the t-th block."""
-    slot = t % AHEAD
-    mbarrier.wait(turns.told.index(slot), ((t // AHEAD) & 1) ^ 1)
+def end_turn(turns, t, plan: gl.constexpr):
+    """All threads of this group have added in the t-th turn."""
+    slot = t % plan.turns_ahead
+    mbarrier.wait(turns.told.index(slot), ((t // plan.turns_ahead) & 1) ^ 1)
     thread_barrier()  # one thread arrives for all
     mbarrier.arrive(turns.over.index(slot), count=1)

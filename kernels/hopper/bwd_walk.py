@@ -75,16 +75,8 @@ def block_tiles(block, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
-    """[first, end): the blocks of queries that a key tile visits, by `block_tiles` of each; under a
-    block-sparse mask none, as each head has its `head_walk`."""
-    if plan.listed:
-        return 0, 0
-    else:
-        return _range_of_blocks(key_tile, batch, call, plan)
-
-
-@gluon.jit
-def _range_of_blocks(key_tile, batch, call, plan: gl.constexpr):
+    """[first, end): the blocks of queries that a key tile visits, by `block_tiles` of each, without
+    a block-sparse mask."""
     features: gl.constexpr = plan.features
     n_blocks = gl.cdiv(call.seq_q, BLOCK)
     # the queries of a block stand `ahead` after its keys, or later, if it sees the tile last
@@ -121,14 +113,22 @@ def _walk_of(place, head, call):
 
 
 @gluon.jit
-def head_walk(first, end, way, head, call, plan: gl.constexpr):
-    """[first, end) of the walk of a key tile through a query head: `visited_blocks` as they are, or
-    under a block-sparse mask numbers of its visits."""
+def head_walk(first, end, way, head, h, call, plan: gl.constexpr):
+    """[first, end) of the walk of a key tile through the h-th query head of its group: as
+    `drawn_walk` gave it, which of a list is that of the first."""
     if plan.listed:
-        walk = _walk_of(way, head, call)
-        return gl.load(walk + 1), gl.load(walk + 2)
+        return _listed_walk(first, end, way, head, h, call)
     else:
         return first, end
+
+
+@gluon.jit
+def _listed_walk(first, end, way, head, h, call):
+    if h > 0:
+        walk = _walk_of(way, head, call)
+        first = gl.load(walk + 1)
+        end = gl.load(walk + 2)
+    return first, end
 
 
 @gluon.jit
@@ -171,11 +171,10 @@ def head_skips(skipped, first, end, key_tile, cid: gl.constexpr, call, plan: gl.
 
 
 @gluon.jit
-def group_view(key_tile, cid: gl.constexpr, batch, way, call, plan: gl.constexpr):
+def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: gl.constexpr):
     """What group cid sees of the walk of its program: how many row tiles it passes over at the
     beginning, 0 or 1, and [from, to): queries from which nothing is hidden."""
     features: gl.constexpr = plan.features
-    first, end = visited_blocks(key_tile, batch, call, plan)
     start_n = key_tile * N + cid * GROUP_N
     diagonal = call.seq_k - call.seq_q
     skipped = 0
@@ -219,6 +218,21 @@ def _turn_in_range(block, key_tile, batch, way, call, plan: gl.constexpr):
     if plan.features.causal:
         rank = gl.where(way > 0, last - key_tile, rank)
     return rank, last - first
+
+
+@gluon.jit
+def drawn_walk(ticket, order, call, plan: gl.constexpr):
+    """What `key_tile_of` gives, and [first, end) of the walk: `visited_blocks`, or numbers of the
+    visits of a list through the first query head. Of a ticket too high, of the last one."""
+    ticket = gl.minimum(ticket, order.n_tiles * order.n_heads - 1)
+    key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
+    kv_heads = call.n_head // call.group
+    if plan.listed:
+        walk = _walk_of(way, batch_kv % kv_heads * call.group, call)
+        return key_tile, batch_kv, way, gl.load(walk + 1), gl.load(walk + 2)
+    else:
+        first, end = visited_blocks(key_tile, batch_kv // kv_heads, call, plan)
+        return key_tile, batch_kv, way, first, end
 
 
 @gluon.jit

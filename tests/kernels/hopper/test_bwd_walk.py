@@ -61,7 +61,9 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
             places = range(first * BLOCK // QUERIES, end * BLOCK // QUERIES)
             for cid, way in product(range(2), (1, -1)):
                 said = (call, plan, key_tile, cid, way)
-                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, way, call, plan)
+                skipped, *whole = bwd_walk.group_view(
+                    key_tile, first, end, cid, BATCH, way, call, plan
+                )
                 assert skipped in (0, cid) and skipped <= steps, said
                 walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
                 assert walk == list(places[::way]), said
@@ -126,9 +128,9 @@ def drawn_walks(call, plan):
     n_tiles = -(-call.seq_k // KEYS)
     for ticket in range(n_tiles * 2):
         order = SimpleNamespace(n_tiles=n_tiles, n_heads=2, section=2)
-        key_tile, head, way = map(int, bwd_walk.key_tile_of(ticket, order, call, plan))
-        first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
-        yield key_tile, head, way, bwd_walk.head_walk(first, end, way, head, call, plan)
+        drawn = bwd_walk.drawn_walk(ticket, order, call, plan)
+        key_tile, head, way, first, end = map(int, drawn)
+        yield key_tile, head, way, bwd_walk.head_walk(first, end, way, head, 0, call, plan)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -141,7 +143,9 @@ def test_groups_visit_the_blocks_of_their_column(seed):
             walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
             for cid in range(2):
                 said = (call, plan, key_tile, cid, head)
-                skipped, *whole = bwd_walk.group_view(key_tile, cid, BATCH, way, call, plan)
+                skipped, *whole = bwd_walk.group_view(
+                    key_tile, first, end, cid, BATCH, way, call, plan
+                )
                 skips = bwd_walk.head_skips(skipped, first, end, key_tile, cid, call, plan)
                 assert skips in (0, cid) and skips <= steps, said
                 start = key_tile * KEYS + cid * KEYS // 2
