@@ -1,11 +1,13 @@
 """Speed and memory of a whole training step of GPT-2 small, by context length and attention.
 
 python -m experiments.train_steps.speed [--contexts 1024 4096 16384] [--nanogpt FOLDER]
+python -m experiments.train_steps.speed --butterfly --out docs/results/train_speed_butterfly.json
 
 Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16, under torch.compile. All
 contenders run in this process on the same tokens; with --nanogpt, karpathy/nanoGPT's model too,
-from a checkout of it. Nothing is printed for a contender whose loss differs from the others'.
-A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
+from a checkout of it; with --butterfly, ours alone, dense and under a butterfly. Nothing is printed
+for a contender whose loss differs from the others'. A run that is stopped leaves what it measured
+in NAME.unfinished.json; --resume goes on.
 """
 
 import argparse
@@ -22,10 +24,14 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
     add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
+    add("--butterfly", action="store_true", help="ours alone, dense and under a butterfly")
     add("--steps", type=int, default=20, help="steps of one of five timings")
     add("--resume", action="store_true", help="go on with a run that was stopped")
     add("--out", type=Path, default=Path("docs/results/train_speed.json"))
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.butterfly and args.nanogpt:
+        parser.error("--butterfly measures ours alone: leave out --nanogpt")
+    return args
 
 
 import gc
@@ -46,7 +52,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from evaluation.results import Row, collect_rows
 from evaluation.style import save
 from experiments.train_steps.tables import draw_speed, speed_table
-from model.config import GPT2_SIZES, ModelConfig
+from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from model.gpt import GPT
 from training.language.config import OptimConfig
@@ -150,15 +156,29 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     }
 
 
-def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
-    """One row for each contender."""
+def batch_of(context_length: int) -> tuple[Tensor, Tensor]:
+    """Random tokens, and the targets of a step: (B, T) int64 each."""
     batch = TOKENS_A_STEP // context_length
     generator = torch.Generator(device="cuda").manual_seed(0)
     text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
-    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    size = {"context_length": context_length, **GPT2_SIZES["small"]}
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def butterflies(context_length: int, steps: int) -> Iterator[list[Row]]:
+    """A row for dense attention, and one for a butterfly."""
+    tokens, targets = batch_of(context_length)
+    dense = ModelConfig(context_length=context_length, **GPT2_SIZES["small"])
+    sparse = replace(dense, mask=MaskConfig(pattern="butterfly"))
+    for name, config in (("ours", dense), ("ours, butterfly", sparse)):
+        make = partial(our_step, config, tokens, targets, deterministic=True)
+        yield [row_of(name, config, make, steps)]
+
+
+def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
+    """One row for each contender."""
+    tokens, targets = batch_of(context_length)
     ours = partial(our_step, tokens=tokens, targets=targets)
-    config = ModelConfig(**size)
+    config = ModelConfig(context_length=context_length, **GPT2_SIZES["small"])
     portable, sdpa = (replace(config, attention=name) for name in ("triton", "sdpa"))
     # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
     contenders: dict[str, Callable[[], Step]] = {
@@ -169,21 +189,24 @@ def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator
     if nanogpt is not None:
         theirs = partial(nanogpt_step, nanogpt, context_length, tokens, targets)
         contenders |= {name: partial(theirs, backend) for name, backend in NANOGPT_BACKENDS.items()}
-    flops = train_flops_per_token(config, causal=True)
     for name, make in contenders.items():
-        measured = measure(make, steps)
-        tokens_per_s = TOKENS_A_STEP / measured["step_s"]
-        utilisation = mfu(tokens_per_s, config, torch.cuda.get_device_name())
-        yield [
-            {
-                "context_length": context_length,
-                "name": name,
-                "tokens_per_s": tokens_per_s,
-                "tflops_causal": tokens_per_s * flops / 1e12,
-                "mfu": asdict(utilisation) if utilisation else None,
-                **measured,
-            }
-        ]
+        yield [row_of(name, config, make, steps)]
+
+
+def row_of(name: str, config: ModelConfig, make: Callable[[], Step], steps: int) -> Row:
+    """Measure a contender, a model of this configuration."""
+    measured = measure(make, steps)
+    tokens_per_s = TOKENS_A_STEP / measured["step_s"]
+    utilisation = mfu(tokens_per_s, config, torch.cuda.get_device_name())
+    flops = train_flops_per_token(config, causal=True)
+    return {
+        "context_length": config.context_length,
+        "name": name,
+        "tokens_per_s": tokens_per_s,
+        "tflops_causal": tokens_per_s * flops / 1e12,
+        "mfu": asdict(utilisation) if utilisation else None,
+        **measured,
+    }
 
 
 def check_loss(rows: list[Row]) -> None:
@@ -205,7 +228,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
-    stages = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
+    if args.butterfly:
+        stages = [partial(butterflies, n, args.steps) for n in args.contexts]
+    else:
+        stages = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
     rows = collect_rows(
         args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
     )

@@ -53,6 +53,25 @@ def test_rows_table_and_picture(losses, tmp_path, capsys):
     assert "2.00" in printed and "unknown GPU" in printed
 
 
+def test_a_butterfly_is_measured_beside_dense_attention(losses, tmp_path, monkeypatch):
+    measured = {"first_loss": 10.9, "step_s": 0.1, "peak_gib": 1.0}
+    configs = []
+
+    def our_step(config, tokens, targets, *, deterministic):
+        configs.append(config)
+
+    monkeypatch.setattr(speed, "our_step", our_step)
+    monkeypatch.setattr(speed, "batch_of", lambda context_length: (None, None))
+    monkeypatch.setattr(speed, "measure", lambda make, steps: make() or measured)
+    rows = run(tmp_path, "--butterfly")
+    assert [(r["context_length"], r["name"]) for r in rows] == [
+        (n, x) for n in (64, 256) for x in ("ours", "ours, butterfly")
+    ]
+    assert [config.mask.pattern for config in configs] == ["dense", "butterfly"] * 2
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--butterfly", "--nanogpt", "x")
+
+
 @pytest.mark.parametrize("loss", [11.0, float("nan")])
 def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
     losses[256, "nanoGPT, flash"] = loss
