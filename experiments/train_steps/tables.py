@@ -34,6 +34,24 @@ def speed_table(result: Result) -> str:
     return table(map(line, rows))
 
 
+def butterfly_table(result: Result) -> str:
+    """Dense attention and a butterfly, of `experiments.train_steps.speed --butterfly`."""
+    rows = result["rows"]
+    dense = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "ours"}
+    shortest = dense[min(dense)]
+    return table(
+        {
+            "context": f"{row['context_length']:,}",
+            "attention": row["name"],
+            "tokens/s": f"{row['tokens_per_s']:,.0f}",
+            "x dense": f"{row['tokens_per_s'] / dense[row['context_length']]:.2f}",
+            f"x dense at {min(dense):,}": f"{row['tokens_per_s'] / shortest:.2f}",
+            "peak": f"{row['peak_gib']:.1f} GiB",
+        }
+        for row in rows
+    )
+
+
 def losses_table(**results: Result) -> str:
     """Runs on our attention and PyTorch's, of `experiments.train_steps.same_losses`, by context."""
     return table(
