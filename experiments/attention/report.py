@@ -220,6 +220,10 @@ def draw_peers(rows: list[Row]) -> "Figure":
 def draw_butterflies(rows: list[Row]) -> "Figure":
     """Time of a full butterfly over length, in that which is in proportion to our dense time."""
     butterflies = [row for row in rows if row["mask"] == "butterfly"]
+    # of the longest there is no dense time
+    butterflies = [
+        r for r in butterflies if r["status"] != "ok" or "forward_over_proportional" in r
+    ]
     return _over_length(butterflies, "over_proportional", "time / proportional")
 
 

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 import pytest
 
 from experiments.attention import __main__ as benchmark_attention
+from experiments.attention import report
 from experiments.attention.cases import Case
 from tests.experiments.attention.conftest import made_up_rows
 
@@ -45,6 +46,30 @@ def test_peers_preset(made_up, tmp_path, capsys):
     assert {r["dtype"] for r in rows} == {"bfloat16"}
 
 
+def test_butterfly_preset(made_up, tmp_path):
+    out = tmp_path / "butterfly.json"
+    benchmark_attention.main(["--preset", "butterfly", "--out", str(out)])
+    assert out.with_suffix(".png").stat().st_size > 1000
+    rows = json.loads(out.read_text())["rows"]
+    assert {r["batch"] * r["seq_len"] for r in rows} == {65_536, 262_144}
+    assert {r["n_head"] * r["head_dim"] for r in rows} == {2048}
+    by = {(r["name"], r["seq_len"], r["head_dim"], r["causal"], r["mask"]): r for r in rows}
+    ours = by["ours", 16_384, 128, False, "butterfly"]
+    assert ours["forward_over_proportional"] == pytest.approx(1.0)
+    assert ours["backward_over_best_peer"] == pytest.approx(4 / 2)  # FlexAttention's
+    assert by["ours", 16_384, 64, True, "all"]["density"] == 1.0
+    hidden = 1.0 - by["ours", 16_384, 64, False, "all but one"]["density"]
+    assert hidden == pytest.approx((128 / 16_384) ** 2)
+    longest = by["ours", 262_144, 64, False, "butterfly"]
+    assert "forward_over_proportional" not in longest and "peak_mib" in longest
+
+    table = report.long_butterfly_table({"rows": rows}).splitlines()
+    assert len(table) == 2 + 12 and "flash-attn-4, ms" in table[0]
+    assert table[2].startswith("| 64 | causal | 8,192 |") and "| 1.00 / 1.00 |" in table[2]
+    prices = report.mask_price_table({"rows": rows}).splitlines()
+    assert len(prices) == 2 + 8 and prices[2].endswith("| all | 1.000 / 1.000 |")
+
+
 def test_dense_attention_against_some_peers(made_up, tmp_path, capsys):
     rows, _, _ = run_preset("peers", tmp_path, capsys, "--against", "SDPA flash", "SDPA cuDNN")
     names = {"ours", "ours, portable", "SDPA flash", "SDPA cuDNN"}
@@ -61,7 +86,7 @@ def test_an_unknown_peer_is_refused(made_up, tmp_path):
         )
 
 
-@pytest.mark.parametrize("preset", ["peers", "paper", "sparsity"])
+@pytest.mark.parametrize("preset", ["peers", "butterfly", "paper", "sparsity"])
 @pytest.mark.parametrize("right", [0, 1])
 def test_rows_without_speed_end_as_a_sentence(preset, right, made_up, tmp_path, monkeypatch):
     def broken_rows(case, names):

@@ -3,6 +3,7 @@ import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ from experiments.attention.peers import (
     sdpa,
     triton_tutorial,
 )
+from kernels import flash_attention
+from kernels.block_mask import BlockSparseMask
+from kernels.patterns import butterfly
 
 CPU = torch.device("cpu")
 SMALL = Case(batch=2, seq_len=48, n_head=2, head_dim=16, dtype=torch.float16)
@@ -84,6 +88,50 @@ def test_what_cannot_run_says_why_and_the_others_go_on(measured, monkeypatch, ca
     assert status["flash-attn-4"].startswith("not supported: cannot be imported (")
     assert status["SDPA math"] == "ok"
     assert "out of memory" in capsys.readouterr().out
+
+
+def test_flash_attn_4_is_told_of_the_blocks(measured, monkeypatch):
+    """A stand-in for the package computes what the lists say that it is given."""
+    given = []
+
+    class Lists(NamedTuple):
+        mask_block_cnt: torch.Tensor
+        mask_block_idx: torch.Tensor
+        full_block_cnt: torch.Tensor
+        full_block_idx: torch.Tensor
+        block_size: tuple[int, int]
+
+        def layout(self):
+            """Full blocks, (rows, columns)."""
+            assert not self.mask_block_cnt.any()
+            n = self.full_block_idx.shape[-1]
+            found = torch.zeros(n, n, dtype=torch.bool)
+            for row, count in enumerate(self.full_block_cnt[0, 0].tolist()):
+                found[row, self.full_block_idx[0, 0, row, :count].long()] = True
+            return found
+
+    def flash_attn_func(
+        q, k, v, *, causal, softmax_scale, block_sparse_tensors, block_sparse_tensors_bwd
+    ):
+        layout = block_sparse_tensors.layout()
+        given.append((layout, block_sparse_tensors_bwd.layout(), block_sparse_tensors.block_size))
+        mask = BlockSparseMask(layout, 16)
+        options = {"mask": mask, "causal": causal, "softmax_scale": softmax_scale}
+        return flash_attention(q, k, v, impl="reference", **options), None
+
+    module = SimpleNamespace(flash_attn_func=flash_attn_func)
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=module))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", module)
+    lists = SimpleNamespace(BlockSparseTensorsTorch=Lists)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.block_sparsity", lists)
+    case = replace(SMALL, seq_len=64, sparsity=Sparsity("butterfly", 1, 16))
+    (row,) = measured(["flash-attn-4"], case)
+    assert row["status"] == "ok"
+    layout, transposed, size = given[0]
+    assert torch.equal(layout, butterfly(4, n_factors=1)) and size == (16, 16)
+    assert torch.equal(transposed, layout.T)
+    (row,) = measured(["flash-attn-4"], replace(case, causal=True))
+    assert row["status"] == "not supported: its lists of blocks want a diagonal written in CuTe"
 
 
 def test_other_errors_are_not_caught(measured, monkeypatch):
