@@ -154,7 +154,7 @@ def with_mask(
         all_partial=options.doc_start is not None or options.kv_lengths is not None,
         # The heads of a group share a program, and so the order of its columns.
         longest_column_first=mask.n_head == 1 or q.shape[2] == k.shape[2],
-        largest_block=128 if impl == "hopper" else mask.block_size,
+        largest_block=128 if impl == "hopper" else mask.block_size,  # a row tile there
         device=q.device,
     )
     if not lists.hides:

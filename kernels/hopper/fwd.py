@@ -3,7 +3,7 @@
 One program runs on each multiprocessor and takes row tiles until there are none. Its producer warp
 loads tiles with the copy engine; two to four consumer groups of four warps own 64 queries each.
 They meet at barriers in shared memory: the producer fills a stage of a ring that all groups have
-emptied.
+emptied. Under a block-sparse mask a program may have several such teams, of one or two groups.
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a group, N keys of a tile.
 """

@@ -11,11 +11,9 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper import tiles
 from kernels.hopper.schedule import locate
 
 ENTRY = gl.constexpr(7)  # numbers of an entry of `kernels.block_mask.MaskLists.rows`
-M = gl.constexpr(tiles.ROWS)
 
 
 class Row(NamedTuple):
