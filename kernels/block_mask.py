@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+ENTRY_NUMBERS = 7  # of `MaskLists.rows` and `.cols`
+
+
 class MaskLists(NamedTuple):
     """The blocks to visit, by rows and by columns; tensors are int32, on one device.
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.block_mask import ENTRY_NUMBERS
 from kernels.hopper.schedule import locate
 
-ENTRY = gl.constexpr(7)  # numbers of an entry of `kernels.block_mask.MaskLists.rows`
+ENTRY = gl.constexpr(ENTRY_NUMBERS)
 
 
 class Row(NamedTuple):

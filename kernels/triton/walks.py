@@ -17,6 +17,10 @@ is `kernels.options.Features`.
 import triton
 import triton.language as tl
 
+from kernels.block_mask import ENTRY_NUMBERS
+
+ENTRY = tl.constexpr(ENTRY_NUMBERS)
+
 
 @triton.jit
 def visible_keys(query, n_keys, diagonal, window_size, features: tl.constexpr):
@@ -246,5 +250,5 @@ def _mask_entry(table_ptr, tile, BLOCK: tl.constexpr, features: tl.constexpr):
         (start of the tile in the sequence, pointer to the entry).
     """
     TILES: tl.constexpr = features.mask_block_size // BLOCK
-    entry = table_ptr + tile // TILES * 7
+    entry = table_ptr + tile // TILES * ENTRY
     return tl.load(entry) * features.mask_block_size + tile % TILES * BLOCK, entry

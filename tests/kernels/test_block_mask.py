@@ -1,7 +1,6 @@
 """The lists of a block mask against the mask itself, element by element."""
 
 import copy
-import itertools
 import math
 import pickle
 from typing import Any
@@ -80,30 +79,12 @@ def assert_lists_match(
     assert lists.cols.shape == (mask.n_head, mask.layout.shape[2], 7)
     assert lists.n_full == lists.rows[..., 2].sum() == lists.cols[..., 2].sum()
     assert lists.n_partial == lists.rows[..., 3].sum() == lists.cols[..., 3].sum()
-    assert lists.walks.shape == (mask.n_head, mask.layout.shape[2], 3)
     assert type(lists.n_full) is type(lists.n_partial) is int
     assert lists.n_empty == sum(sum(entry[2:4]) == 0 for of_head in entries for entry in of_head)
     shown = BlockSparseMask(torch.ones_like(mask.layout), mask.block_size)
     assert lists.hides == bool(
         (elements(shown, seq_q, seq_k, causal, window_size) & ~visible).any()
     )
-
-    # the same for programs that take turns at a row
-    visits, n_visits = lists.visits.tolist(), 0
-    for seen, walks in zip(
-        block_is_seen(entries, blocks, mask.layout.shape[2]), lists.walks.tolist(), strict=True
-    ):
-        assert sorted(column for column, *_ in walks) == list(range(seen.shape[1]))
-        counts = [0] * seen.shape[0]
-        for column, first, end in walks:
-            assert first == n_visits
-            n_visits = end
-            rows = [row for row, _ in visits[first:end]]
-            assert sorted(rows) == seen[:, column].nonzero().flatten().tolist()
-            for row, turn in visits[first:end]:
-                counts[row] += 1
-                assert turn == 2 * (counts[row] - 1) + (counts[row] < int(seen[row].sum()))
-    assert n_visits == len(visits) == len(blocks)
 
     # the columns, from the rows: the same blocks of the same kinds
     kinds = kinds_of(entries, blocks)
@@ -124,14 +105,6 @@ def assert_lists_match(
     lengths = [sum(entry[2:4]) for of_head in col_entries for entry in sorted(of_head)]
     assert [b for *_, b in sorted(begins)] == [sum(lengths[:n]) for n in range(len(lengths))]
     assert sum(lengths) == len(col_blocks) == len(blocks)
-
-
-def block_is_seen(entries: list, blocks: list, n_columns: int) -> Tensor:
-    """(H_m, n_q_blocks, n_k_blocks) bool, from rows and row_blocks."""
-    seen = torch.zeros(len(entries), len(entries[0]), n_columns, dtype=torch.bool)
-    for (head, row, column), _ in kinds_of(entries, blocks).items():
-        seen[head, row, column] = True
-    return seen
 
 
 def kinds_of(entries: list, blocks: list) -> dict[tuple[int, int, int], str]:
@@ -254,29 +227,6 @@ def test_large_blocks_can_be_listed_in_smaller_ones(causal: bool) -> None:
     assert mask.lists(230, 210, causal=causal, largest_block=16) is lists
     with pytest.raises(ValueError, match="seq_q=300 needs"):
         mask.lists(300, 210, largest_block=16)
-
-
-def test_columns_drawn_one_after_the_other_share_no_row() -> None:
-    # 128 blocks are a perfect code: 8 sets of 16 columns that see each row once
-    lists = BlockSparseMask(butterfly(128), 16).lists(2048, 2048)
-    rows = [lists.visits[first:end, 0].tolist() for _, first, end in lists.walks[0].tolist()]
-    for i in range(0, 128, 16):
-        assert sorted(itertools.chain(*rows[i : i + 16])) == list(range(128))
-        # and of those that are visited at the same step
-        for step in range(8):
-            seen = [walk[step] for walk in rows[i : i + 16]]
-            assert sorted(seen) == sorted(walk[step] for walk in rows[:16])
-    # of longer ones a window at a time
-    lists = BlockSparseMask(butterfly(512), 16).lists(8192, 8192, causal=True)
-    columns = lists.walks[0, :, 0].view(4, 128).sort(dim=1).values
-    assert torch.equal(columns.flip(0).flatten(), torch.arange(512))
-
-
-def test_heads_of_a_group_are_drawn_in_one_order() -> None:
-    mask = random_mask(140, 140, n_head=3)
-    walks = mask.lists(140, 140, longest_column_first=False).walks
-    assert torch.equal(walks[0, :, 0], walks[1, :, 0])
-    assert not torch.equal(walks[0, :, 1:], walks[1, :, 1:])
 
 
 def test_columns_in_the_order_of_the_layout() -> None:

@@ -60,12 +60,13 @@ def test_butterflies(block_size, causal, seq, head_dim):
 @pytest.mark.parametrize(
     "lengths", [(2304, 2304), (700, 1300), (1300, 700), (1000, 1256), (1000, 1192)]
 )
+@pytest.mark.parametrize("n_kv_head", [2, 4])
 @causal_or_full
 @each_block_size
-def test_any_layout(block_size, causal, lengths, head_dim):
-    """Of its own for each head; a diagonal that cuts two blocks of a row, or none."""
+def test_any_layout(block_size, causal, n_kv_head, lengths, head_dim):
+    """One for each head, grouped or not; a diagonal that cuts two blocks of a row, or none."""
     mask = coin_flips(4, *lengths, block_size)
-    check(2, *lengths, 4, 2, head_dim, causal=causal, mask=mask)
+    check(2, *lengths, 4, n_kv_head, head_dim, causal=causal, mask=mask)
 
 
 OPTIONS = {

@@ -1,0 +1,87 @@
+"""Who adds to a row of blocks when: every visit is there once, and in the order of the drawing."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.block_mask import BlockSparseMask
+from kernels.mask_turns import walks_in_turns
+from kernels.patterns import butterfly
+
+
+def coin_flips(*shape: int, density: float, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator) < density
+
+
+def rows_of(walks: Tensor, visits: Tensor) -> list[list[int]]:
+    """The rows that each column visits, in the order of the drawing, of one head."""
+    return [visits[first:end, 0].tolist() for _, first, end in walks.tolist()]
+
+
+@given(
+    n_rows=st.integers(1, 40),
+    n_columns=st.integers(1, 40),
+    n_head=st.integers(1, 3),
+    density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 2**31),
+    one_order=st.booleans(),
+)
+def test_each_block_is_visited_once_and_turns_follow_the_drawing(
+    n_rows: int, n_columns: int, n_head: int, density: float, seed: int, one_order: bool
+) -> None:
+    layout = coin_flips(n_head, n_rows, n_columns, density=density, seed=seed)
+    blocks = layout & coin_flips(n_head, n_rows, n_columns, density=0.7, seed=seed + 1)
+    all_walks, all_visits = walks_in_turns(blocks, layout, one_order)
+    assert all_walks.dtype == all_visits.dtype == torch.int32
+    assert all_walks.shape == (n_head, n_columns, 3)
+    visits, n_visits = all_visits.tolist(), 0
+    for seen, walks in zip(blocks, all_walks.tolist(), strict=True):
+        assert sorted(column for column, *_ in walks) == list(range(n_columns))
+        counts = [0] * n_rows
+        for column, first, end in walks:
+            assert first == n_visits
+            n_visits = end
+            rows = [row for row, _ in visits[first:end]]
+            assert sorted(rows) == seen[:, column].nonzero().flatten().tolist()
+            for row, turn in visits[first:end]:
+                counts[row] += 1
+                assert turn == 2 * (counts[row] - 1) + (counts[row] < int(seen[row].sum()))
+    assert n_visits == len(visits) == int(blocks.sum())
+    if one_order:
+        assert (all_walks[..., 0] == all_walks[:1, :, 0]).all()
+
+
+def test_columns_drawn_one_after_the_other_share_no_row() -> None:
+    # 128 blocks are a perfect code: 8 sets of 16 columns that see each row once
+    layout = butterfly(128).unsqueeze(0)
+    walks, visits = walks_in_turns(layout, layout, one_order=False)
+    rows = rows_of(walks[0], visits)
+    for i in range(0, 128, 16):
+        assert sorted(itertools.chain(*rows[i : i + 16])) == list(range(128))
+        # at each step all sets visit the rows of one colour
+        for step in range(8):
+            assert {walk[step] for walk in rows[i : i + 16]} == {walk[step] for walk in rows[:16]}
+
+
+def test_long_layouts_are_drawn_a_window_at_a_time() -> None:
+    layout = butterfly(512).unsqueeze(0)
+    walks, _ = walks_in_turns(layout.tril(), layout, one_order=False)
+    columns = walks[0, :, 0].view(4, 128).sort(dim=1).values
+    assert torch.equal(columns.flip(0).flatten(), torch.arange(512, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_a_mask_lists_the_visits_of_blocks_that_are_seen(causal: bool) -> None:
+    mask = BlockSparseMask(coin_flips(2, 9, 9, density=0.5), 16)
+    lists = mask.lists(140, 140, causal=causal)
+    blocks = mask.layout & torch.ones(9, 9, dtype=torch.bool).tril(0 if causal else 9)
+    expected = walks_in_turns(blocks, mask.layout, one_order=False)
+    assert torch.equal(lists.walks, expected[0]) and torch.equal(lists.visits, expected[1])
+    # heads that share a program are drawn in one order
+    grouped = mask.lists(140, 140, causal=causal, longest_column_first=False)
+    assert torch.equal(grouped.walks[0, :, 0], grouped.walks[1, :, 0])
