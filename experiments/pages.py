@@ -75,7 +75,8 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "attention_features": _of(features.features_table, "attention_features"),
     "attention_host": _of(host.host_table, "attention_host"),
-    "butterfly_speed": _of(attention.butterfly_table, "attention_peers"),
+    "butterfly_speed": _of(attention.butterfly_table, "attention_butterfly"),
+    "mask_price": _of(attention.mask_price_table, "attention_butterfly"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
     "table4": _of(table4.models_table, "table4_hours"),
     "table4_answers": _of(table4.answers_table, "table4_hours", "table4_minutes"),
@@ -103,6 +104,9 @@ PICTURES: dict[Path, Callable[[], "Figure"]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
     RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
     RESULTS / "attention_hopper.png": _rows_of(attention.draw_peers, "attention_hopper"),
+    RESULTS / "attention_butterfly.png": _rows_of(
+        attention.draw_butterflies, "attention_butterfly"
+    ),
     RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),

@@ -1,6 +1,6 @@
 """Speed, memory and error of attention, ours beside others', on one GPU.
 
-python -m experiments.attention --preset peers     dense and butterfly, against the best
+python -m experiments.attention --preset peers     dense attention, against the best
 python -m experiments.attention --preset butterfly long butterflies, against the best
 python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
 python -m experiments.attention --preset sparsity  time against density: Figure 2, right
@@ -92,8 +92,7 @@ PEERS = [
     TUTORIAL,
 ]
 PEER_LENGTHS = (1024, 4096, 16_384)
-BUTTERFLY_LENGTHS = (4096, 16_384, 32_768, 65_536)
-LONG_LENGTHS = (8192, 16_384, 65_536)  # of --preset butterfly, 65,536 tokens a batch
+BUTTERFLY_LENGTHS = (8192, 16_384, 65_536)  # 65,536 tokens a batch
 LONGEST = 262_144
 
 PAPER_LENGTHS = [2**n for n in range(7, 17)]
@@ -112,17 +111,17 @@ PAPER_SPARSE_MS = [0.74, 0.77, 0.82, 0.88, 1.71, 3.21, 6.56, 12.60, 24.93, 50.39
 # ---- peers
 
 
-def dense_cases(lengths: Iterable[int]) -> Iterator[Case]:
-    """Dense attention of 16,384 tokens a batch, or of one longer sequence, and 2,048 channels."""
-    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), lengths):
-        batch = max(1, 16_384 // seq_len)
-        yield Case(batch, seq_len, 2048 // head_dim, head_dim, causal=causal)
+def dense_cases() -> Iterator[Case]:
+    """All head dimensions, masks and lengths; 16,384 tokens a batch and 2,048 channels."""
+    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), PEER_LENGTHS):
+        yield Case(16_384 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
 
 
 def peers(full: bool) -> Iterator[Stage]:
-    """All head dimensions, masks and lengths of `measure_peers`."""
-    for case in dense_cases(sorted({*PEER_LENGTHS, *BUTTERFLY_LENGTHS})):
-        yield partial(measure_peers, case)
+    """Dense attention, all contenders."""
+    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
+    for case in dense_cases():
+        yield partial(measure_stage, case, names)
 
 
 def peers_named(names: Sequence[str]) -> Iterator[Stage]:
@@ -130,20 +129,11 @@ def peers_named(names: Sequence[str]) -> Iterator[Stage]:
     if unknown := set(names) - set(CONTENDERS):
         known = ", ".join(CONTENDERS)
         raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
-    for case in dense_cases(PEER_LENGTHS):
-        yield partial(measure_dense, case, ["ours", PORTABLE, *names])
+    for case in dense_cases():
+        yield partial(measure_stage, case, ["ours", PORTABLE, *names])
 
 
-def measure_peers(case: Case) -> Iterator[list[Row]]:
-    """Dense attention against all contenders, then a full butterfly against FlexAttention."""
-    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
-    yield from measure_dense(case, names if case.seq_len in PEER_LENGTHS else names[:1])
-    if case.seq_len in BUTTERFLY_LENGTHS:
-        sparse = replace(case, sparsity=Sparsity("butterfly"))
-        yield measure_case(sparse, ["ours", "FlexAttention"])
-
-
-def measure_dense(case: Case, names: Sequence[str]) -> Iterator[list[Row]]:
+def measure_stage(case: Case, names: Sequence[str]) -> Iterator[list[Row]]:
     """One case by these contenders."""
     yield measure_case(case, names)
 
@@ -153,11 +143,11 @@ def measure_dense(case: Case, names: Sequence[str]) -> Iterator[list[Row]]:
 
 def butterflies(full: bool) -> Iterator[Stage]:
     """Each head dimension, mask and length of `measure_butterfly`."""
-    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), LONG_LENGTHS):
+    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), BUTTERFLY_LENGTHS):
         case = Case(65_536 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
         yield partial(measure_butterfly, case)
     longest = Case(1, LONGEST, 32, 64, sparsity=Sparsity("butterfly"))
-    yield partial(measure_dense, longest, ["ours"])
+    yield partial(measure_stage, longest, ["ours"])
 
 
 def measure_butterfly(case: Case) -> Iterator[list[Row]]:
@@ -245,9 +235,9 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "peers": Preset(peers, report.relate_peers, report.PEERS, report.draw_peers),
+    "peers": Preset(peers, report.add_best_peer, report.PEERS, report.draw_peers),
     "butterfly": Preset(
-        butterflies, report.relate_peers, report.BUTTERFLY, report.draw_butterflies
+        butterflies, report.relate_butterflies, report.BUTTERFLY, report.draw_butterflies
     ),
     "paper": Preset(paper, add_speedup, report.PAPER, report.draw_paper),
     "sparsity": Preset(

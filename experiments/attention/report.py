@@ -22,7 +22,7 @@ PASSES = ("forward", "backward")
 TIMES = ["forward_ms", "backward_ms"]
 PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
 BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
-PEERS = ["forward_tflops", "backward_tflops", "peak_mib", *BEST_PEER, *PROPORTION]
+PEERS = ["forward_tflops", "backward_tflops", "peak_mib", *BEST_PEER]
 BUTTERFLY = [*TIMES, "peak_mib", *BEST_PEER, *PROPORTION]
 PAPER = [*TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
 SPARSITY = ["density", *TIMES, *PROPORTION]
@@ -70,8 +70,8 @@ def add_proportion(rows: list[Row]) -> None:
             row[f"{part}_over_proportional"] = row[f"{part}_ms"] / share
 
 
-def relate_peers(rows: list[Row]) -> None:
-    """Add what compares rows of --preset peers: the best peer, and proportion to density."""
+def relate_butterflies(rows: list[Row]) -> None:
+    """Add what compares rows of --preset butterfly: the best peer, and proportion to density."""
     add_best_peer(rows)
     add_proportion(rows)
 
@@ -131,23 +131,6 @@ def direction_table(result: Result, *, direction: str) -> str:
 
 
 def butterfly_table(result: Result) -> str:
-    """A full butterfly, ours and FlexAttention's (--preset peers)."""
-    rows = [row for row in result["rows"] if row["mask"] != "dense"]
-    flex = {dense_problem(row): row for row in rows if row["name"] == "FlexAttention"}
-    return table(
-        {
-            **_problem(row),
-            "density": f"{row['density']:.4f}",
-            "ours, ms": _both(row, "ms", ".2f"),
-            "FlexAttention, ms": _both(flex[dense_problem(row)], "ms", ".2f"),
-            "ours / (density x our dense time)": _both(row, "over_proportional", ".2f"),
-        }
-        for row in rows
-        if row["name"] == "ours"
-    )
-
-
-def long_butterfly_table(result: Result) -> str:
     """A full butterfly by all that take one (--preset butterfly); forward / backward."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in result["rows"]:

@@ -30,18 +30,15 @@ def run_preset(preset, folder, capsys, *options):
 
 def test_peers_preset(made_up, tmp_path, capsys):
     rows, printed, exited = run_preset("peers", tmp_path, capsys)
-    assert exited.code == "4 of 124 results are wrong, and have no speed"
+    assert exited.code == "4 of 84 results are wrong, and have no speed"
     assert printed.count("wrong:") == 4
     by = {(r["name"], r["seq_len"], r["head_dim"], r["causal"], r["mask"]): r for r in rows}
     ours = by["ours", 1024, 64, True, "dense"]
     assert ours["forward_over_best_peer"] == pytest.approx(4 / 2)
     # SDPA flash would be the best at 4,096 tokens, but it is wrong
     assert by["ours", 4096, 64, True, "dense"]["forward_over_best_peer"] == pytest.approx(5 / 2)
-    assert "forward_over_best_peer" not in by["ours", 65_536, 64, True, "dense"]
-    sparse = by["FlexAttention", 65_536, 128, False, "butterfly"]
-    assert sparse["backward_over_proportional"] == pytest.approx(3 / 2)
-    assert by["ours", 4096, 128, True, "butterfly"]["forward_over_proportional"] == 1.0
-    assert {r["batch"] * r["seq_len"] for r in rows} == {16_384, 32_768, 65_536}
+    assert {r["mask"] for r in rows} == {"dense"}
+    assert {r["batch"] * r["seq_len"] for r in rows} == {16_384}
     assert {r["n_head"] * r["head_dim"] for r in rows} == {2048}
     assert {r["dtype"] for r in rows} == {"bfloat16"}
 
@@ -63,7 +60,7 @@ def test_butterfly_preset(made_up, tmp_path):
     longest = by["ours", 262_144, 64, False, "butterfly"]
     assert "forward_over_proportional" not in longest and "peak_mib" in longest
 
-    table = report.long_butterfly_table({"rows": rows}).splitlines()
+    table = report.butterfly_table({"rows": rows}).splitlines()
     assert len(table) == 2 + 12 and "flash-attn-4, ms" in table[0]
     assert table[2].startswith("| 64 | causal | 8,192 |") and "| 1.00 / 1.00 |" in table[2]
     prices = report.mask_price_table({"rows": rows}).splitlines()
