@@ -33,7 +33,7 @@ from kernels.hopper.bwd_plan import (
 from kernels.hopper.bwd_producer import produce_rows
 from kernels.hopper.bwd_rows import attn_bwd_rows_kernel
 from kernels.hopper.bwd_turns import Turns, carry_turns, make_turns
-from kernels.hopper.bwd_walk import GROUP_N, Call, M, N
+from kernels.hopper.bwd_walk import GROUP_N, WALK, Call, M, N
 from kernels.hopper.launch import (
     Kernel,
     as_int32,
@@ -46,7 +46,7 @@ from kernels.hopper.launch import (
     tile_counters,
     tile_type,
 )
-from kernels.hopper.schedule import Order, make_mailbox
+from kernels.hopper.schedule import Order, make_mailbox, make_numbers
 from kernels.options import AttentionOptions
 from kernels.triton import bwd as portable
 
@@ -61,6 +61,8 @@ class Shared(NamedTuple):
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
     out: gl.shared_memory_descriptor  # (4 or 5, 1, 1, N / 2, D): dv, dk and dq on their way out
+    # which row tile it is, where a list tells; else None
+    row_tile: gl.shared_memory_descriptor | None  # (stages, 1)
     full: gl.shared_memory_descriptor  # q, dout and rows
     # of each group: Triton has all threads meet between two uses of the same barriers
     empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
@@ -134,6 +136,7 @@ def attn_bwd_kernel(
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
         gl.allocate_shared_memory(q.dtype, [DS, N, M], ds_layout),
         gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
+        make_numbers(STAGES) if plan.listed else None,
         _barriers(STAGES, 1),
         (_barriers(STAGES, 1), _barriers(STAGES, 1)),
         _barriers(KV, 1),
@@ -144,7 +147,7 @@ def attn_bwd_kernel(
         (_barriers(DS, 1), _barriers(DS, 1)) if plan.dq_group else None,
         make_turns(1 if plan.dq_group else 2, plan),
     )
-    box = make_mailbox(READERS)
+    box = make_mailbox(READERS, WALK if plan.listed else 0)
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(

@@ -21,14 +21,14 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
-    drawn_walk,
     head_walk,
-    row_tile_at,
+    take_walk,
 )
-from kernels.hopper.gluon import round_to, tma_store
-from kernels.hopper.schedule import receive
+from kernels.hopper.gluon import discard_lines, round_to, tma_store
+from kernels.hopper.schedule import peek
 
 PANEL = gl.constexpr(64)  # columns of dq that a group makes
+LINE = gl.constexpr(32)  # numbers of fp32 in a line of a cache
 
 
 @gluon.jit
@@ -74,11 +74,15 @@ def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
         if before:
             gl.atomic_add(address, x, sem="relaxed")
         else:
-            gl.store(address, x)
+            # where the others find it, if it stays in the L2 cache
+            gl.store(address, x, eviction_policy="evict_last")
     else:
         if before:
             x = _plus_sum(x, sum_ptr)
         _finish_dq(x, dq, at, staging, scale)
+        if before:  # all threads have read, for one of them has sent the tile away
+            layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+            discard_lines(sum_ptr + LINE * gl.arange(0, PANEL * M // LINE, layout=layout))
 
 
 @gluon.jit
@@ -96,9 +100,9 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     i = 0
     t = 0  # turns so far
     c = 0  # row tiles so far
-    ticket = receive(box, 0)
+    ticket = peek(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         batch = batch_kv // kv_heads
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
@@ -112,10 +116,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 M * PANEL
             )
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
-            next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * STEPS):
-                row_tile = next_row_tile
-                next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
                 stage = c % DS
                 phase = (c // DS) & 1
                 ds = shared.ds.index(stage)
@@ -129,8 +130,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 c += 1
                 if step % TILES == 0:
                     take_turn(shared.turns, t, plan)
-                before, after = place_in_turn(
-                    shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
+                row_tile, before, after = place_in_turn(
+                    shared.turns, t, step, h_first, h_end, key_tile, batch, way, call, plan
                 )
                 add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
@@ -140,5 +141,5 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                     end_turn(shared.turns, t, plan)
                     t += 1
         i += 1
-        ticket = receive(box, i)
+        ticket = peek(box, i)
     tma.store_wait(0)

@@ -11,8 +11,10 @@ from kernels.hopper.bwd_step import (
     dropout_key,
     finish_step,
     gradients,
+    head_skips,
     pass_over,
     put_dk_and_dv,
+    row_tile_of,
     scores,
     share_ds,
     store_ds,
@@ -22,13 +24,11 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
-    drawn_walk,
     group_view,
-    head_skips,
     head_walk,
-    row_tile_at,
+    take_walk,
 )
-from kernels.hopper.schedule import receive
+from kernels.hopper.schedule import peek
 
 
 @gluon.jit
@@ -42,8 +42,8 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
-    ticket = receive(box, 0)
-    key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
+    ticket = peek(box, 0)
+    key_tile, batch_kv, way, first, end = take_walk(box, 0, ticket, order, call, plan)
     while ticket < order.n_tiles * order.n_heads:
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
@@ -64,14 +64,14 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             view = View(start_n, batch, whole_from, whole_to, head_key)
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = (h_end - h_first) * STEPS
-            skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
+            skips = head_skips(skipped, c, n, key_tile, shared, cid, call, plan)
             if skips > 0:
                 await_rows(c, True, shared, plan)
                 pass_over(c, shared, cid, plan, S)
                 c += 1
             st = scores(k_t, c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
+                row_tile = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 store_ds(ds, c, shared, cid, plan)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
@@ -85,8 +85,8 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         i += 1
-        ticket = receive(box, i)
         # read while dk and dv leave
-        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
+        ticket = peek(box, i)
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
     tma.store_wait(0)

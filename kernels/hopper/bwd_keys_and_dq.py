@@ -18,8 +18,10 @@ from kernels.hopper.bwd_step import (
     dropout_key,
     finish_step,
     gradients,
+    head_skips,
     pass_over,
     put_dk_and_dv,
+    row_tile_of,
     scores,
     share_ds,
     store_ds,
@@ -30,14 +32,12 @@ from kernels.hopper.bwd_walk import (
     GROUP_N,
     M,
     N,
-    drawn_walk,
     group_view,
-    head_skips,
     head_walk,
-    row_tile_at,
+    take_walk,
 )
 from kernels.hopper.gluon import opaque, reinterpret
-from kernels.hopper.schedule import receive
+from kernels.hopper.schedule import peek
 
 
 @gluon.jit
@@ -88,9 +88,8 @@ def _put_dq(
     TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
     if s % TILES == 0:
         take_turn(shared.turns, t, plan)
-    row_tile = row_tile_at(s, first, end, way, call, plan)
-    before, after = place_in_turn(
-        shared.turns, t, row_tile // STEPS, key_tile, batch, way, call, plan
+    row_tile, before, after = place_in_turn(
+        shared.turns, t, s, first, end, key_tile, batch, way, call, plan
     )
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
@@ -121,9 +120,9 @@ def own_keys_and_dq(
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
     t = 0  # turns so far
-    ticket = receive(box, 0)
+    ticket = peek(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         batch = batch_kv // kv_heads
         start_n = key_tile * N + cid * GROUP_N
         skipped, whole_from, whole_to = group_view(
@@ -139,7 +138,7 @@ def own_keys_and_dq(
             view = View(start_n, batch, whole_from, whole_to, head_key)
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = (h_end - h_first) * STEPS
-            skips = head_skips(skipped, h_first, h_end, key_tile, cid, call, plan)
+            skips = head_skips(skipped, c, n, key_tile, shared, cid, call, plan)
             if skips > 0:
                 await_rows(c, True, shared, plan)
                 _await_partner(c, False, shared, cid, plan)
@@ -147,7 +146,7 @@ def own_keys_and_dq(
                 c += 1
             st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_at(step, h_first, h_end, way, call, plan)
+                row_tile = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
                 v_t = _rows_of(shared.v, c, cid, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 _await_partner(c, step > 0, shared, cid, plan)
@@ -181,5 +180,5 @@ def own_keys_and_dq(
         at = [batch, batch_kv % kv_heads, start_n, 0]
         put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
         i += 1
-        ticket = receive(box, i)
+        ticket = peek(box, i)
     tma.store_wait(0)

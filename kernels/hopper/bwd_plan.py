@@ -78,6 +78,11 @@ class BackwardPlan:
         return self.features.mask_block_size > 0
 
     @property
+    def asks_for_rows(self) -> bool:
+        """Whether a group of keys must know at which queries it is."""
+        return self.masks or self.features.dropout
+
+    @property
     def masks(self) -> bool:
         """Whether some row tile hides something."""
         features = self.features

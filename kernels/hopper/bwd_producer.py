@@ -8,12 +8,12 @@ from kernels.hopper.bwd_walk import (
     BLOCK,
     M,
     N,
-    drawn_walk,
     head_walk,
+    post_walk,
     row_tile_at,
 )
 from kernels.hopper.gluon import tma_load
-from kernels.hopper.schedule import finish, post
+from kernels.hopper.schedule import finish, post_number
 
 
 @gluon.jit
@@ -37,9 +37,8 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     i = 0  # key tiles so far
     c = 0  # stages of the ring so far
     ticket = gl.atomic_add(counter, 1, sem="relaxed")
-    post(box, 0, ticket)
+    key_tile, batch_kv, way, first, end = post_walk(box, 0, ticket, order, call, plan)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
         batch = batch_kv // kv_heads
         kv_head = batch_kv % kv_heads
         begin = c
@@ -55,6 +54,8 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
                 full = shared.full.index(stage)
                 mbarrier.wait(shared.empty[0].index(stage), ((c // STAGES) & 1) ^ 1)
                 mbarrier.wait(shared.empty[1].index(stage), ((c // STAGES) & 1) ^ 1)
+                if plan.listed:
+                    post_number(shared.row_tile.index(stage), row_tile)
                 mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)
                 at = [batch, head, row_tile * M, 0]
                 tma_load(q, at, full, shared.q.index(stage))
@@ -71,5 +72,5 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
             mbarrier.arrive(shared.kv_full.index(slot), count=1)
         i += 1
         ticket = gl.atomic_add(counter, 1, sem="relaxed")
-        post(box, i, ticket)
+        key_tile, batch_kv, way, first, end = post_walk(box, i, ticket, order, call, plan)
     finish(counter, 1)

@@ -16,8 +16,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_walk import GROUP_N, M, n_keys
+from kernels.hopper.bwd_walk import GROUP_N, M, n_keys, passes_over, row_tile_at
 from kernels.hopper.gluon import exp2, log2, round_to, tma_store
+from kernels.hopper.schedule import read_number
 from kernels.hopper.softmax import capped
 from kernels.hopper.walk import doc_starts
 from kernels.triton.primitives import dropout_head_key, dropout_keep
@@ -157,6 +158,31 @@ def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
 def await_rows(c, there, shared, plan: gl.constexpr):
     """Wait until the row tile of stage c is there, if it is or is coming."""
     mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1, pred=there)
+
+
+@gluon.jit
+def row_tile_of(c, step, first, end, way, shared, call, plan: gl.constexpr):
+    """The row tile in stage c, the step-th of its walk; 0 where the plan does not ask for it."""
+    if not plan.asks_for_rows:
+        return 0
+    elif plan.listed:
+        return read_number(shared.row_tile.index(c % plan.stages))
+    else:
+        return row_tile_at(step, first, end, way, call, plan)
+
+
+@gluon.jit
+def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
+    """How many row tiles group cid passes over at the beginning of the walk through a query head,
+    of n from stage c on; `skipped` without a block-sparse mask."""
+    if not plan.listed:
+        return skipped
+    elif plan.features.causal and cid > 0:
+        await_rows(c, n > 0, shared, plan)
+        row_tile = read_number(shared.row_tile.index(c % plan.stages))
+        return gl.where((n > 0) & passes_over(row_tile, key_tile, cid, call), 1, 0)
+    else:
+        return 0
 
 
 @gluon.jit

@@ -17,13 +17,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.bwd_walk import (
     BLOCK,
-    drawn_walk,
+    M,
     head_walk,
+    row_tile_at,
+    take_walk,
     turn,
     visit_at,
 )
 from kernels.hopper.gluon import thread_barrier
-from kernels.hopper.schedule import post_number, read_number, receive
+from kernels.hopper.schedule import make_numbers, peek, post_number, read_number
 
 
 class Turns(NamedTuple):
@@ -32,8 +34,8 @@ class Turns(NamedTuple):
     Barriers say that a turn has come, is over, is told.
     """
 
-    # 1 if other key tiles add to the block before this one, and 2 if others do so after it; nobody
-    # writes it where groups work that out themselves
+    # 1 if other key tiles add to the block before this one, 2 if others do so after it, and 4 times
+    # the block; nobody writes it where groups work that out themselves
     place: gl.shared_memory_descriptor
     come: gl.shared_memory_descriptor
     over: gl.shared_memory_descriptor
@@ -45,8 +47,7 @@ def make_turns(groups: gl.constexpr, plan: gl.constexpr):
     """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
     AHEAD: gl.constexpr = plan.turns_ahead
     layout: gl.constexpr = mbarrier.MBarrierLayout()
-    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    place = gl.allocate_shared_memory(gl.int32, [AHEAD, 1], number)
+    place = make_numbers(AHEAD)
     come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     over = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
@@ -67,9 +68,9 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     n_blocks = gl.cdiv(call.seq_q, BLOCK)
     i = 0  # key tiles so far
     t = 0  # turns so far
-    ticket = receive(box, i)
+    ticket = peek(box, i)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = drawn_walk(ticket, order, call, plan)
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         batch = batch_kv // (call.n_head // call.group)
         for h in range(call.group):
             head_blocks = (batch_kv * call.group + h) * n_blocks
@@ -88,7 +89,8 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                     if rank > 0:
                         _await_flag(flag, rank)
                     if plan.posts_places:
-                        post_number(turns.place.index(slot), (rank > 0) + 2 * (rank < last))
+                        number = (rank > 0) + 2 * (rank < last) + 4 * block
+                        post_number(turns.place.index(slot), number)
                     mbarrier.arrive(turns.come.index(slot), count=1)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
@@ -96,7 +98,7 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                     mbarrier.arrive(turns.told.index(slot), count=1)
                 t += 1
         i += 1
-        ticket = receive(box, i)
+        ticket = peek(box, i)
 
 
 @gluon.jit
@@ -116,15 +118,20 @@ def take_turn(turns, t, plan: gl.constexpr):
 
 
 @gluon.jit
-def place_in_turn(turns, t, block, key_tile, batch, way, call, plan: gl.constexpr):
-    """(whether other key tiles add to a block before this one, whether others do so after it), once
-    the turn of this program has come, its t-th."""
+def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: gl.constexpr):
+    """(row tile of a step of a walk, whether other key tiles add to it before this one, whether
+    others do so after it), once the turn of this program has come, its t-th."""
+    STEPS: gl.constexpr = BLOCK // M
     if plan.posts_places:
         place = read_number(turns.place.index(t % plan.turns_ahead))
-        return place % 2 > 0, place > 1
+        row_tile = place // 4 * STEPS + step % STEPS
+        if not plan.listed:  # a walk back begins with the last row tile of a block
+            row_tile = row_tile_at(step, first, end, way, call, plan)
+        return row_tile, place % 2 > 0, place % 4 > 1
     else:
-        rank, last = turn(block, 0, key_tile, batch, way, call, plan)
-        return rank > 0, rank < last
+        row_tile = row_tile_at(step, first, end, way, call, plan)
+        rank, last = turn(row_tile // STEPS, 0, key_tile, batch, way, call, plan)
+        return row_tile, rank > 0, rank < last
 
 
 @gluon.jit

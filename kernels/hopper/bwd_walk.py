@@ -11,12 +11,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels.hopper import bwd_plan
-from kernels.hopper.schedule import Order, locate
+from kernels.hopper.schedule import (
+    Order,
+    await_room,
+    clear,
+    locate,
+    place_of,
+    post,
+    post_number,
+    read_number,
+    send,
+)
 
 M = gl.constexpr(bwd_plan.QUERIES)  # queries of a row tile
 N = gl.constexpr(bwd_plan.KEYS)  # keys of a program
 GROUP_N = gl.constexpr(bwd_plan.KEYS // 2)  # keys of a group
 BLOCK = gl.constexpr(bwd_plan.BLOCK)
+WALK = gl.constexpr(5)  # numbers that a `drawn_walk` is
 
 
 class Call(NamedTuple):
@@ -156,24 +167,10 @@ def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def head_skips(skipped, first, end, key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
-    """How many row tiles group cid passes over at the beginning of a `head_walk`: of `group_view`
-    as it is."""
-    if plan.listed:
-        if plan.features.causal and cid > 0:
-            block = gl.load(call.visits_ptr + 2 * first, mask=end > first, other=0)
-            unseen = key_tile * N + cid * GROUP_N - (call.seq_k - call.seq_q) >= block * BLOCK + M
-            return gl.where(unseen & (end > first), 1, 0)
-        else:
-            return 0
-    else:
-        return skipped
-
-
-@gluon.jit
 def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: gl.constexpr):
     """What group cid sees of the walk of its program: how many row tiles it passes over at the
-    beginning, 0 or 1, and [from, to): queries from which nothing is hidden."""
+    beginning, 0 or 1 (and under a block-sparse mask as many as `passes_over` says), and [from, to):
+    queries from which nothing is hidden."""
     features: gl.constexpr = plan.features
     start_n = key_tile * N + cid * GROUP_N
     diagonal = call.seq_k - call.seq_q
@@ -196,6 +193,13 @@ def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: 
         beyond = start_n + GROUP_N > n_keys(batch, call, plan)
         whole_from = gl.where(beyond, call.seq_q + BLOCK, whole_from)
     return skipped, whole_from, whole_to
+
+
+@gluon.jit
+def passes_over(row_tile, key_tile, cid: gl.constexpr, call):
+    """Whether no query of a row tile sees a key of group cid under a causal mask."""
+    start_n = key_tile * N + cid * GROUP_N
+    return start_n - (call.seq_k - call.seq_q) >= row_tile * M + M
 
 
 @gluon.jit
@@ -233,6 +237,39 @@ def drawn_walk(ticket, order, call, plan: gl.constexpr):
     else:
         first, end = visited_blocks(key_tile, batch_kv // kv_heads, call, plan)
         return key_tile, batch_kv, way, first, end
+
+
+@gluon.jit
+def post_walk(box, i, ticket, order, call, plan: gl.constexpr):
+    """Put the i-th ticket of this program into the mailbox, and give its `drawn_walk`. Under a
+    block-sparse mask that goes with it, so that one warp reads the list for all."""
+    if plan.listed:
+        walk = drawn_walk(ticket, order, call, plan)
+        await_room(box, i)
+        post_number(place_of(box, i, 0), ticket)
+        for j in gl.static_range(WALK):
+            post_number(place_of(box, i, j + 1), walk[j])
+        send(box, i)
+        return walk
+    else:
+        post(box, i, ticket)
+        return drawn_walk(ticket, order, call, plan)
+
+
+@gluon.jit
+def take_walk(box, i, ticket, order, call, plan: gl.constexpr):
+    """The `drawn_walk` of the i-th ticket of this program, after a `peek` at it."""
+    if plan.listed:
+        key_tile = read_number(place_of(box, i, 1))
+        batch_kv = read_number(place_of(box, i, 2))
+        way = read_number(place_of(box, i, 3))
+        first = read_number(place_of(box, i, 4))
+        end = read_number(place_of(box, i, 5))
+        clear(box, i)
+        return key_tile, batch_kv, way, first, end
+    else:
+        clear(box, i)
+        return drawn_walk(ticket, order, call, plan)
 
 
 @gluon.jit

@@ -79,6 +79,19 @@ def _do(PTX: gl.constexpr, x):
 
 
 @gluon.jit
+def discard_lines(pointers):
+    """Forget what lines of 128 bytes of memory hold: the L2 cache need not write them back."""
+    gl.inline_asm_elementwise(
+        "discard.global.L2 [$1], 128; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(gl.uint64, bitcast=True)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def opaque(x):
     """The int32 x, of which the compiler shall not know how it was made."""
     return gl.inline_asm_elementwise(

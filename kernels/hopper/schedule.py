@@ -27,15 +27,15 @@ class Order(NamedTuple):
 class Mailbox(NamedTuple):
     """Tile numbers on their way from the producer to the consumers of a program."""
 
-    number: gl.shared_memory_descriptor
+    number: gl.shared_memory_descriptor  # `place_of` tells which is where
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def make_mailbox(READERS: gl.constexpr):
-    """An empty mailbox for READERS consumer groups."""
-    number = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def make_mailbox(READERS: gl.constexpr, MORE: gl.constexpr = 0):
+    """An empty mailbox for READERS consumer groups; MORE numbers may go with that of a tile."""
+    number = make_numbers(SLOTS * (1 + MORE))
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], layout)
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], layout)
@@ -43,6 +43,12 @@ def make_mailbox(READERS: gl.constexpr):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=READERS)
     return Mailbox(number, full, empty)
+
+
+@gluon.jit
+def make_numbers(N: gl.constexpr):
+    """N places in shared memory, each for a number."""
+    return gl.allocate_shared_memory(gl.int32, [N, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -61,21 +67,49 @@ def read_number(place):
 
 
 @gluon.jit
+def place_of(box, i, j: gl.constexpr):
+    """Where the mailbox has the j-th number that goes with the i-th tile; 0 is the tile's own."""
+    return box.number.index(SLOTS * j + i % SLOTS)
+
+
+@gluon.jit
+def await_room(box, i):
+    """Wait until the numbers of the i-th tile of this program may be put into the mailbox."""
+    mbarrier.wait(box.empty.index(i % SLOTS), ((i // SLOTS) & 1) ^ 1)
+
+
+@gluon.jit
+def send(box, i):
+    """All numbers of the i-th tile are in the mailbox."""
+    mbarrier.arrive(box.full.index(i % SLOTS), count=1)
+
+
+@gluon.jit
+def peek(box, i):
+    """The i-th tile number of this program, which stays in the mailbox until `clear`."""
+    mbarrier.wait(box.full.index(i % SLOTS), (i // SLOTS) & 1)
+    return read_number(place_of(box, i, 0))
+
+
+@gluon.jit
+def clear(box, i):
+    """This reader is done with the numbers of the i-th tile."""
+    mbarrier.arrive(box.empty.index(i % SLOTS), count=1)
+
+
+@gluon.jit
 def post(box, i, tile):
-    """Put the i-th tile number of this program into the mailbox, once its slot is read."""
-    slot = i % SLOTS
-    mbarrier.wait(box.empty.index(slot), ((i // SLOTS) & 1) ^ 1)
-    post_number(box.number.index(slot), tile)
-    mbarrier.arrive(box.full.index(slot), count=1)
+    """Put the i-th tile number of this program into the mailbox, once there is room."""
+    await_room(box, i)
+    post_number(place_of(box, i, 0), tile)
+    send(box, i)
 
 
 @gluon.jit
 def receive(box, i):
     """The i-th tile number of this program, the same in all threads."""
-    slot = i % SLOTS
-    mbarrier.wait(box.full.index(slot), (i // SLOTS) & 1)
-    tile = read_number(box.number.index(slot))
-    mbarrier.arrive(box.empty.index(slot), count=1)
+    tile = peek(box, i)
+    clear(box, i)
     return tile
 
 

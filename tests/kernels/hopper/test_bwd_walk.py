@@ -143,11 +143,13 @@ def test_groups_visit_the_blocks_of_their_column(seed):
             walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
             for cid in range(2):
                 said = (call, plan, key_tile, cid, head)
-                skipped, *whole = bwd_walk.group_view(
-                    key_tile, first, end, cid, BATCH, way, call, plan
+                _, *whole = bwd_walk.group_view(key_tile, first, end, cid, BATCH, way, call, plan)
+                # as `kernels.hopper.bwd_step.head_skips`, which reads the row tile in shared memory
+                skips = cid * (
+                    plan.features.causal
+                    and steps > 0
+                    and bool(bwd_walk.passes_over(walk[0], key_tile, cid, call))
                 )
-                skips = bwd_walk.head_skips(skipped, first, end, key_tile, cid, call, plan)
-                assert skips in (0, cid) and skips <= steps, said
                 start = key_tile * KEYS + cid * KEYS // 2
                 keys = visible[head, :, start : start + KEYS // 2]
                 for row_tile, seen in enumerate(keys.split(QUERIES)):
