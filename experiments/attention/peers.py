@@ -113,11 +113,14 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
         )
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
-    options: dict[str, Any] = {"causal": case.causal, "softmax_scale": case.head_dim**-0.5}
-    if case.sparsity is not None:
+    options: dict[str, Any] = {"softmax_scale": case.head_dim**-0.5}
+    if case.sparsity is None:
+        options["causal"] = case.causal
+    else:
+        mask = case.sparsity.mask(case.seq_len, device)
+        lists = mask.to_flex(case.seq_len, case.seq_len, causal=case.causal)
         if case.causal:
-            raise UnsupportedError("its lists of blocks want a diagonal written in CuTe")
-        lists = case.sparsity.mask(case.seq_len, device).to_flex(case.seq_len, case.seq_len)
+            options["mask_mod"] = cute_diagonal()
         options["block_sparse_tensors"] = BlockSparseTensorsTorch(
             lists.kv_num_blocks, lists.kv_indices, lists.full_kv_num_blocks, lists.full_kv_indices,
             block_size=lists.BLOCK_SIZE,
@@ -132,6 +135,18 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
         return result[0] if isinstance(result, tuple) else result
 
     return attend
+
+
+def cute_diagonal() -> Callable[..., Any]:
+    """What flash-attn-4 asks, of partial blocks, whether a query sees a key: its `causal` does not
+    go with lists of blocks."""
+    from cutlass import cute  # pyright: ignore[reportMissingImports]
+
+    @cute.jit
+    def sees(batch, head, query, key, seqlen_info, aux_tensors):
+        return key <= query
+
+    return sees
 
 
 def load_tutorial(file: Path) -> ModuleType:
