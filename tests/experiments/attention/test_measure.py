@@ -20,8 +20,6 @@ from experiments.attention.peers import (
     sdpa,
     triton_tutorial,
 )
-from kernels import flash_attention
-from kernels.block_mask import BlockSparseMask
 from kernels.patterns import butterfly
 
 CPU = torch.device("cpu")
@@ -90,7 +88,8 @@ def test_what_cannot_run_says_why_and_the_others_go_on(measured, monkeypatch, ca
     assert "out of memory" in capsys.readouterr().out
 
 
-def test_flash_attn_4_is_told_of_the_blocks(measured, monkeypatch):
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attn_4_is_told_of_the_blocks(causal, measured, monkeypatch):
     """A stand-in for the package computes what the lists say that it is given."""
     given = []
 
@@ -101,37 +100,47 @@ def test_flash_attn_4_is_told_of_the_blocks(measured, monkeypatch):
         full_block_idx: torch.Tensor
         block_size: tuple[int, int]
 
-        def layout(self):
-            """Full blocks, (rows, columns)."""
-            assert not self.mask_block_cnt.any()
-            n = self.full_block_idx.shape[-1]
-            found = torch.zeros(n, n, dtype=torch.bool)
-            for row, count in enumerate(self.full_block_cnt[0, 0].tolist()):
-                found[row, self.full_block_idx[0, 0, row, :count].long()] = True
-            return found
+        def layouts(self):
+            """Partial and full blocks, (rows, columns) each."""
+            for counts, blocks in (self[:2], self[2:4]):
+                found = torch.zeros(4, 4, dtype=torch.bool)
+                for row, count in enumerate(counts[0, 0].tolist()):
+                    found[row, blocks[0, 0, row, :count].long()] = True
+                yield found
 
     def flash_attn_func(
-        q, k, v, *, causal, softmax_scale, block_sparse_tensors, block_sparse_tensors_bwd
+        q, k, v, *, softmax_scale, block_sparse_tensors, block_sparse_tensors_bwd, mask_mod=None
     ):
-        layout = block_sparse_tensors.layout()
-        given.append((layout, block_sparse_tensors_bwd.layout(), block_sparse_tensors.block_size))
-        mask = BlockSparseMask(layout, 16)
-        options = {"mask": mask, "causal": causal, "softmax_scale": softmax_scale}
-        return flash_attention(q, k, v, impl="reference", **options), None
+        given.append((block_sparse_tensors, block_sparse_tensors_bwd))
+        partial, full = (
+            torch.kron(x, torch.ones(16, 16)) > 0 for x in block_sparse_tensors.layouts()
+        )
+        at = torch.arange(64)
+        seen = full
+        if mask_mod is not None:
+            seen = full | partial & mask_mod(None, None, at[:, None], at, None, None)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        options = {"attn_mask": seen, "scale": softmax_scale}
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+        return out.transpose(1, 2), None
 
     module = SimpleNamespace(flash_attn_func=flash_attn_func)
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=module))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", module)
     lists = SimpleNamespace(BlockSparseTensorsTorch=Lists)
     monkeypatch.setitem(sys.modules, "flash_attn.cute.block_sparsity", lists)
-    case = replace(SMALL, seq_len=64, sparsity=Sparsity("butterfly", 1, 16))
+    cute = SimpleNamespace(jit=lambda function: function)
+    monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(cute=cute))
+    case = replace(SMALL, seq_len=64, sparsity=Sparsity("butterfly", 1, 16), causal=causal)
     (row,) = measured(["flash-attn-4"], case)
     assert row["status"] == "ok"
-    layout, transposed, size = given[0]
-    assert torch.equal(layout, butterfly(4, n_factors=1)) and size == (16, 16)
-    assert torch.equal(transposed, layout.T)
-    (row,) = measured(["flash-attn-4"], replace(case, causal=True))
-    assert row["status"] == "not supported: its lists of blocks want a diagonal written in CuTe"
+    by_row, by_column = given[0]
+    assert by_row.block_size == by_column.block_size == (16, 16)
+    partial, full = by_row.layouts()
+    layout = butterfly(4, n_factors=1)
+    assert torch.equal(partial | full, layout.tril() if causal else layout)
+    assert torch.equal(partial, torch.eye(4, dtype=torch.bool) & causal)
+    assert all(torch.equal(x, y.T) for x, y in zip(by_column.layouts(), by_row.layouts()))
 
 
 def test_other_errors_are_not_caught(measured, monkeypatch):
