@@ -173,8 +173,8 @@ def row_tile_of(c, step, first, end, way, shared, call, plan: gl.constexpr):
 
 @gluon.jit
 def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
-    """How many row tiles group cid passes over at the beginning of the walk through a query head,
-    of n from stage c on; `skipped` without a block-sparse mask."""
+    """How many of the n row tiles from stage c on, the walk of a query head, group cid passes over
+    at the beginning: without a block-sparse mask as many as `group_view` says, `skipped`."""
     if not plan.listed:
         return skipped
     elif plan.features.causal and cid > 0:

@@ -124,8 +124,9 @@ def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: 
     STEPS: gl.constexpr = BLOCK // M
     if plan.posts_places:
         place = read_number(turns.place.index(t % plan.turns_ahead))
-        row_tile = place // 4 * STEPS + step % STEPS
-        if not plan.listed:  # a walk back begins with the last row tile of a block
+        if plan.listed:
+            row_tile = place // 4 * STEPS + step % STEPS
+        else:
             row_tile = row_tile_at(step, first, end, way, call, plan)
         return row_tile, place % 2 > 0, place % 4 > 1
     else:

@@ -169,8 +169,8 @@ def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
 @gluon.jit
 def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: gl.constexpr):
     """What group cid sees of the walk of its program: how many row tiles it passes over at the
-    beginning, 0 or 1 (and under a block-sparse mask as many as `passes_over` says), and [from, to):
-    queries from which nothing is hidden."""
+    beginning, 0 or 1 (of a list `passes_over` tells), and [from, to): queries from which nothing is
+    hidden."""
     features: gl.constexpr = plan.features
     start_n = key_tile * N + cid * GROUP_N
     diagonal = call.seq_k - call.seq_q
