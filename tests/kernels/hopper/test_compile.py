@@ -66,7 +66,7 @@ def assert_backward(result):
     # what programs before added is read behind an acquire
     assert result["acquires"] == result["relaxed"] == 1, result
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
-    spilled = 312 if triton.__version__.startswith("3.9.") else 112
+    spilled = 320 if triton.__version__.startswith("3.9.") else 112
     dense = set(result["features"]) <= {"causal"}
     assert result["stack"] <= ((spilled if wide else 96) if dense else 464), result
 
