@@ -147,6 +147,12 @@ def reused_barriers(ptx: str) -> list[int]:
     return sorted(x for x in barriers if any(x <= place < x + 8 for place in places))
 
 
+def before_discards(ptx: str) -> list[str]:
+    """What comes last before memory is given up: a read of it, or a barrier behind all reads."""
+    events = re.findall(r"ld\.global\.cg|bar\.sync|discard\.global", ptx)
+    return [x for x, then in itertools.pairwise(events) if then == "discard.global"]
+
+
 def measure(case: Case) -> dict[str, object]:
     plan = case.plan
     compiled, log = compile_case(case)
@@ -179,6 +185,7 @@ def measure(case: Case) -> dict[str, object]:
         # of memory that other programs write: what is read after them, and what is read to wait
         "acquires": len(re.findall(r"ld\.global\.gpu\.acquire", compiled.asm["ptx"])),
         "relaxed": len(re.findall(r"ld\.global\.gpu\.relaxed", compiled.asm["ptx"])),
+        "before_discards": before_discards(compiled.asm["ptx"]),
         "instructions": {x: len(re.findall(rf"\b{re.escape(x)}\b", sass)) for x in INSTRUCTIONS},
     }
 

@@ -51,6 +51,19 @@ def calls(seed):
 BATCH = Number(0)
 
 
+def check_visits(walk, whole, key_tile, cid, visible, plan, said):
+    """A group visits all row tiles that see its keys, and masks those that do not see all."""
+    start = key_tile * KEYS + cid * KEYS // 2
+    keys = visible[:, start : start + KEYS // 2]
+    for row_tile, seen in enumerate(keys.split(QUERIES)):
+        visited = row_tile in walk
+        assert visited or not seen.any(), said
+        start_m = row_tile * QUERIES
+        masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
+        if visited and not masked:
+            assert seen.all() and seen.shape[1] == KEYS // 2, said
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
     for call, plan, visible in calls(seed):
@@ -67,15 +80,7 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
                 assert skipped in (0, cid) and skipped <= steps, said
                 walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
                 assert walk == list(places[::way]), said
-                start = key_tile * KEYS + cid * KEYS // 2
-                keys = visible[:, start : start + KEYS // 2]
-                for row_tile, seen in enumerate(keys.split(QUERIES)):
-                    visited = row_tile in walk[skipped:]
-                    assert visited or not seen.any(), said
-                    start_m = row_tile * QUERIES
-                    masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
-                    if visited and not masked:
-                        assert seen.all() and seen.shape[1] == KEYS // 2, said
+                check_visits(walk[skipped:], whole, key_tile, cid, visible, plan, said)
 
 
 @pytest.mark.parametrize("seed", range(4, 8))
@@ -150,15 +155,7 @@ def test_groups_visit_the_blocks_of_their_column(seed):
                     and steps > 0
                     and bool(bwd_walk.passes_over(walk[0], key_tile, cid, call))
                 )
-                start = key_tile * KEYS + cid * KEYS // 2
-                keys = visible[head, :, start : start + KEYS // 2]
-                for row_tile, seen in enumerate(keys.split(QUERIES)):
-                    visited = row_tile in walk[skips:]
-                    assert visited or not seen.any(), said
-                    start_m = row_tile * QUERIES
-                    masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
-                    if visited and not masked:
-                        assert seen.all() and seen.shape[1] == KEYS // 2, said
+                check_visits(walk[skips:], whole, key_tile, cid, visible[head], plan, said)
         assert len(done) == 2 * -(-call.seq_k // KEYS)
 
 

@@ -65,6 +65,8 @@ def assert_backward(result):
     assert result["instructions"]["REDG.E.ADD.F32x4"] == (32 if wide else 8), result
     # what programs before added is read behind an acquire
     assert result["acquires"] == result["relaxed"] == 1, result
+    # and nobody gives up what another thread has yet to read
+    assert result["before_discards"] == ["bar.sync"] * (4 if wide else 1), result
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
     spilled = 320 if triton.__version__.startswith("3.9.") else 112
     dense = set(result["features"]) <= {"causal"}
