@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kernels.limits import BLOCK_SIZES
-from kernels.mask_turns import walks_in_turns
+from kernels.mask_turns import WINDOW_KEYS, walks_in_turns
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -46,9 +46,9 @@ class MaskLists(NamedTuple):
     col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
     # for programs that add to rows in turns, in the order in which they are drawn: (number of the
     # column, positions in `visits` where its own begin and end), and
-    walks: Tensor  # (H_m, n_k_blocks, 3)
+    walks: Tensor | None  # (H_m, n_k_blocks, 3)
     # (number of the row, 2 * how many columns visit it before + 1 if others do so after it)
-    visits: Tensor  # (nnz, 2)
+    visits: Tensor | None  # (nnz, 2)
     n_full: int  # of all heads
     n_partial: int  # of all heads; n_full + n_partial is nnz
     n_empty: int  # rows without a block, of all heads
@@ -112,6 +112,7 @@ class BlockSparseMask:
         window_size: int | None = None,
         all_partial: bool = False,
         longest_column_first: bool = True,
+        in_turns: bool = False,
         largest_block: int = BLOCK_SIZES[-1],
         device: torch.device | str | None = None,
     ) -> MaskLists:
@@ -129,6 +130,7 @@ class BlockSparseMask:
             longest_column_first: sort `cols`. Otherwise they stand in the order of the layout, and
                 `walks` in one order, too, the same for all heads, for programs that serve one
                 column of several heads.
+            in_turns: make `walks` and `visits`; else they are None.
             largest_block: cut larger blocks into blocks of this size, a block size.
             device: of the lists; that of the layout when None.
 
@@ -144,7 +146,9 @@ class BlockSparseMask:
         # another, and index() turns a length that it holds for dynamic into a number.
         window_size = None if window_size is None else index(window_size)
         lengths = index(seq_q), index(seq_k)
-        options = causal, window_size, all_partial, longest_column_first, largest_block, device
+        options = (
+            causal, window_size, all_partial, longest_column_first, in_turns, largest_block, device
+        )  # fmt: skip
         return self._lists(self.digest, *lengths, *options)
 
     def _lists(
@@ -156,11 +160,12 @@ class BlockSparseMask:
         window_size: int | None,
         all_partial: bool,
         longest_column_first: bool,
+        in_turns: bool,
         largest_block: int,
         device: torch.device | str | None,
     ) -> MaskLists:
         device = self.layout.device if device is None else torch.device(device)
-        options = causal, window_size, all_partial, longest_column_first
+        options = causal, window_size, all_partial, longest_column_first, in_turns
         key = (seq_q, seq_k, *options, largest_block, device)
         if self.block_size > largest_block:
             self._check_lengths(seq_q, seq_k)
@@ -179,9 +184,18 @@ class BlockSparseMask:
                 columns = "longest, then first" if longest_column_first else "first"
                 by_row = _pack(full, partial, order="longest, then last")
                 by_column = _pack(full.mT, partial.mT, order=columns)
-                turns = walks_in_turns(full | partial, self.layout, not longest_column_first)
+                walks, visits = None, None
+                if in_turns:
+                    window = WINDOW_KEYS // self.block_size
+                    one_order = not longest_column_first
+                    turns = walks_in_turns(
+                        full | partial, self.layout, one_order=one_order, window=window
+                    )
+                    walks, visits = (x.to(device) for x in turns)
                 self._cache[key] = MaskLists(
-                    *(x.to(device) for x in (*by_row, *by_column, *turns)),
+                    *(x.to(device) for x in (*by_row, *by_column)),
+                    walks=walks,
+                    visits=visits,
                     n_full=int(full.sum()),
                     n_partial=int(partial.sum()),
                     n_empty=int((~(full | partial).any(-1)).sum()),

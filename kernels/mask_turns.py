@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WINDOW = 128  # columns, whose programs run side by side
+WINDOW_KEYS = 16_384  # of columns whose programs run side by side
 
 
-def walks_in_turns(blocks: Tensor, layout: Tensor, one_order: bool) -> tuple[Tensor, Tensor]:
+def walks_in_turns(
+    blocks: Tensor, layout: Tensor, *, one_order: bool, window: int
+) -> tuple[Tensor, Tensor]:
     """`walks` and `visits` of `kernels.block_mask.MaskLists`.
 
     Programs wait least if those that run side by side are never at the same row. So the columns
@@ -25,9 +27,10 @@ def walks_in_turns(blocks: Tensor, layout: Tensor, one_order: bool) -> tuple[Ten
         blocks: (H_m, n_q_blocks, n_k_blocks) bool, those that are visited.
         layout: of the same shape, those of the mask.
         one_order: the same order of columns for all heads.
+        window: columns, at least 1.
     """
     heads = layout.any(0, keepdim=True) if one_order else layout
-    orders = [_drawing_order(head) for head in heads.cpu()]
+    orders = [_drawing_order(head, window) for head in heads.cpu()]
     orders *= len(layout) // len(orders)
     walks, visits, n = [], [], 0
     for head, (columns, rows) in zip(blocks.cpu(), orders, strict=True):
@@ -42,14 +45,14 @@ def walks_in_turns(blocks: Tensor, layout: Tensor, one_order: bool) -> tuple[Ten
     return torch.stack(walks).int(), torch.cat(visits).int()
 
 
-def _drawing_order(layout: Tensor) -> tuple[Tensor, Tensor]:
+def _drawing_order(layout: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """The orders of columns and of rows of a layout (n_q_blocks, n_k_blocks)."""
     shown = layout.float().numpy()  # whose products are none of a model that counts its FLOPs
     last_first = shown[:, ::-1]
     colours = _first_fit(last_first.T @ last_first > 0)
     n = len(colours)
-    window = np.arange(n) // WINDOW
-    columns = n - 1 - np.argsort(window * n + colours, kind="stable")
+    windows = np.arange(n) // window
+    columns = n - 1 - np.argsort(windows * n + colours, kind="stable")
     rows = np.argsort(_first_fit(shown @ shown.T > 0), kind="stable")
     return torch.from_numpy(columns), torch.from_numpy(rows)
 

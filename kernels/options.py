@@ -20,7 +20,7 @@ class AttentionOptions(NamedTuple):
     """The options of one call, as the operators of kernels/ops.py take them, in their order.
 
     Meanings are those of `kernels.flash_attention`. The lists of a block-sparse mask are those of
-    `kernels.block_mask.MaskLists`, all six or none.
+    `kernels.block_mask.MaskLists`: none, the first four, or all for the Hopper kernels.
     """
 
     dropout_seed: Tensor | None = None  # (1,) int64, needed where dropout_p > 0
@@ -154,6 +154,7 @@ def with_mask(
         all_partial=options.doc_start is not None or options.kv_lengths is not None,
         # The heads of a group share a program, and so the order of its columns.
         longest_column_first=mask.n_head == 1 or q.shape[2] == k.shape[2],
+        in_turns=impl == "hopper",
         largest_block=128 if impl == "hopper" else mask.block_size,  # a row tile there
         device=q.device,
     )

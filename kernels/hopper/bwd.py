@@ -4,6 +4,7 @@ FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) in one kernel, so th
 gradients are computed once: five matrix products a tile. One program runs on each multiprocessor
 and takes key tiles until there are none. Two groups of four warps own 64 keys each, dk and dv of
 which they keep; dq is added up from program to program, in turns, so a run repeats bit for bit.
+Under a mask in blocks of 64 two programs run on each, and have one group.
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a row tile, N keys of a program.
 """
@@ -18,12 +19,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from kernels.hopper.bwd_block import own_block
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_dq import PANEL, make_dq
 from kernels.hopper.bwd_keys import own_keys
 from kernels.hopper.bwd_keys_and_dq import own_keys_and_dq
 from kernels.hopper.bwd_plan import (
-    BLOCK,
     KEYS,
     QUERIES,
     BackwardPlan,
@@ -33,7 +34,7 @@ from kernels.hopper.bwd_plan import (
 from kernels.hopper.bwd_producer import produce_rows
 from kernels.hopper.bwd_rows import attn_bwd_rows_kernel
 from kernels.hopper.bwd_turns import Turns, carry_turns, make_turns
-from kernels.hopper.bwd_walk import GROUP_N, WALK, Call, M, N
+from kernels.hopper.bwd_walk import GROUP_N, WALK, Call, M
 from kernels.hopper.launch import (
     Kernel,
     as_int32,
@@ -60,15 +61,17 @@ class Shared(NamedTuple):
     k: gl.shared_memory_descriptor  # (kv_stages, 1, 1, N, D)
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
-    out: gl.shared_memory_descriptor  # (4 or 5, 1, 1, N / 2, D): dv, dk and dq on their way out
+    # (4 or 5, 1, 1, N / 2, D): dv, dk and dq on their way out. One group needs none: they leave
+    # through what it no longer needs
+    out: gl.shared_memory_descriptor | None
     # which row tile it is, where a list tells; else None
     row_tile: gl.shared_memory_descriptor | None  # (stages, 1)
     full: gl.shared_memory_descriptor  # q, dout and rows
     # of each group: Triton has all threads meet between two uses of the same barriers
-    empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
+    empty: tuple[gl.shared_memory_descriptor, ...]
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
-    ds_full: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor]
+    ds_full: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
     ds_empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
     turns: Turns
 
@@ -118,11 +121,12 @@ def attn_bwd_kernel(
     plan: gl.constexpr,
 ):
     D: gl.constexpr = plan.block_d
+    N: gl.constexpr = plan.block
     STAGES: gl.constexpr = plan.stages
     KV: gl.constexpr = plan.kv_stages
     DS: gl.constexpr = plan.ds_stages
-    # two groups of keys, perhaps one of dq, and the two warps of turns
-    READERS: gl.constexpr = 5 if plan.dq_group else 4
+    # groups of keys, perhaps one of dq, and the two warps of turns
+    READERS: gl.constexpr = plan.groups + (3 if plan.dq_group else 2)
     # dq leaves from a place of its own, or from where dv does
     OUT: gl.constexpr = 5 if plan.dq_group else 4
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
@@ -135,17 +139,21 @@ def attn_bwd_kernel(
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
         gl.allocate_shared_memory(q.dtype, [DS, N, M], ds_layout),
-        gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
+        None
+        if plan.groups == 1
+        else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
         make_numbers(STAGES) if plan.listed else None,
         _barriers(STAGES, 1),
-        (_barriers(STAGES, 1), _barriers(STAGES, 1)),
-        _barriers(KV, 1),
-        _barriers(KV, 3 if plan.dq_group else 2),
-        (_barriers(DS, 1), _barriers(DS, 1)),
         # the compiler gives the memory of barriers that nobody uses to others, which is not safe:
         # docs/hopper.md, What guards it
+        (_barriers(STAGES, 1),)
+        if plan.groups == 1
+        else (_barriers(STAGES, 1), _barriers(STAGES, 1)),
+        _barriers(KV, 1),
+        _barriers(KV, 3 if plan.dq_group else plan.groups),
+        None if plan.groups == 1 else (_barriers(DS, 1), _barriers(DS, 1)),
         (_barriers(DS, 1), _barriers(DS, 1)) if plan.dq_group else None,
-        make_turns(1 if plan.dq_group else 2, plan),
+        make_turns(1 if plan.dq_group else plan.groups, plan),
     )
     box = make_mailbox(READERS, WALK if plan.listed else 0)
     fence_async_shared()
@@ -155,7 +163,18 @@ def attn_bwd_kernel(
         threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
         walks_ptr, visits_ptr, mask_stride,
     )  # fmt: skip
-    if plan.dq_group:
+    if plan.groups == 1:
+        gl.warp_specialize(
+            [
+                (own_block, (dq, dk, dv, sums_ptr, shared, box, order, call, plan)),
+                (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
+                (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
+                (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
+            ],
+            [1, 1, 1],
+            [24, 24, 24],
+        )
+    elif plan.dq_group:
         gl.warp_specialize(
             [
                 (own_keys, (dk, dv, shared, box, order, call, 0, plan)),
@@ -188,10 +207,10 @@ def attn_bwd_kernel(
 def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
     row_tile = tile_type(QUERIES, plan.block_d, dtype)
-    key_tile = tile_type(KEYS, plan.block_d, dtype)
+    key_tile = tile_type(plan.block, plan.block_d, dtype)
     types = [
         *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
-        *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS // 2, plan.block_d, dtype)] * 2),
+        *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS, plan.block_d, dtype)] * 2),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
         "*i64" if plan.features.dropout else None,
         "*i32" if plan.features.lengths else None,
@@ -252,7 +271,7 @@ def attn_bwd(
     plan = backward_plan(D, T_k, options.features)
     if plan is None:
         return portable.attn_bwd(dout, dlse, q, k, v, out, lse, options)
-    n_row_tiles = -(-T_q // BLOCK) * (BLOCK // QUERIES)
+    n_row_tiles = -(-T_q // plan.block) * (plan.block // QUERIES)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if options.features.empty_rows:
         dq.zero_()  # where no key tile comes by
@@ -264,8 +283,8 @@ def attn_bwd(
         dlse = dlse.contiguous()
     stream = runtime.driver.active.get_current_stream(device.index)
     q_map, q = described(q, QUERIES)
-    k_map, k = described(k, KEYS)
-    v_map, v = described(v, KEYS)
+    k_map, k = described(k, plan.block)
+    v_map, v = described(v, plan.block)
     dout_map, dout = described(dout, QUERIES)
     _, out = described(out, QUERIES)
     _rows_kernel(device.index, dtype, plan, dlse is not None).launch(
@@ -277,7 +296,7 @@ def attn_bwd(
         *out.stride()[:3], *dout.stride()[:3],
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
-    n_tiles = -(-T_k // KEYS)
+    n_tiles = -(-T_k // plan.block)
     walks = options.mask_walks
     of_documents = (
         () if options.doc_start is None
@@ -289,10 +308,10 @@ def attn_bwd(
         walks, options.mask_visits,
     )  # fmt: skip
     _kernel(device.index, dtype, plan).launch(
-        min(n_multiprocessors(device), n_tiles * B * H_kv),
+        min(plan.programs * n_multiprocessors(device), n_tiles * B * H_kv),
         stream,
         q_map, k_map, v_map, dout_map, described_numbers(rows, 2 * QUERIES),
-        described(dq, QUERIES)[0], described(dk, KEYS // 2)[0], described(dv, KEYS // 2)[0],
+        described(dq, QUERIES)[0], described(dk, KEYS)[0], described(dv, KEYS)[0],
         *[x.data_ptr() for x in tensors if x is not None],
         T_q, T_k, H, H // H_kv, options.window_size,
         options.softmax_scale, options.scale_log2, options.softcap_scale,

@@ -21,10 +21,10 @@ def document_bounds(doc_start: Tensor, seq_k: int) -> tuple[Tensor, Tensor]:
     lowest_after = doc_start.flip(1).cummin(dim=1).values.flip(1)
     blocks = lowest_after[:, ::BLOCK].contiguous()
     batch, device = doc_start.shape[0], doc_start.device
-    n_tiles = -(-seq_k // KEYS)
-    first_key = torch.arange(0, n_tiles * KEYS, KEYS // 2, dtype=torch.int32, device=device)
+    n_tiles = -(-seq_k // BLOCK)
+    first_key = torch.arange(0, n_tiles * BLOCK, KEYS, dtype=torch.int32, device=device)
     first_key = first_key.expand(batch, -1)
-    last_key = (first_key[:, ::2] + (KEYS - 1)).contiguous()
+    last_key = (first_key[:, ::2] + (BLOCK - 1)).contiguous()
     visited = torch.searchsorted(blocks, last_key, right=True)
     highest_before = doc_start.cummax(dim=1).values
     whole = torch.searchsorted(highest_before, first_key.contiguous(), right=True)

@@ -17,10 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import (
-    BLOCK,
     GROUP_N,
     M,
-    N,
     head_walk,
     take_walk,
 )
@@ -90,13 +88,13 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     """The group that makes dq of all 64 columns, from ds of both groups of keys."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
-    STEPS: gl.constexpr = BLOCK // M
+    STEPS: gl.constexpr = plan.block // M
     DS: gl.constexpr = plan.ds_stages
     TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
     scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
-    n_row_tiles = gl.cdiv(call.seq_q, BLOCK) * STEPS
+    n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
     i = 0
     t = 0  # turns so far
     c = 0  # row tiles so far
@@ -106,7 +104,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
         batch = batch_kv // kv_heads
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
-        keys = shared.k.index(slot).reshape([N, PANEL])
+        keys = shared.k.index(slot).reshape([plan.block, PANEL])
         k0 = keys.slice(0, GROUP_N).permute((1, 0)).load(K)
         k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)

@@ -20,10 +20,8 @@ from kernels.hopper.bwd_step import (
     store_ds,
 )
 from kernels.hopper.bwd_walk import (
-    BLOCK,
     GROUP_N,
     M,
-    N,
     group_view,
     head_walk,
     take_walk,
@@ -38,7 +36,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
-    STEPS: gl.constexpr = BLOCK // M
+    STEPS: gl.constexpr = plan.block // M
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
@@ -46,16 +44,16 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     key_tile, batch_kv, way, first, end = take_walk(box, 0, ticket, order, call, plan)
     while ticket < order.n_tiles * order.n_heads:
         batch = batch_kv // kv_heads
-        start_n = key_tile * N + cid * GROUP_N
+        start_n = key_tile * plan.block + cid * GROUP_N
         skipped, whole_from, whole_to = group_view(
             key_tile, first, end, cid, batch, way, call, plan
         )
         slot = i % plan.kv_stages
         mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
-        k_t = shared.k.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
+        k_t = shared.k.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
         if plan.keys_in_registers:
             k_t = k_t.load(K)
-        v_t = shared.v.index(slot).reshape([N, D]).slice(cid * GROUP_N, GROUP_N)
+        v_t = shared.v.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for h in range(call.group):
@@ -88,5 +86,8 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
         # read while dk and dv leave
         ticket = peek(box, i)
         key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
-        put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
+        put_dk_and_dv(
+            dk, dv, dk_out, dv_out, at,
+            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, plan,
+        )  # fmt: skip
     tma.store_wait(0)

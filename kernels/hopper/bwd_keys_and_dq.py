@@ -28,10 +28,8 @@ from kernels.hopper.bwd_step import (
 )
 from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import (
-    BLOCK,
     GROUP_N,
     M,
-    N,
     group_view,
     head_walk,
     take_walk,
@@ -42,12 +40,12 @@ from kernels.hopper.schedule import peek
 
 @gluon.jit
 def _tile(tiles, c, plan: gl.constexpr):
-    """The only tile of keys or values in shared memory: (N, D).
+    """The only tile of keys or values in shared memory: (plan.block, D).
 
     Its number is 0, but the compiler cannot tell. If it could, it would make all descriptors of
     the tile before the loop, and spill them: 48 registers.
     """
-    return tiles.index(gl.minimum(c + 1, 0)).reshape([N, plan.block_d])
+    return tiles.index(gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
 
 
 @gluon.jit
@@ -84,14 +82,14 @@ def _put_dq(
 
     Returns how many turns this group has had, which were t before.
     """
-    STEPS: gl.constexpr = BLOCK // M
+    STEPS: gl.constexpr = plan.block // M
     TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
     if s % TILES == 0:
         take_turn(shared.turns, t, plan)
     row_tile, before, after = place_in_turn(
         shared.turns, t, s, first, end, key_tile, batch, way, call, plan
     )
-    tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, BLOCK) * STEPS) + row_tile
+    tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, plan.block) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
     # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
     add_dq(
@@ -115,7 +113,7 @@ def own_keys_and_dq(
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    STEPS: gl.constexpr = BLOCK // M
+    STEPS: gl.constexpr = plan.block // M
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
@@ -124,7 +122,7 @@ def own_keys_and_dq(
     while ticket < order.n_tiles * order.n_heads:
         key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         batch = batch_kv // kv_heads
-        start_n = key_tile * N + cid * GROUP_N
+        start_n = key_tile * plan.block + cid * GROUP_N
         skipped, whole_from, whole_to = group_view(
             key_tile, first, end, cid, batch, way, call, plan
         )
@@ -178,7 +176,10 @@ def own_keys_and_dq(
                 )  # fmt: skip
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
-        put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid, plan)
+        put_dk_and_dv(
+            dk, dv, dk_out, dv_out, at,
+            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, plan,
+        )  # fmt: skip
         i += 1
         ticket = peek(box, i)
     tma.store_wait(0)

@@ -8,9 +8,10 @@ import triton
 
 from kernels.options import Features
 
-KEYS = 128  # of a program's tile, half of them for each of two groups
+KEYS = 64  # of a group
 QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
-BLOCK = 128  # queries that a key tile visits at once: two row tiles
+BLOCK = 2 * KEYS  # of a program of two groups, and as many queries: what it visits at once
+TURNS_AHEAD = 512  # queries, in whose turns a program looks ahead
 SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
 MOST_HEADS = 16  # that are worked on together
 # Under a block-sparse mask a row tile is read again much later, so that less is in the cache.
@@ -27,6 +28,8 @@ class BackwardPlan:
         kv_stages: tiles of keys and values in shared memory.
         key_registers: of a thread in the second group of keys; the first gets what is left.
         dq_registers: of a thread in the group that makes dq; 0 where the groups of keys make it.
+        groups: of keys in a program, with 64 keys each: two, or one for masks in blocks of 64.
+        programs: of a multiprocessor.
         keys_in_registers: whether a group of keys reads them from there for its scores.
         ragged: whether the last key tile has keys that do not exist.
         features: what the call asks for.
@@ -39,6 +42,8 @@ class BackwardPlan:
     key_registers: int
     dq_registers: int
     max_registers: int
+    groups: int = 2
+    programs: int = 1
     keys_in_registers: bool = False
     ragged: bool = False
     features: Features = field(default_factory=Features)
@@ -49,8 +54,14 @@ class BackwardPlan:
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
 
     @property
+    def block(self) -> int:
+        """Keys of a program, and how many queries it visits at once."""
+        return self.groups * KEYS
+
+    @property
     def dq_group(self) -> bool:
-        """Whether a group of its own makes dq; at 128 columns there are no registers for it."""
+        """Whether a group of its own makes dq; at 128 columns there are no registers for it, and
+        beside one group of keys it would have little to do."""
         return self.dq_registers > 0
 
     @property
@@ -65,12 +76,12 @@ class BackwardPlan:
         """Queries whose dq passes from program to program at once: a block, or under a block-sparse
         mask, where programs are more often at the same rows, a row tile. A group that makes dq all
         the time cannot take turns that often."""
-        return QUERIES if self.listed and not self.dq_group else BLOCK
+        return QUERIES if self.listed and not self.dq_group else self.block
 
     @property
     def turns_ahead(self) -> int:
-        """How many turns ahead a program looks: those of four blocks."""
-        return 4 * BLOCK // self.turn
+        """How many turns ahead a program looks."""
+        return TURNS_AHEAD // self.turn
 
     @property
     def listed(self) -> bool:
@@ -90,8 +101,19 @@ class BackwardPlan:
         return limited or self.ragged
 
 
-NARROW = BackwardPlan(64, 4, 2, 2, key_registers=192, dq_registers=104, max_registers=128)
-WIDE = BackwardPlan(128, 2, 2, 1, key_registers=240, dq_registers=0, max_registers=168)
+NARROW = BackwardPlan(
+    64, stages=4, ds_stages=2, kv_stages=2, key_registers=192, dq_registers=104, max_registers=128
+)
+WIDE = BackwardPlan(
+    128, stages=2, ds_stages=2, kv_stages=1, key_registers=240, dq_registers=0, max_registers=168
+)
+
+# For masks in blocks of 64: a multiprocessor has two programs, one of which runs under the other's
+# beginnings and ends.
+ONE_GROUP = BackwardPlan(
+    128, stages=2, ds_stages=1, kv_stages=1, key_registers=0, dq_registers=0, max_registers=128,
+    groups=1, programs=2,
+)  # fmt: skip
 
 # What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
 # Without it most of what 64 columns take is 4 to 12% slower.
@@ -104,12 +126,16 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
 
     A sink is in lse already, and asks nothing of the kernel.
     """
-    if head_dim > 128 or features.mask_block_size not in (0, BLOCK):
+    if head_dim > 128:
         return None
     plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
+    if features.mask_block_size == KEYS:
+        if head_dim <= 64:
+            return None  # two kernels that add nothing are faster, the portable ones
+        plan = ONE_GROUP
     # of a sink and of empty rows the kernel need not know, nor whether a list has full blocks
     asked = replace(features, sinks=False, empty_rows=False, unmasked_loop=True, masked_loop=True)
-    return replace(plan, ragged=seq_k % KEYS != 0, features=asked)
+    return replace(plan, ragged=seq_k % plan.block != 0, features=asked)
 
 
 def heads_together(seq_q: int, group: int, plan: BackwardPlan) -> int:

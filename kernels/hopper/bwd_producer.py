@@ -5,9 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.bwd_walk import (
-    BLOCK,
     M,
-    N,
     head_walk,
     post_walk,
     row_tile_at,
@@ -22,7 +20,7 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
     full = shared.kv_full.index(slot)
     mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
     mbarrier.expect(full, 2 * k.block_type.nbytes)
-    at = [batch, kv_head, key_tile * N, 0]
+    at = [batch, kv_head, key_tile * plan.block, 0]
     tma_load(k, at, full, shared.k.index(slot))
     tma_load(v, at, full, shared.v.index(slot))
 
@@ -31,8 +29,9 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
 def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: gl.constexpr):
     """Draw key tiles, load their keys and values, and walk over the queries that see them."""
     STAGES: gl.constexpr = plan.stages
-    STEPS: gl.constexpr = BLOCK // M
-    n_row_tiles = gl.cdiv(call.seq_q, BLOCK) * STEPS
+    GROUPS: gl.constexpr = plan.groups
+    STEPS: gl.constexpr = plan.block // M
+    n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # stages of the ring so far
@@ -52,8 +51,8 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
                 next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
                 stage = c % STAGES
                 full = shared.full.index(stage)
-                mbarrier.wait(shared.empty[0].index(stage), ((c // STAGES) & 1) ^ 1)
-                mbarrier.wait(shared.empty[1].index(stage), ((c // STAGES) & 1) ^ 1)
+                for cid in gl.static_range(GROUPS):
+                    mbarrier.wait(shared.empty[cid].index(stage), ((c // STAGES) & 1) ^ 1)
                 if plan.listed:
                     post_number(shared.row_tile.index(stage), row_tile)
                 mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)

@@ -180,7 +180,7 @@ def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: g
     elif plan.features.causal and cid > 0:
         await_rows(c, n > 0, shared, plan)
         row_tile = read_number(shared.row_tile.index(c % plan.stages))
-        return gl.where((n > 0) & passes_over(row_tile, key_tile, cid, call), 1, 0)
+        return gl.where((n > 0) & passes_over(row_tile, key_tile, cid, call, plan), 1, 0)
     else:
         return 0
 
@@ -209,17 +209,15 @@ def pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr)
 
 
 @gluon.jit
-def put_dk_and_dv(dk, dv, dk_out, dv_out, at, shared, call, cid: gl.constexpr, plan: gl.constexpr):
-    """Write dk and dv of the keys of group cid to the tiles at `at`."""
+def put_dk_and_dv(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, call, plan: gl.constexpr):
+    """Write dk and dv of a group's keys to the tiles at `at`, by way of two in shared memory."""
     D: gl.constexpr = plan.block_d
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale
-    dv_tile = shared.out.index(2 * cid)
-    dk_tile = shared.out.index(2 * cid + 1)
     tma.store_wait(0)
-    dv_tile.reshape([GROUP_N, D]).store(round_to(dv, shared.q.dtype))
-    dk_tile.reshape([GROUP_N, D]).store(round_to(dk, shared.q.dtype))
+    dv_tile.reshape([GROUP_N, D]).store(round_to(dv, dv_out.dtype))
+    dk_tile.reshape([GROUP_N, D]).store(round_to(dk, dk_out.dtype))
     fence_async_shared()
     tma_store(dv_out, at, dv_tile)
     tma_store(dk_out, at, dk_tile)

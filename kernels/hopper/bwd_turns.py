@@ -16,7 +16,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.bwd_walk import (
-    BLOCK,
     M,
     head_walk,
     row_tile_at,
@@ -63,9 +62,9 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     """One of the two warps: go through the blocks of the program in their order, and wait until
     all earlier key tiles have added to a block if COMING, else tell that this one has."""
     AHEAD: gl.constexpr = plan.turns_ahead
-    TURNS: gl.constexpr = BLOCK // plan.turn  # of a block
+    TURNS: gl.constexpr = plan.block // plan.turn  # of a block
     turns = shared.turns
-    n_blocks = gl.cdiv(call.seq_q, BLOCK)
+    n_blocks = gl.cdiv(call.seq_q, plan.block)
     i = 0  # key tiles so far
     t = 0  # turns so far
     ticket = peek(box, i)
@@ -121,7 +120,7 @@ def take_turn(turns, t, plan: gl.constexpr):
 def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: gl.constexpr):
     """(row tile of a step of a walk, whether other key tiles add to it before this one, whether
     others do so after it), once the turn of this program has come, its t-th."""
-    STEPS: gl.constexpr = BLOCK // M
+    STEPS: gl.constexpr = plan.block // M
     if plan.posts_places:
         place = read_number(turns.place.index(t % plan.turns_ahead))
         if plan.listed:

@@ -2,7 +2,8 @@
 
 A program owns 128 keys, a group 64 of them. It walks from the first queries that see its keys to
 the last, or back, two row tiles of 64 queries at a time: a block, to whose dq the key tiles that
-visit it add one after the other, in the order in which they are drawn.
+visit it add one after the other, in the order in which they are drawn. For a mask in blocks of 64 a
+program has one group, and a block is a row tile: both are `plan.block`, of keys and of queries.
 """
 
 from typing import NamedTuple
@@ -24,8 +25,8 @@ from kernels.hopper.schedule import (
 )
 
 M = gl.constexpr(bwd_plan.QUERIES)  # queries of a row tile
-N = gl.constexpr(bwd_plan.KEYS)  # keys of a program
-GROUP_N = gl.constexpr(bwd_plan.KEYS // 2)  # keys of a group
+GROUP_N = gl.constexpr(bwd_plan.KEYS)  # keys of a group
+N = gl.constexpr(bwd_plan.BLOCK)  # keys of a program, but for masks in blocks of 64
 BLOCK = gl.constexpr(bwd_plan.BLOCK)
 WALK = gl.constexpr(5)  # numbers that a `drawn_walk` is
 
@@ -158,7 +159,7 @@ def visit_at(i, first, end, way, call, plan: gl.constexpr):
 def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
     """The i-th row tile of a walk over blocks, or the i-th from its end if the way is -1; 0 from
     the end of a list on."""
-    STEPS: gl.constexpr = BLOCK // M
+    STEPS: gl.constexpr = plan.block // M
     if plan.listed:
         block, _ = visit_at(i // STEPS, first, end, way, call, plan)
         return block * STEPS + i % STEPS
@@ -172,14 +173,14 @@ def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: 
     beginning, 0 or 1 (of a list `passes_over` tells), and [from, to): queries from which nothing is
     hidden."""
     features: gl.constexpr = plan.features
-    start_n = key_tile * N + cid * GROUP_N
+    start_n = key_tile * plan.block + cid * GROUP_N
     diagonal = call.seq_k - call.seq_q
     skipped = 0
     whole_from = 0
-    whole_to = call.seq_q + BLOCK
+    whole_to = call.seq_q + plan.block
     if features.causal:
         if cid > 0:
-            skips = (start_n - diagonal >= first * BLOCK + M) & (end > first)
+            skips = (start_n - diagonal >= first * plan.block + M) & (end > first)
             skipped = gl.where(skips & (way > 0), 1, 0)
         whole_from = start_n + GROUP_N - 1 - diagonal
     elif features.window:
@@ -187,18 +188,19 @@ def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: 
     if features.window:
         whole_to = start_n - diagonal + call.window_size
     if features.documents:
-        place = (batch * gl.cdiv(call.seq_k, N) + key_tile) * 3 + 1 + cid
+        group = start_n // GROUP_N
+        place = (batch * gl.cdiv(call.seq_k, N) + group // 2) * 3 + 1 + group % 2
         whole_to = gl.minimum(whole_to, gl.load(call.doc_tiles_ptr + place))
     if plan.ragged or features.lengths:
         beyond = start_n + GROUP_N > n_keys(batch, call, plan)
-        whole_from = gl.where(beyond, call.seq_q + BLOCK, whole_from)
+        whole_from = gl.where(beyond, call.seq_q + plan.block, whole_from)
     return skipped, whole_from, whole_to
 
 
 @gluon.jit
-def passes_over(row_tile, key_tile, cid: gl.constexpr, call):
+def passes_over(row_tile, key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
     """Whether no query of a row tile sees a key of group cid under a causal mask."""
-    start_n = key_tile * N + cid * GROUP_N
+    start_n = key_tile * plan.block + cid * GROUP_N
     return start_n - (call.seq_k - call.seq_q) >= row_tile * M + M
 
 

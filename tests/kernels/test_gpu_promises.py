@@ -48,7 +48,8 @@ def test_memory_is_linear_in_length(attention, pattern):
         qkv = bf16(1, seq, seq, 4, 4, 64)
         mask = butterfly_mask(seq) if pattern == "butterfly" else None
         if mask is not None:
-            mask.lists(seq, seq, causal=True, device="cuda")  # made once, kept with the mask
+            for in_turns in (False, True):  # made once, kept with the mask
+                mask.lists(seq, seq, causal=True, in_turns=in_turns, device="cuda")
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -62,7 +63,8 @@ def test_memory_is_linear_in_length(attention, pattern):
 def test_lists_of_a_mask_stay_small():
     # 64K tokens: 512 blocks and 10 of them a row, far below a bit for each pair of blocks
     before = torch.cuda.memory_allocated()
-    lists = butterfly_mask(65536).lists(65536, 65536, causal=True, device="cuda")
+    mask = butterfly_mask(65536)
+    lists = mask.lists(65536, 65536, causal=True, in_turns=True, device="cuda")
     assert lists.n_full + lists.n_partial == 512 + 9 * 512 // 2
     assert torch.cuda.memory_allocated() - before < 2**17
 

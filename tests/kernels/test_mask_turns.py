@@ -36,7 +36,7 @@ def test_each_block_is_visited_once_and_turns_follow_the_drawing(
 ) -> None:
     layout = coin_flips(n_head, n_rows, n_columns, density=density, seed=seed)
     blocks = layout & coin_flips(n_head, n_rows, n_columns, density=0.7, seed=seed + 1)
-    all_walks, all_visits = walks_in_turns(blocks, layout, one_order)
+    all_walks, all_visits = walks_in_turns(blocks, layout, one_order=one_order, window=16)
     assert all_walks.dtype == all_visits.dtype == torch.int32
     assert all_walks.shape == (n_head, n_columns, 3)
     visits, n_visits = all_visits.tolist(), 0
@@ -59,7 +59,7 @@ def test_each_block_is_visited_once_and_turns_follow_the_drawing(
 def test_columns_drawn_one_after_the_other_share_no_row() -> None:
     # 128 blocks are a perfect code: 8 sets of 16 columns that see each row once
     layout = butterfly(128).unsqueeze(0)
-    walks, visits = walks_in_turns(layout, layout, one_order=False)
+    walks, visits = walks_in_turns(layout, layout, one_order=False, window=128)
     rows = rows_of(walks[0], visits)
     for i in range(0, 128, 16):
         assert sorted(itertools.chain(*rows[i : i + 16])) == list(range(128))
@@ -70,7 +70,7 @@ def test_columns_drawn_one_after_the_other_share_no_row() -> None:
 
 def test_long_layouts_are_drawn_a_window_at_a_time() -> None:
     layout = butterfly(512).unsqueeze(0)
-    walks, _ = walks_in_turns(layout.tril(), layout, one_order=False)
+    walks, _ = walks_in_turns(layout.tril(), layout, one_order=False, window=128)
     columns = walks[0, :, 0].view(4, 128).sort(dim=1).values
     assert torch.equal(columns.flip(0).flatten(), torch.arange(512, dtype=torch.int32))
 
@@ -78,10 +78,11 @@ def test_long_layouts_are_drawn_a_window_at_a_time() -> None:
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_a_mask_lists_the_visits_of_blocks_that_are_seen(causal: bool) -> None:
     mask = BlockSparseMask(coin_flips(2, 9, 9, density=0.5), 16)
-    lists = mask.lists(140, 140, causal=causal)
+    assert mask.lists(140, 140, causal=causal).walks is None
+    lists = mask.lists(140, 140, causal=causal, in_turns=True)
     blocks = mask.layout & torch.ones(9, 9, dtype=torch.bool).tril(0 if causal else 9)
-    expected = walks_in_turns(blocks, mask.layout, one_order=False)
+    expected = walks_in_turns(blocks, mask.layout, one_order=False, window=1024)
     assert torch.equal(lists.walks, expected[0]) and torch.equal(lists.visits, expected[1])
     # heads that share a program are drawn in one order
-    grouped = mask.lists(140, 140, causal=causal, longest_column_first=False)
+    grouped = mask.lists(140, 140, causal=causal, longest_column_first=False, in_turns=True)
     assert torch.equal(grouped.walks[0, :, 0], grouped.walks[1, :, 0])

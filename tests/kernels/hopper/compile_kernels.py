@@ -19,7 +19,7 @@ import torch
 from triton import knobs
 
 from kernels.hopper.bwd import compile_bwd, compile_rows
-from kernels.hopper.bwd_plan import KEYS, BackwardPlan, backward_plan
+from kernels.hopper.bwd_plan import BLOCK, KEYS, BackwardPlan, backward_plan
 from kernels.hopper.fwd import compile_fwd
 from kernels.hopper.launch import DTYPES, parameter_layout
 from kernels.hopper.tiles import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
@@ -93,8 +93,12 @@ def backward_cases() -> Iterator[Case]:
             yield Case(plan)
         yield Case(plan, torch.float16)
         yield Case(plan, rows=True)
-        masks = [replace(x, mask_block_size=KEYS) for x in [*MASKS, VARIANTS[-2], VARIANTS[-1]]]
-        for features in [*VARIANTS, *masks[::2], *masks[-2:]]:
+        masks = [
+            replace(features, mask_block_size=block_size)
+            for block_size in ([BLOCK] if head_dim <= 64 else [KEYS, BLOCK])
+            for features in (MASKS[0], MASKS[1], VARIANTS[-2], VARIANTS[-1])
+        ]
+        for features in [*VARIANTS, *masks]:
             plan = backward_plan(head_dim, 4096, features)
             assert plan is not None
             yield Case(plan)
@@ -165,6 +169,7 @@ def measure(case: Case) -> dict[str, object]:
         of_forward = {"groups": plan.teams * plan.groups, "cut": plan.cut, "turns": plan.turns}
     return of_forward | {
         "kernel": case.kernel,
+        "two_groups": isinstance(plan, BackwardPlan) and plan.groups == 2,
         "block_d": plan.block_d,
         "features": [name for name, x in asdict(plan.features).items() if x != dense[name]],
         "dtype": DTYPES[case.dtype].name,

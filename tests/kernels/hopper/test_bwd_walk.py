@@ -25,7 +25,7 @@ def in_python(monkeypatch):
     """The functions of bwd_walk.py as plain Python."""
     monkeypatch.setattr(bwd_walk, "gl", GL)
     monkeypatch.setattr(schedule, "gl", GL)
-    for name, value in (("M", QUERIES), ("N", KEYS), ("GROUP_N", KEYS // 2), ("BLOCK", BLOCK)):
+    for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
         monkeypatch.setattr(bwd_walk, name, value)
     monkeypatch.setattr(bwd_walk, "locate", schedule.locate.fn)
     for name, function in vars(bwd_walk).copy().items():
@@ -53,21 +53,21 @@ BATCH = Number(0)
 
 def check_visits(walk, whole, key_tile, cid, visible, plan, said):
     """A group visits all row tiles that see its keys, and masks those that do not see all."""
-    start = key_tile * KEYS + cid * KEYS // 2
-    keys = visible[:, start : start + KEYS // 2]
+    start = key_tile * plan.block + cid * KEYS
+    keys = visible[:, start : start + KEYS]
     for row_tile, seen in enumerate(keys.split(QUERIES)):
         visited = row_tile in walk
         assert visited or not seen.any(), said
         start_m = row_tile * QUERIES
         masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
         if visited and not masked:
-            assert seen.all() and seen.shape[1] == KEYS // 2, said
+            assert seen.all() and seen.shape[1] == KEYS, said
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
     for call, plan, visible in calls(seed):
-        for key_tile in range(-(-call.seq_k // KEYS)):
+        for key_tile in range(-(-call.seq_k // BLOCK)):
             first, end = bwd_walk.visited_blocks(key_tile, BATCH, call, plan)
             steps = (end - first) * BLOCK // QUERIES
             assert 0 <= first <= end <= -(-call.seq_q // BLOCK), (call, plan, key_tile)
@@ -87,7 +87,7 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
 def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
     """So nobody waits for a tile that is not drawn yet; and one is the first, one the last."""
     for call, plan, _ in calls(seed):
-        n_heads, n_tiles = 5, -(-call.seq_k // KEYS)
+        n_heads, n_tiles = 5, -(-call.seq_k // BLOCK)
         section = 1 + call.seq_q % n_heads
         order = SimpleNamespace(n_tiles=n_tiles, n_heads=n_heads, section=section)
         turns = {}
@@ -107,11 +107,13 @@ def masked_calls(seed):
     draw = random.Random(seed)
     for _ in range(60):
         seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
-        mask = mask_of(draw, seq_q, seq_k, BLOCK, draw.choice([1, 2]))
+        block_size = draw.choice([KEYS, BLOCK])
+        mask = mask_of(draw, seq_q, seq_k, block_size, draw.choice([1, 2]))
         lists = mask.lists(
             seq_q, seq_k, causal=features.causal,
             window_size=window_size if features.window else None,
             all_partial=features.documents or features.lengths,
+            in_turns=True,
         )  # fmt: skip
         _, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
         walks = lists.walks.numpy()
@@ -124,13 +126,14 @@ def masked_calls(seed):
         )  # fmt: skip
         visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
         visible = (visible & mask.to_dense(seq_q, seq_k)).expand(2, -1, -1)
-        plan = backward_plan(64, seq_k, replace(features, mask_block_size=BLOCK))
+        plan = backward_plan(128, seq_k, replace(features, mask_block_size=block_size))
+        assert plan.block == block_size
         yield call, plan, visible
 
 
 def drawn_walks(call, plan):
     """(key tile, head, way, (first, end) of its walk) for two heads, as they are drawn."""
-    n_tiles = -(-call.seq_k // KEYS)
+    n_tiles = -(-call.seq_k // plan.block)
     for ticket in range(n_tiles * 2):
         order = SimpleNamespace(n_tiles=n_tiles, n_heads=2, section=2)
         drawn = bwd_walk.drawn_walk(ticket, order, call, plan)
@@ -144,19 +147,19 @@ def test_groups_visit_the_blocks_of_their_column(seed):
         done = set()
         for key_tile, head, way, (first, end) in drawn_walks(call, plan):
             done.add((key_tile, head))
-            steps = (end - first) * BLOCK // QUERIES
+            steps = (end - first) * plan.block // QUERIES
             walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
-            for cid in range(2):
+            for cid in range(plan.groups):
                 said = (call, plan, key_tile, cid, head)
                 _, *whole = bwd_walk.group_view(key_tile, first, end, cid, BATCH, way, call, plan)
                 # as `kernels.hopper.bwd_step.head_skips`, which reads the row tile in shared memory
                 skips = cid * (
                     plan.features.causal
                     and steps > 0
-                    and bool(bwd_walk.passes_over(walk[0], key_tile, cid, call))
+                    and bool(bwd_walk.passes_over(walk[0], key_tile, cid, call, plan))
                 )
                 check_visits(walk[skips:], whole, key_tile, cid, visible[head], plan, said)
-        assert len(done) == 2 * -(-call.seq_k // KEYS)
+        assert len(done) == 2 * -(-call.seq_k // plan.block)
 
 
 @pytest.mark.parametrize("seed", range(4, 8))
@@ -171,8 +174,8 @@ def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
         for taken in turns.values():
             n = len(taken)
             assert taken == [(rank, rank < n - 1) for rank in range(n)], call
-        for head, block in product(range(2), range(-(-call.seq_q // BLOCK))):
-            seen = visible[head, block * BLOCK : (block + 1) * BLOCK].any()
+        for head, block in product(range(2), range(-(-call.seq_q // plan.block))):
+            seen = visible[head, block * plan.block : (block + 1) * plan.block].any()
             assert not seen or (head, block) in turns, call
 
 
