@@ -76,6 +76,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention_features": _of(features.features_table, "attention_features"),
     "attention_host": _of(host.host_table, "attention_host"),
     "butterfly_speed": _of(attention.butterfly_table, "attention_butterfly"),
+    "block_sizes": _of(attention.blocks_table, "attention_blocks"),
     "mask_price": _of(attention.mask_price_table, "attention_butterfly"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
     "table4": _of(table4.models_table, "table4_hours"),

@@ -15,45 +15,17 @@ and columns of blocks.
 import hashlib
 from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from kernels.limits import BLOCK_SIZES
-from kernels.mask_turns import WINDOW_KEYS, walks_in_turns
+from kernels.mask_lists import MaskLists, make_lists
+from kernels.mask_packing import ALL_PARTS, PACKED_BLOCK, packed_fill, parts_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-
-ENTRY_NUMBERS = 7  # of `MaskLists.rows` and `.cols`
-
-
-class MaskLists(NamedTuple):
-    """The blocks to visit, by rows and by columns; tensors are int32, on one device.
-
-    An entry of `rows` is (number of the row, position of its first block in `row_blocks`, number
-    of full blocks, number of partial blocks, first full block, first partial block, last block of
-    its list); the last three are 0 where there is none, and save the kernels a load that waits for
-    another. Entries are sorted for programs that start in this order: a long row must not start
-    last. Empty rows have entries too, for their output is 0.
-    """
-
-    rows: Tensor  # (H_m, n_q_blocks, 7), most blocks first; of equals, the later row first
-    row_blocks: Tensor  # (nnz,) column numbers: head by head, row by row, full before partial
-    cols: Tensor  # (H_m, n_k_blocks, 7), most blocks first; of equals, the earlier column first
-    col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
-    # for programs that add to rows in turns, in the order in which they are drawn: (number of the
-    # column, positions in `visits` where its own begin and end), and
-    walks: Tensor | None  # (H_m, n_k_blocks, 3)
-    # (number of the row, 2 * how many columns visit it before + 1 if others do so after it)
-    visits: Tensor | None  # (nnz, 2)
-    n_full: int  # of all heads
-    n_partial: int  # of all heads; n_full + n_partial is nnz
-    n_empty: int  # rows without a block, of all heads
-    hides: bool  # whether the layout leaves out a block in which some query would see some key
-    block_size: int  # of these blocks
 
 
 class BlockSparseMask:
@@ -70,6 +42,7 @@ class BlockSparseMask:
         layout: (H_m, n_q_blocks, n_k_blocks) bool, a copy on the device of the argument.
         block_size: as given.
         n_head: H_m, 1 for a layout that all heads share.
+        packed_fill: how many of its blocks lie in a block of 64 that has one, the mean.
         digest: hexadecimal sha256 of layout and block size, the same for equal masks.
 
     Raises:
@@ -88,6 +61,7 @@ class BlockSparseMask:
         self.layout: Final = layout if layout.dim() == 3 else layout.unsqueeze(0)
         self.block_size: Final = block_size
         self.n_head: Final = self.layout.shape[0]
+        self.packed_fill: Final = packed_fill(self.layout, block_size)
         content = hashlib.sha256(f"{tuple(self.layout.shape)}, {block_size}".encode())
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
@@ -113,7 +87,7 @@ class BlockSparseMask:
         all_partial: bool = False,
         longest_column_first: bool = True,
         in_turns: bool = False,
-        largest_block: int = BLOCK_SIZES[-1],
+        block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> MaskLists:
         """The blocks of the layout in which some query sees some key; made once, then remembered.
@@ -131,15 +105,17 @@ class BlockSparseMask:
                 `walks` in one order, too, the same for all heads, for programs that serve one
                 column of several heads.
             in_turns: make `walks` and `visits`; else they are None.
-            largest_block: cut larger blocks into blocks of this size, a block size.
+            block_size: of the lists, that of the mask when None. Larger blocks are cut into blocks
+                of this size; 64 packs smaller ones.
             device: of the lists; that of the layout when None.
 
         Returns:
             The lists. Their tensors are shared by all callers: not to be written to.
 
         Raises:
-            ValueError: a length does not fit the layout, or window_size is below 1. torch.compile
-                wraps it in a RuntimeError of its own.
+            ValueError: a length does not fit the layout, window_size is below 1, or blocks cannot
+                be listed in blocks of this size. torch.compile wraps it in a RuntimeError of its
+                own.
         """
         # torch.compile does not look into _lists and guards on none of what it reads. It does
         # guard on what is passed: the digest keeps one mask from being served the lists of
@@ -147,7 +123,7 @@ class BlockSparseMask:
         window_size = None if window_size is None else index(window_size)
         lengths = index(seq_q), index(seq_k)
         options = (
-            causal, window_size, all_partial, longest_column_first, in_turns, largest_block, device
+            causal, window_size, all_partial, longest_column_first, in_turns, block_size, device
         )  # fmt: skip
         return self._lists(self.digest, *lengths, *options)
 
@@ -161,48 +137,57 @@ class BlockSparseMask:
         all_partial: bool,
         longest_column_first: bool,
         in_turns: bool,
-        largest_block: int,
+        block_size: int | None,
         device: torch.device | str | None,
     ) -> MaskLists:
         device = self.layout.device if device is None else torch.device(device)
+        block_size = block_size or self.block_size
+        if block_size not in BLOCK_SIZES or self.block_size < block_size != PACKED_BLOCK:
+            raise ValueError(
+                f"block_size={block_size} of lists must be one of {BLOCK_SIZES}, and at most "
+                f"{self.block_size}, that of the mask, or {PACKED_BLOCK}"
+            )
         options = causal, window_size, all_partial, longest_column_first, in_turns
-        key = (seq_q, seq_k, *options, largest_block, device)
-        if self.block_size > largest_block:
+        key = (seq_q, seq_k, *options, block_size, device)
+        if block_size < self.block_size and key not in self._cache:
             self._check_lengths(seq_q, seq_k)
-            if key not in self._cache:
-                cut = self._cut(seq_q, seq_k, largest_block)
-                self._cache[key] = cut._lists(
-                    cut.digest, seq_q, seq_k, *options, largest_block, device
-                )
+            cut = self._cut(seq_q, seq_k, block_size)
+            self._cache[key] = cut._lists(cut.digest, seq_q, seq_k, *options, block_size, device)
         if key not in self._cache:
             # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
             with torch.inference_mode(False):
-                full, partial = self._split(seq_q, seq_k, causal, window_size)
-                seen_if_true = self._seen(seq_q, seq_k, causal, window_size)[0]
-                if all_partial:
-                    full, partial = torch.zeros_like(full), full | partial
-                columns = "longest, then first" if longest_column_first else "first"
-                by_row = _pack(full, partial, order="longest, then last")
-                by_column = _pack(full.mT, partial.mT, order=columns)
-                walks, visits = None, None
-                if in_turns:
-                    window = WINDOW_KEYS // self.block_size
-                    one_order = not longest_column_first
-                    turns = walks_in_turns(
-                        full | partial, self.layout, one_order=one_order, window=window
-                    )
-                    walks, visits = (x.to(device) for x in turns)
-                self._cache[key] = MaskLists(
-                    *(x.to(device) for x in (*by_row, *by_column)),
-                    walks=walks,
-                    visits=visits,
-                    n_full=int(full.sum()),
-                    n_partial=int(partial.sum()),
-                    n_empty=int((~(full | partial).any(-1)).sum()),
-                    hides=bool((seen_if_true & ~self.layout).any()),
-                    block_size=self.block_size,
-                )
+                self._cache[key] = self._make_lists(
+                    seq_q, seq_k, causal, window_size, all_partial, longest_column_first, in_turns,
+                    block_size, device,
+                )  # fmt: skip
         return self._cache[key]
+
+    def _make_lists(
+        self,
+        seq_q: int,
+        seq_k: int,
+        causal: bool,
+        window_size: int | None,
+        all_partial: bool,
+        longest_column_first: bool,
+        in_turns: bool,
+        block_size: int,
+        device: torch.device,
+    ) -> MaskLists:
+        seen_if_true = self._seen(seq_q, seq_k, causal, window_size)[0]
+        full, partial = self._split(seq_q, seq_k, causal, window_size)
+        layout, parts = self.layout, None
+        if block_size > self.block_size:
+            layout = parts_of(layout, self.block_size) > 0
+            parts = parts_of(full | partial, self.block_size)
+            full = parts_of(full, self.block_size) == ALL_PARTS
+            partial = (parts > 0) & ~full
+        return make_lists(
+            full, partial, layout, parts,
+            all_partial=all_partial, longest_column_first=longest_column_first, in_turns=in_turns,
+            block_size=block_size, device=device,
+            hides=bool((seen_if_true & ~self.layout).any()),
+        )  # fmt: skip
 
     def _cut(self, seq_q: int, seq_k: int, block_size: int) -> "BlockSparseMask":
         """The same mask in smaller blocks."""
@@ -327,30 +312,6 @@ def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tup
         )
     far = seq_q + seq_k if window_size is None else window_size - 1
     return far, 0 if causal else far
-
-
-def _pack(full: Tensor, partial: Tensor, *, order: str) -> tuple[Tensor, Tensor]:
-    """Entries and blocks of MaskLists for two (H_m, n, m) bool tensors, by their rows.
-
-    Entries in `order`: "longest, then last", "longest, then first", or "first", that of the rows.
-    """
-    kinds = torch.stack((full, partial), dim=2)  # (H_m, n, 2, m): the order of the blocks
-    blocks = kinds.nonzero()[:, -1].int()
-    counts = kinds.sum(-1)
-    length = counts.sum(-1)  # (H_m, n)
-    n = length.shape[1]
-    begin = length.flatten().cumsum(0).view(length.shape) - length
-    number = torch.arange(n, device=full.device).expand(length.shape)
-    first = kinds.int().argmax(-1)
-    m = kinds.shape[-1]
-    of_kind = m - 1 - kinds.flip(-1).int().argmax(-1)  # of no use where there is none
-    last = of_kind[..., 1].where(counts[..., 1] > 0, of_kind[..., 0]).where(length > 0, 0)
-    entries = torch.stack((number, begin, *counts.unbind(-1), *first.unbind(-1), last), dim=-1)
-    if order != "first":
-        ties = number if order == "longest, then last" else n - 1 - number
-        ranks = (length * n + ties).argsort(dim=1, descending=True)  # no two are equal
-        entries = entries.take_along_dim(ranks.unsqueeze(-1), dim=1)
-    return entries.int(), blocks
 
 
 def _ramp_sum(n: Tensor, top: Tensor) -> Tensor:

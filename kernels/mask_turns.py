@@ -9,13 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WINDOW_KEYS = 16_384  # of columns whose programs run side by side
+from kernels.mask_packing import with_parts
+
+WINDOW_KEYS = 32_768  # of columns whose programs run side by side
 
 
 def walks_in_turns(
-    blocks: Tensor, layout: Tensor, *, one_order: bool, window: int
+    blocks: Tensor,
+    layout: Tensor,
+    *,
+    one_order: bool,
+    window: int,
+    parts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`walks` and `visits` of `kernels.block_mask.MaskLists`.
+    """`walks` and `visits` of `kernels.mask_lists.MaskLists`.
 
     Programs wait least if those that run side by side are never at the same row. So the columns
     that are drawn one after the other share no row, and each visits its rows in the order of
@@ -28,10 +35,12 @@ def walks_in_turns(
         layout: of the same shape, those of the mask.
         one_order: the same order of columns for all heads.
         window: columns, at least 1.
+        parts: of packed lists, int64 of the same shape, from `kernels.mask_packing.parts_of`.
     """
     heads = layout.any(0, keepdim=True) if one_order else layout
     orders = [_drawing_order(head, window) for head in heads.cpu()]
     orders *= len(layout) // len(orders)
+    parts = None if parts is None else parts.cpu()
     walks, visits, n = [], [], 0
     for head, (columns, rows) in zip(blocks.cpu(), orders, strict=True):
         drawn = head.T[columns][:, rows]
@@ -40,7 +49,10 @@ def walks_in_turns(
         column, row = drawn.nonzero().unbind(1)
         ends = drawn.sum(1).cumsum(0) + n
         walks.append(torch.stack((columns, ends - drawn.sum(1), ends), dim=1))
-        visits.append(torch.stack((rows[row], turn[column, row]), dim=1))
+        number = rows[row]
+        if parts is not None:
+            number = with_parts(number, parts[len(walks) - 1][rows[row], columns[column]])
+        visits.append(torch.stack((number, turn[column, row]), dim=1))
         n = int(ends[-1])
     return torch.stack(walks).int(), torch.cat(visits).int()
 

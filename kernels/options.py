@@ -20,7 +20,7 @@ class AttentionOptions(NamedTuple):
     """The options of one call, as the operators of kernels/ops.py take them, in their order.
 
     Meanings are those of `kernels.flash_attention`. The lists of a block-sparse mask are those of
-    `kernels.block_mask.MaskLists`: none, the first four, or all for the Hopper kernels.
+    `kernels.mask_lists.MaskLists`: none, the first four, or all for the Hopper kernels.
     """
 
     dropout_seed: Tensor | None = None  # (1,) int64, needed where dropout_p > 0
@@ -33,7 +33,8 @@ class AttentionOptions(NamedTuple):
     mask_col_blocks: Tensor | None = None
     mask_walks: Tensor | None = None
     mask_visits: Tensor | None = None
-    mask_block_size: int = 0  # 0 without a mask
+    mask_block_size: int = 0  # of the lists, 0 without a mask
+    mask_packed: bool = False
     mask_loops: int = UNMASKED_LOOP | MASKED_LOOP  # those that have a tile to visit
     softmax_scale: float = 1.0
     causal: bool = False
@@ -53,6 +54,7 @@ class AttentionOptions(NamedTuple):
             sinks=self.sinks is not None,
             dropout=self.dropout_p > 0.0,
             mask_block_size=self.mask_block_size,
+            packed=self.mask_packed,
             unmasked_loop=self.mask_loops & UNMASKED_LOOP > 0,
             masked_loop=self.mask_loops & MASKED_LOOP > 0,
             empty_rows=self.mask_loops & EMPTY_ROWS > 0,
@@ -91,6 +93,7 @@ class Features:
     sinks: bool = False
     dropout: bool = False
     mask_block_size: int = 0
+    packed: bool = False
     unmasked_loop: bool = True
     masked_loop: bool = True
     empty_rows: bool = False
@@ -155,7 +158,8 @@ def with_mask(
         # The heads of a group share a program, and so the order of its columns.
         longest_column_first=mask.n_head == 1 or q.shape[2] == k.shape[2],
         in_turns=impl == "hopper",
-        largest_block=128 if impl == "hopper" else mask.block_size,  # a row tile there
+        # what a row tile may be there
+        block_size=min(max(mask.block_size, 64), 128) if impl == "hopper" else None,
         device=q.device,
     )
     if not lists.hides:
@@ -169,5 +173,6 @@ def with_mask(
         mask_walks=lists.walks,
         mask_visits=lists.visits,
         mask_block_size=lists.block_size,
+        mask_packed=lists.packed,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),
     )

@@ -2,6 +2,7 @@
 
 python -m experiments.attention --preset peers     dense attention, against the best
 python -m experiments.attention --preset butterfly long butterflies, against the best
+python -m experiments.attention --preset blocks    butterflies in blocks of 16 to 128
 python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
 python -m experiments.attention --preset sparsity  time against density: Figure 2, right
 python -m experiments.attention --preset io        bytes to and from HBM: Figure 2, left
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences, read_first
 
-PRESET_NAMES = ("peers", "butterfly", "paper", "sparsity", "io")
+PRESET_NAMES = ("peers", "butterfly", "blocks", "paper", "sparsity", "io")
 
 
 @read_first
@@ -161,6 +162,18 @@ def measure_butterfly(case: Case) -> Iterator[list[Row]]:
             yield measure_case(replace(case, sparsity=Sparsity(pattern)), ["ours"])
 
 
+# ---- blocks
+
+
+def blocks(full: bool) -> Iterator[Stage]:
+    """Butterflies of 16,384 tokens in blocks of each size, for each head dimension and mask."""
+    sizes = (16, 32, 64, 128)
+    for head_dim, causal, size in itertools.product((64, 128), (True, False), sizes):
+        mask = Sparsity("butterfly", block_size=size)
+        case = Case(4, 16_384, 2048 // head_dim, head_dim, causal=causal, sparsity=mask)
+        yield partial(measure_stage, case, ["ours", PORTABLE])
+
+
 # ---- paper
 
 
@@ -226,12 +239,13 @@ def io() -> Iterator[list[Row]]:
 
 
 class Preset(NamedTuple):
-    """What is measured, with --full or without; compare the rows; print some columns; draw."""
+    """What is measured, with --full or without; compare the rows; print some columns; draw them,
+    where a table would not say it better."""
 
     stages: Callable[[bool], Iterable[Stage]]
     relate: Callable[[list[Row]], None]
     columns: list[str]
-    draw: Callable[[list[Row]], "Figure"]
+    draw: Callable[[list[Row]], "Figure"] | None = None
 
 
 PRESETS = {
@@ -239,6 +253,7 @@ PRESETS = {
     "butterfly": Preset(
         butterflies, report.relate_butterflies, report.BUTTERFLY, report.draw_butterflies
     ),
+    "blocks": Preset(blocks, report.add_portable, report.BLOCKS),
     "paper": Preset(paper, add_speedup, report.PAPER, report.draw_paper),
     "sparsity": Preset(
         lambda full: [sparsity], report.add_proportion, report.SPARSITY, report.draw_sparsity
@@ -264,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         hbm_bytes.show(rows)
     else:
         report.show(rows, preset.columns)
-    if any(row["status"] == "ok" for row in rows):  # else there is nothing to draw
+    if preset.draw and any(row["status"] == "ok" for row in rows):  # else there is nothing to draw
         save(preset.draw(rows), out.with_suffix(".png"))
     print(f"wrote {out}")
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:

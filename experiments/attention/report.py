@@ -26,6 +26,7 @@ PEERS = ["forward_tflops", "backward_tflops", "peak_mib", *BEST_PEER]
 BUTTERFLY = [*TIMES, "peak_mib", *BEST_PEER, *PROPORTION]
 PAPER = [*TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
 SPARSITY = ["density", *TIMES, *PROPORTION]
+BLOCKS = ["block_size", *TIMES, "forward_portable_over_ours", "backward_portable_over_ours"]
 
 
 # ---- rows beside each other
@@ -74,6 +75,20 @@ def relate_butterflies(rows: list[Row]) -> None:
     """Add what compares rows of --preset butterfly: the best peer, and proportion to density."""
     add_best_peer(rows)
     add_proportion(rows)
+
+
+def add_portable(rows: list[Row]) -> None:
+    """To all rows their block size; to ours how much longer the portable kernels take."""
+    right = {}
+    for row in rows:
+        row["block_size"] = row["sparsity"]["block_size"]
+        if row["status"] == "ok":
+            right[(row["name"], row["block_size"], *dense_problem(row))] = row
+    for (name, *problem), row in right.items():
+        portable = right.get(("ours, portable", *problem))
+        if name == "ours" and portable is not None:
+            for part in PASSES:
+                row[f"{part}_portable_over_ours"] = portable[f"{part}_ms"] / row[f"{part}_ms"]
 
 
 # ---- on the terminal
@@ -155,6 +170,18 @@ def mask_price_table(result: Result) -> str:
         for row in result["rows"]
         if row["mask"].startswith("all")
     )
+
+
+def blocks_table(result: Result) -> str:
+    """Butterflies in blocks of several sizes (--preset blocks); forward / backward."""
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in result["rows"]:
+        problem = _problem(row) | {"blocks of": str(row["block_size"])}
+        line = lines.setdefault((*dense_problem(row), row["block_size"]), problem)
+        line[f"{row['name']}, ms"] = _both(row, "ms", ".2f")
+        if "forward_portable_over_ours" in row:
+            line["portable / ours"] = _both(row, "portable_over_ours", ".2f")
+    return table(lines.values())
 
 
 def paper_table(result: Result) -> str:

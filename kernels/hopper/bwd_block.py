@@ -30,6 +30,7 @@ from kernels.hopper.bwd_step import (
 from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import GROUP_N, M, group_view, head_walk, take_walk
 from kernels.hopper.gluon import opaque, reinterpret, thread_barrier
+from kernels.hopper.packed import number_of, parts_of
 from kernels.hopper.schedule import peek
 
 
@@ -88,12 +89,13 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
-            view = View(start_n, batch, whole_from, whole_to, head_key)
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = h_end - h_first
             st = scores(_tile(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
             for step in range(n):
-                row_tile = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
+                listed = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
+                row_tile, parts = number_of(listed, plan), parts_of(listed, plan)
+                view = View(start_n, batch, whole_from, whole_to, head_key, parts)
                 v_t = _tile(shared.v, slot, c, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 store_ds(ds, c, shared, 0, plan)

@@ -133,7 +133,7 @@ def own_keys_and_dq(
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
             head_key = dropout_key(batch, head, call, plan)
-            view = View(start_n, batch, whole_from, whole_to, head_key)
+            view = View(start_n, batch, whole_from, whole_to, head_key, 0)
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = (h_end - h_first) * STEPS
             skips = head_skips(skipped, c, n, key_tile, shared, cid, call, plan)

@@ -98,7 +98,7 @@ class BackwardPlan:
         """Whether some row tile hides something."""
         features = self.features
         limited = features.causal or features.window or features.documents or features.lengths
-        return limited or self.ragged
+        return limited or features.packed or self.ragged
 
 
 NARROW = BackwardPlan(
@@ -108,12 +108,18 @@ WIDE = BackwardPlan(
     128, stages=2, ds_stages=2, kv_stages=1, key_registers=240, dq_registers=0, max_registers=168
 )
 
-# For masks in blocks of 64: a multiprocessor has two programs, one of which runs under the other's
-# beginnings and ends.
-ONE_GROUP = BackwardPlan(
-    128, stages=2, ds_stages=1, kv_stages=1, key_registers=0, dq_registers=0, max_registers=128,
-    groups=1, programs=2,
-)  # fmt: skip
+# For masks in blocks of 64, by columns: a multiprocessor has two programs, one of which runs under
+# the other's beginnings and ends.
+ONE_GROUP = {
+    64: BackwardPlan(
+        64, stages=4, ds_stages=1, kv_stages=2, key_registers=0, dq_registers=0, max_registers=128,
+        groups=1, programs=2,
+    ),
+    128: BackwardPlan(
+        128, stages=2, ds_stages=1, kv_stages=1, key_registers=0, dq_registers=0,
+        max_registers=128, groups=1, programs=2,
+    ),
+}  # fmt: skip
 
 # What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
 # Without it most of what 64 columns take is 4 to 12% slower.
@@ -130,9 +136,9 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
         return None
     plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
     if features.mask_block_size == KEYS:
-        if head_dim <= 64:
+        if head_dim <= 64 and not features.packed:
             return None  # two kernels that add nothing are faster, the portable ones
-        plan = ONE_GROUP
+        plan = ONE_GROUP[plan.block_d]
     # of a sink and of empty rows the kernel need not know, nor whether a list has full blocks
     asked = replace(features, sinks=False, empty_rows=False, unmasked_loop=True, masked_loop=True)
     return replace(plan, ragged=seq_k % plan.block != 0, features=asked)

@@ -11,6 +11,7 @@ from kernels.hopper.bwd_walk import (
     row_tile_at,
 )
 from kernels.hopper.gluon import tma_load
+from kernels.hopper.packed import number_of
 from kernels.hopper.schedule import finish, post_number
 
 
@@ -47,14 +48,15 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * STEPS):
-                row_tile = next_row_tile
+                posted = next_row_tile
+                row_tile = number_of(posted, plan)
                 next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
                 stage = c % STAGES
                 full = shared.full.index(stage)
                 for cid in gl.static_range(GROUPS):
                     mbarrier.wait(shared.empty[cid].index(stage), ((c // STAGES) & 1) ^ 1)
                 if plan.listed:
-                    post_number(shared.row_tile.index(stage), row_tile)
+                    post_number(shared.row_tile.index(stage), posted)
                 mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)
                 at = [batch, head, row_tile * M, 0]
                 tma_load(q, at, full, shared.q.index(stage))

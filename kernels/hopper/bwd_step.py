@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.hopper.bwd_walk import GROUP_N, M, n_keys, passes_over, row_tile_at
 from kernels.hopper.gluon import exp2, log2, round_to, tma_store
+from kernels.hopper.packed import ALL_PARTS, in_parts
 from kernels.hopper.schedule import read_number
 from kernels.hopper.softmax import capped
 from kernels.hopper.walk import doc_starts
@@ -40,6 +41,7 @@ class View(NamedTuple):
     whole_from: gl.tensor
     whole_to: gl.tensor
     head_key: gl.tensor  # of dropout, for the query head at hand
+    parts: gl.tensor  # of the row tile at hand, in a packed list
 
 
 @gluon.jit
@@ -47,11 +49,15 @@ def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
     """s (keys, queries) with what a query does not see at -inf."""
     features: gl.constexpr = plan.features
     S: gl.constexpr = s.type.layout
-    key = gl.expand_dims(view.start_n + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
-    query = start_m + gl.arange(0, M, layout=gl.SliceLayout(0, S))
+    n = gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S))
+    m = gl.arange(0, M, layout=gl.SliceLayout(0, S))
+    key = gl.expand_dims(view.start_n + n, 1)
+    query = start_m + m
     end = n_keys(view.batch, call, plan)
     lower, upper = visible_keys(query, end, call.seq_k - call.seq_q, call.window_size, features)
     seen = key < gl.expand_dims(upper, 0)
+    if features.packed:
+        seen = seen & in_parts(view.parts, gl.expand_dims(m, 0), gl.expand_dims(n, 1))
     if features.window or features.documents:
         if features.documents:
             lower = gl.maximum(lower, doc_starts(query, view.batch, call))
@@ -65,6 +71,8 @@ def _hides(start_m, view, plan: gl.constexpr):
     hides = start_m < view.whole_from
     if plan.features.window or plan.features.documents:
         hides = hides | (start_m + M > view.whole_to)
+    if plan.features.packed:
+        hides = hides | (view.parts != ALL_PARTS)
     return hides
 
 
@@ -162,7 +170,8 @@ def await_rows(c, there, shared, plan: gl.constexpr):
 
 @gluon.jit
 def row_tile_of(c, step, first, end, way, shared, call, plan: gl.constexpr):
-    """The row tile in stage c, the step-th of its walk; 0 where the plan does not ask for it."""
+    """The row tile in stage c, the step-th of its walk, of a packed list with its parts; 0 where
+    the plan does not ask for it."""
     if not plan.asks_for_rows:
         return 0
     elif plan.listed:

@@ -24,6 +24,7 @@ from kernels.hopper.bwd_walk import (
     visit_at,
 )
 from kernels.hopper.gluon import thread_barrier
+from kernels.hopper.packed import number_of
 from kernels.hopper.schedule import make_numbers, peek, post_number, read_number
 
 
@@ -77,7 +78,8 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             next_visit = visit_at(0, h_first, h_end, way, call, plan)
             for step in range((h_end - h_first) * TURNS):
-                block, place = next_visit
+                listed, place = next_visit
+                block = number_of(listed, plan)
                 next_visit = visit_at((step + 1) // TURNS, h_first, h_end, way, call, plan)
                 flag = flags_ptr + ((head_blocks + block) * TURNS + step % TURNS)
                 rank, last = turn(block, place, key_tile, batch, way, call, plan)

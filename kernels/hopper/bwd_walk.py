@@ -49,7 +49,7 @@ class Call(NamedTuple):
     doc_ptr: gl.tensor  # where the document of each query begins: (B, T_q)
     doc_blocks_ptr: gl.tensor  # and what `kernels.hopper.bwd_documents` makes of it
     doc_tiles_ptr: gl.tensor
-    walks_ptr: gl.tensor  # of a block-sparse mask, its `kernels.block_mask.MaskLists`
+    walks_ptr: gl.tensor  # of a block-sparse mask, its `kernels.mask_lists.MaskLists`
     visits_ptr: gl.tensor
     mask_stride: gl.tensor  # from one head to the next in walks, 0 if all share them
 
@@ -146,7 +146,8 @@ def _listed_walk(first, end, way, head, h, call):
 @gluon.jit
 def visit_at(i, first, end, way, call, plan: gl.constexpr):
     """(block of queries, what a list says of turns there) of the i-th of a walk, or the i-th from
-    its end if the way is -1; of a list, nothing from the end on."""
+    its end if the way is -1; of a list, nothing from the end on. A block of a packed list has its
+    parts with it: `kernels.hopper.packed`."""
     if plan.listed:
         visit = call.visits_ptr + 2 * (first + i)
         there = first + i < end
@@ -158,11 +159,11 @@ def visit_at(i, first, end, way, call, plan: gl.constexpr):
 @gluon.jit
 def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
     """The i-th row tile of a walk over blocks, or the i-th from its end if the way is -1; 0 from
-    the end of a list on."""
+    the end of a list on. One of a packed list has its parts with it."""
     STEPS: gl.constexpr = plan.block // M
     if plan.listed:
         block, _ = visit_at(i // STEPS, first, end, way, call, plan)
-        return block * STEPS + i % STEPS
+        return block if plan.features.packed else block * STEPS + i % STEPS
     else:
         return gl.where(way > 0, first * STEPS, end * STEPS - 1) + i * way
 

@@ -21,7 +21,7 @@ from kernels.hopper.softmax import (
     row_max,
     times_rows,
 )
-from kernels.hopper.walk import M, first_start, group_tiles, row_of, tile_start
+from kernels.hopper.walk import M, first_tile_of, group_tiles, row_of, tile_of
 
 FIRST_TURN = gl.constexpr(8)  # the named barrier at which group 0 waits for its turn; others follow
 
@@ -71,7 +71,7 @@ def _attend(
     """
     for _ in range(n):
         key_tile -= 1
-        start_n = tile_start(key_tile, row, call, plan)
+        start_n, parts = tile_of(key_tile, row, call, plan)
         stage = c % plan.stages
         mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
         _take_turn(cid, plan)
@@ -79,7 +79,7 @@ def _attend(
         acc = _add_values(acc, p, shared, stage)
         s = warpgroup_mma_wait(1, deps=(s,))
         _give_turn(cid, plan)
-        s = masked_scores(s, start_n, rows, call, plan, MASKED)
+        s = masked_scores(s, start_n, parts, rows, call, plan, MASKED)
         m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
         # p is a register operand: it must live until its product is done
         acc, p = warpgroup_mma_wait(0, deps=(acc, p))
@@ -162,8 +162,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
         rows = make_rows(own_m, batch, batch_head, row, call, plan, S)
         key_tile = last
-        start_n = first_start(skipped, last, row, plan)
-        s = masked_scores(s, start_n, rows, call, plan, FIRST_MASKED)
+        start_n, parts = first_tile_of(skipped, last, row, plan)
+        s = masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
         m_i = row_max(s, plan) * call.scale_log2
         p, l_i, _ = probabilities(s, m_i, start_n, rows, call, plan, FIRST_MASKED)
         p = as_operand(p, DTYPE, O)

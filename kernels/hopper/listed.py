@@ -3,7 +3,8 @@
 A row tile is a row of blocks, and its key tiles are those of its blocks. They have numbers here,
 places, from 0 on: the order of the list, full blocks before partial ones, and ascending in a block.
 They are visited from the last to the first, as key tiles are without a mask, so that the tiles to
-mask come first.
+mask come first. In a packed list the number of a tile has its parts with it
+(`kernels.hopper.packed`).
 """
 
 from typing import NamedTuple
@@ -11,8 +12,8 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.block_mask import ENTRY_NUMBERS
 from kernels.hopper.schedule import locate
+from kernels.mask_lists import ENTRY_NUMBERS
 
 ENTRY = gl.constexpr(ENTRY_NUMBERS)
 
@@ -58,11 +59,12 @@ def listed_tile(place, row, call, plan: gl.constexpr):
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
     there = place >= 0
     block = gl.load(call.row_blocks_ptr + row.first + place // TILES, mask=there, other=0)
-    return block * TILES + place % TILES
+    return block if plan.features.packed else block * TILES + place % TILES
 
 
 @gluon.jit
 def last_tile(row, plan: gl.constexpr):
     """The number of the key tile that is visited first, in the last place; 0 of an empty row."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
-    return row.last * TILES + (n_places(row, plan) - 1) % TILES
+    last = row.last * TILES + (n_places(row, plan) - 1) % TILES
+    return row.last if plan.features.packed else last

@@ -6,6 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.hopper.gluon import tma_load
 from kernels.hopper.listed import last_tile, listed_row, listed_tile, n_places
+from kernels.hopper.packed import number_of
 from kernels.hopper.schedule import draw, finish, first_tile, locate, post
 from kernels.hopper.walk import M, row_tile_keys
 
@@ -134,12 +135,13 @@ def _produce_listed(q, k, v, shared, box, tile, counter, order, call, plan: gl.c
             ahead = listed_tile(n - 2 - step, row, call, plan)
             if step == 0:
                 _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
-            _load_stage(k, v, shared, c, batch, kv_head, key_tile, v_batch, v_head, v_tile, plan)
+            number = number_of(key_tile, plan)
+            _load_stage(k, v, shared, c, batch, kv_head, number, v_batch, v_head, v_tile, plan)
             if step == 0:
                 _load_queries(q, shared, i, batch, head, start_m, EARLY, GROUPS, plan)
             v_batch = batch
             v_head = kv_head
-            v_tile = key_tile
+            v_tile = number
             key_tile = ahead
             c += 1
         tile = next_tile

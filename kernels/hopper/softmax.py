@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels.hopper.gluon import exp2, reciprocal, round_to
+from kernels.hopper.packed import in_parts
 from kernels.hopper.walk import M, doc_starts, row_bounds
 from kernels.triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
 
@@ -47,12 +48,16 @@ def capped(s, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def masked_scores(s, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
+def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
     """Products of q and k, capped, and those of hidden keys at -inf."""
     s = capped(s, call, plan)
     if MASKED:
-        key = start_n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        n = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        key = start_n + n
         seen = gl.expand_dims(key, 0) < gl.expand_dims(rows.upper, 1)
+        if plan.features.packed:
+            m = gl.arange(0, M, layout=gl.SliceLayout(1, s.type.layout))
+            seen = seen & in_parts(parts, gl.expand_dims(m, 1), gl.expand_dims(n, 0))
         if plan.low:
             seen = seen & (gl.expand_dims(key, 0) >= gl.expand_dims(rows.lower, 1))
         s = gl.where(seen, s, -float("inf"))

@@ -155,7 +155,8 @@ def cut_tiles(seq_q: int, seq_k: int, block_n: int, features: Features) -> int:
     if features.mask_block_size > 0:
         if not features.masked_loop:
             return 1 if features.empty_rows else 0
-        if features.window or features.documents or features.lengths or not features.causal:
+        limited = features.window or features.documents or features.lengths
+        if features.packed or limited or not features.causal:
             return 2
         block_n = features.mask_block_size
     if features.causal:

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels.hopper.listed import last_tile, listed_row, listed_tile, n_places
+from kernels.hopper.packed import number_of, parts_of
 from kernels.hopper.schedule import locate
 from kernels.hopper.tiles import ROWS
 from kernels.triton.walks import visible_keys
@@ -117,21 +118,22 @@ def _listed_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def first_start(skipped, last, row, plan: gl.constexpr):
-    """The first key of the key tile that a group sees first, from what `group_tiles` gave."""
+def first_tile_of(skipped, last, row, plan: gl.constexpr):
+    """`tile_of` the key tile that a group sees first, from what `group_tiles` gave."""
+    tile = last
     if plan.listed:
-        return (last_tile(row, plan) - skipped) * plan.block_n
-    else:
-        return last * plan.block_n
+        tile = last_tile(row, plan) - skipped
+    return number_of(tile, plan) * plan.block_n, parts_of(tile, plan)
 
 
 @gluon.jit
-def tile_start(key_tile, row, call, plan: gl.constexpr):
-    """The first key of a key tile, or of the one in this place of a row of the mask."""
+def tile_of(key_tile, row, call, plan: gl.constexpr):
+    """(the first key, which parts are there) of a key tile, or of the one in this place of a row of
+    the mask."""
+    tile = key_tile
     if plan.listed:
-        return listed_tile(key_tile, row, call, plan) * plan.block_n
-    else:
-        return key_tile * plan.block_n
+        tile = listed_tile(key_tile, row, call, plan)
+    return number_of(tile, plan) * plan.block_n, parts_of(tile, plan)
 
 
 @gluon.jit

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask, flex_attention
+from torch.nn.functional import pad
 
-from kernels.block_mask import BlockSparseMask, MaskLists
+from kernels.block_mask import BlockSparseMask
+from kernels.mask_lists import MaskLists
 from kernels.patterns import butterfly, global_blocks, sliding_window
 from kernels.testing import make_qkv, relative_error
 
@@ -218,15 +220,15 @@ def test_an_all_true_mask_lists_what_dense_attention_visits() -> None:
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_large_blocks_can_be_listed_in_smaller_ones(causal: bool) -> None:
     mask = random_mask(230, 210, n_head=2, size=64)
-    lists = mask.lists(230, 210, causal=causal, largest_block=16)
+    lists = mask.lists(230, 210, causal=causal, block_size=16)
     layout = mask.layout.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :15, :14]
     smaller = BlockSparseMask(layout, 16)
     assert_lists_match(smaller, 230, 210, causal)
     assert numbers(lists) == numbers(smaller.lists(230, 210, causal=causal))
     assert (lists.block_size, mask.lists(230, 210, causal=causal).block_size) == (16, 64)
-    assert mask.lists(230, 210, causal=causal, largest_block=16) is lists
+    assert mask.lists(230, 210, causal=causal, block_size=16) is lists
     with pytest.raises(ValueError, match="seq_q=300 needs"):
-        mask.lists(300, 210, largest_block=16)
+        mask.lists(300, 210, block_size=16)
 
 
 def test_columns_in_the_order_of_the_layout() -> None:
@@ -394,3 +396,57 @@ def test_lengths_that_do_not_fit_are_refused(method: str) -> None:
         call(64, 97)
     with pytest.raises(ValueError, match=r"seq_q=0 .* = 0 blocks"):
         call(0, 96)
+
+
+@pytest.mark.parametrize("window_size", [None, 40])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("size", [16, 32])
+def test_small_blocks_can_be_packed(size: int, causal: bool, window_size: int | None) -> None:
+    mask = random_mask(230, 210, n_head=2, size=size)
+    lists = mask.lists(230, 210, causal=causal, window_size=window_size, block_size=64)
+    assert lists.packed and lists.block_size == 64
+    assert not mask.lists(230, 210, causal=causal).packed
+    visible = elements(mask, 230, 210, causal, window_size)
+    visible = pad(visible, (0, 256 - 210, 0, 256 - 230))
+    for head, entries in enumerate(lists.rows.tolist()):
+        assert [n_full + n_partial for _, _, n_full, n_partial, *_ in entries] == sorted(
+            (n_full + n_partial for _, _, n_full, n_partial, *_ in entries), reverse=True
+        )
+        for row, first, n_full, n_partial, _, _, last in entries:
+            listed = lists.row_blocks[first : first + n_full + n_partial].tolist()
+            assert last == (listed[-1] if listed else 0)
+            seen = visible[head, 64 * row : 64 * row + 64].split(64, dim=1)
+            numbers = [x & 0xFFFF for x in listed]
+            assert sorted(numbers) == [i for i, x in enumerate(seen) if x.any()]
+            for i, (number, entry) in enumerate(zip(numbers, listed, strict=True)):
+                block = seen[number]
+                parts = block.unflatten(0, (4, 16)).unflatten(2, (4, 16)).transpose(1, 2)
+                there = [(entry >> 16 >> bit) & 1 for bit in range(16)]
+                assert there == blocks_with(parts.flatten(2).any(-1), size)
+                # what is called full needs no mask, as queries past the end ask for none
+                assert i >= n_full or block[: 230 - 64 * row].all()
+
+
+def blocks_with(parts: Tensor, size: int) -> list[int]:
+    """Parts (4, 4) of 16, and those that lie in one block of the mask with them."""
+    n = size // 16
+    blocks = parts.unflatten(0, (-1, n)).unflatten(2, (-1, n)).transpose(1, 2).flatten(2).any(-1)
+    return blocks.repeat_interleave(n, 0).repeat_interleave(n, 1).flatten().int().tolist()
+
+
+def test_packed_fill() -> None:
+    eye = torch.eye(8, dtype=torch.bool)
+    assert [BlockSparseMask(eye, size).packed_fill for size in (16, 32, 64, 128)] == [4, 2, 1, 1]
+    assert BlockSparseMask(eye & ~eye, 16).packed_fill == 16
+    # at the end of a layout a block of 64 holds fewer
+    assert BlockSparseMask(eye[:5, :5] | True, 16).packed_fill == 16
+
+
+def test_lists_in_blocks_of_no_such_size_are_refused() -> None:
+    for size, asked in ((32, 128), (16, 32), (64, 60)):
+        with pytest.raises(
+            ValueError, match=f"block_size={asked} of lists must be .* {size}, that"
+        ):
+            BlockSparseMask(torch.eye(4, dtype=torch.bool), size).lists(
+                4 * size, 4 * size, block_size=asked
+            )

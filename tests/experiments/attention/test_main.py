@@ -67,6 +67,23 @@ def test_butterfly_preset(made_up, tmp_path):
     assert len(prices) == 2 + 8 and prices[2].endswith("| all | 1.000 / 1.000 |")
 
 
+def test_blocks_preset(made_up, tmp_path, capsys):
+    out = tmp_path / "blocks.json"
+    benchmark_attention.main(["--preset", "blocks", "--out", str(out)])
+    assert not out.with_suffix(".png").exists()
+    rows = json.loads(out.read_text())["rows"]
+    assert {r["sparsity"]["block_size"] for r in rows} == {16, 32, 64, 128}
+    assert {r["batch"] * r["seq_len"] for r in rows} == {65_536}
+    by = {(r["name"], r["head_dim"], r["causal"], r["block_size"]): r for r in rows}
+    ours, portable = by["ours", 64, True, 16], by["ours, portable", 64, True, 16]
+    assert ours["forward_portable_over_ours"] == portable["forward_ms"] / ours["forward_ms"]
+    assert "backward_portable_over_ours" not in portable
+    table = report.blocks_table({"rows": rows}).splitlines()
+    assert (
+        len(table) == 2 + 16 and "| blocks of |" in table[0] and "| portable / ours |" in table[0]
+    )
+
+
 def test_dense_attention_against_some_peers(made_up, tmp_path, capsys):
     rows, _, _ = run_preset("peers", tmp_path, capsys, "--against", "SDPA flash", "SDPA cuDNN")
     names = {"ours", "ours, portable", "SDPA flash", "SDPA cuDNN"}

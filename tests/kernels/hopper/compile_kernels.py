@@ -94,9 +94,10 @@ def backward_cases() -> Iterator[Case]:
         yield Case(plan, torch.float16)
         yield Case(plan, rows=True)
         masks = [
-            replace(features, mask_block_size=block_size)
-            for block_size in ([BLOCK] if head_dim <= 64 else [KEYS, BLOCK])
+            replace(features, mask_block_size=block_size, packed=packed)
+            for block_size, packed in [(KEYS, False), (KEYS, True), (BLOCK, False)]
             for features in (MASKS[0], MASKS[1], VARIANTS[-2], VARIANTS[-1])
+            if head_dim > 64 or packed or block_size == BLOCK
         ]
         for features in [*VARIANTS, *masks]:
             plan = backward_plan(head_dim, 4096, features)
@@ -117,9 +118,10 @@ def forward_cases() -> Iterator[Case]:
         )
     )
     listed = (
-        (d, 2000, 2000, replace(features, mask_block_size=block_size))
+        (d, 2000, 2000, replace(features, mask_block_size=block_size, packed=packed))
         for d, block_size in LISTED
         for features in [*MASKS, VARIANTS[-2], VARIANTS[-1]]
+        for packed in ([False, True] if block_size == KEYS else [False])
     )
     found = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants, *listed))
     yield from found

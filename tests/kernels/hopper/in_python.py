@@ -49,6 +49,21 @@ GL = SimpleNamespace(
 )
 
 
+def packed_in_python(monkeypatch):
+    """The functions of packed.py in Python."""
+    from kernels.hopper import packed  # needs Triton
+
+    for name in ("PART", "ALL_PARTS"):
+        monkeypatch.setattr(packed, name, getattr(packed, name).value)
+    return {name: getattr(packed, name).fn for name in ("number_of", "parts_of", "in_parts")}
+
+
+def all_in_parts(in_parts, parts):
+    """Which queries and keys of a block of 64 meet in its parts: (64, 64) bool."""
+    n = np.arange(64)
+    return torch.from_numpy(in_parts(int(parts), n[:, None], n[None]))
+
+
 def a_call(draw):
     """Lengths, features, and the options of a call, drawn at random."""
     seq_q, seq_k = draw.randint(1, 700), draw.randint(1, 700)

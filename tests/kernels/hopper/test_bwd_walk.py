@@ -16,8 +16,18 @@ pytest.importorskip("triton")
 from kernels.hopper import bwd_walk, schedule
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
+from kernels.mask_packing import ALL_PARTS
 from kernels.options import Features
-from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, mask_of, what_is_seen
+from tests.kernels.hopper.in_python import (
+    GL,
+    Number,
+    Pointer,
+    a_call,
+    all_in_parts,
+    mask_of,
+    packed_in_python,
+    what_is_seen,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +38,11 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
         monkeypatch.setattr(bwd_walk, name, value)
     monkeypatch.setattr(bwd_walk, "locate", schedule.locate.fn)
+    functions = packed_in_python(monkeypatch)
     for name, function in vars(bwd_walk).copy().items():
         if hasattr(function, "fn"):
             monkeypatch.setattr(bwd_walk, name, function.fn)
+    return SimpleNamespace(**functions)
 
 
 def calls(seed):
@@ -51,16 +63,20 @@ def calls(seed):
 BATCH = Number(0)
 
 
-def check_visits(walk, whole, key_tile, cid, visible, plan, said):
-    """A group visits all row tiles that see its keys, and masks those that do not see all."""
+def check_visits(tiles, whole, key_tile, cid, visible, plan, said):
+    """A group visits all row tiles that see its keys, and masks those that do not see all.
+
+    Args:
+        tiles: those that it visits, and the parts of each; whole: what it masks by its place.
+    """
     start = key_tile * plan.block + cid * KEYS
     keys = visible[:, start : start + KEYS]
     for row_tile, seen in enumerate(keys.split(QUERIES)):
-        visited = row_tile in walk
+        visited = row_tile in tiles
         assert visited or not seen.any(), said
         start_m = row_tile * QUERIES
         masked = plan.masks and not whole[0] <= start_m <= whole[1] - QUERIES
-        if visited and not masked:
+        if visited and not masked and tiles[row_tile] == ALL_PARTS:
             assert seen.all() and seen.shape[1] == KEYS, said
 
 
@@ -80,7 +96,8 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
                 assert skipped in (0, cid) and skipped <= steps, said
                 walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
                 assert walk == list(places[::way]), said
-                check_visits(walk[skipped:], whole, key_tile, cid, visible, plan, said)
+                tiles = dict.fromkeys(walk[skipped:], ALL_PARTS)
+                check_visits(tiles, whole, key_tile, cid, visible, plan, said)
 
 
 @pytest.mark.parametrize("seed", range(4, 8))
@@ -103,17 +120,19 @@ def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
 
 
 def masked_calls(seed):
-    """(call, plan, mask, what each query of each of two heads sees) of random calls with a mask."""
+    """Random calls with a mask: (call, plan, what each query of each of two heads sees, what it
+    would see without the mask)."""
     draw = random.Random(seed)
     for _ in range(60):
         seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
-        block_size = draw.choice([KEYS, BLOCK])
+        block_size = draw.choice([16, 32, KEYS, BLOCK])
         mask = mask_of(draw, seq_q, seq_k, block_size, draw.choice([1, 2]))
         lists = mask.lists(
             seq_q, seq_k, causal=features.causal,
             window_size=window_size if features.window else None,
             all_partial=features.documents or features.lengths,
             in_turns=True,
+            block_size=max(block_size, KEYS),
         )  # fmt: skip
         _, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
         walks = lists.walks.numpy()
@@ -124,11 +143,12 @@ def masked_calls(seed):
             visits_ptr=Pointer(lists.visits.numpy()),
             mask_stride=walks[0].size if mask.n_head > 1 else 0,
         )  # fmt: skip
-        visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
-        visible = (visible & mask.to_dense(seq_q, seq_k)).expand(2, -1, -1)
-        plan = backward_plan(128, seq_k, replace(features, mask_block_size=block_size))
-        assert plan.block == block_size
-        yield call, plan, visible
+        of_others = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
+        visible = (of_others & mask.to_dense(seq_q, seq_k)).expand(2, -1, -1)
+        features = replace(features, mask_block_size=lists.block_size, packed=lists.packed)
+        plan = backward_plan(128, seq_k, features)
+        assert plan.block == lists.block_size
+        yield call, plan, visible, of_others
 
 
 def drawn_walks(call, plan):
@@ -142,8 +162,8 @@ def drawn_walks(call, plan):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_visit_the_blocks_of_their_column(seed):
-    for call, plan, visible in masked_calls(seed):
+def test_groups_visit_the_blocks_of_their_column(seed, in_python):
+    for call, plan, visible, of_others in masked_calls(seed):
         done = set()
         for key_tile, head, way, (first, end) in drawn_walks(call, plan):
             done.add((key_tile, head))
@@ -158,17 +178,29 @@ def test_groups_visit_the_blocks_of_their_column(seed):
                     and steps > 0
                     and bool(bwd_walk.passes_over(walk[0], key_tile, cid, call, plan))
                 )
-                check_visits(walk[skips:], whole, key_tile, cid, visible[head], plan, said)
+                tiles = {
+                    in_python.number_of(x, plan): in_python.parts_of(x, plan) for x in walk[skips:]
+                }
+                check_visits(tiles, whole, key_tile, cid, visible[head], plan, said)
+                if plan.features.packed:
+                    for row_tile, parts in tiles.items():
+                        tile = slice(row_tile * QUERIES, (row_tile + 1) * QUERIES)
+                        keys = slice(key_tile * KEYS, (key_tile + 1) * KEYS)
+                        seen = visible[head][tile, keys]
+                        shown = all_in_parts(in_python.in_parts, parts)
+                        shown = shown[: seen.shape[0], : seen.shape[1]]
+                        assert torch.equal(seen, of_others[tile, keys] & shown), said
         assert len(done) == 2 * -(-call.seq_k // plan.block)
 
 
 @pytest.mark.parametrize("seed", range(4, 8))
-def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
-    for call, plan, visible in masked_calls(seed):
+def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed, in_python):
+    for call, plan, visible, _ in masked_calls(seed):
         turns = {}
         for key_tile, head, way, (first, end) in drawn_walks(call, plan):
             for i in range(end - first):
-                block, place = bwd_walk.visit_at(i, first, end, way, call, plan)
+                listed, place = bwd_walk.visit_at(i, first, end, way, call, plan)
+                block = in_python.number_of(listed, plan)
                 before, last = bwd_walk.turn(block, place, key_tile, BATCH, way, call, plan)
                 turns.setdefault((head, block), []).append((before, before < last))
         for taken in turns.values():

@@ -53,15 +53,29 @@ def test_what_it_does_not_serve_is_named(on_hopper):
     assert not on_hopper
 
 
-def test_masks_in_small_blocks_are_refused(on_hopper):
-    for head_dim, block_size, least in ((64, 32, 64), (136, 64, 128)):
-        message = (
-            f"at head_dim {head_dim} it takes masks in blocks of {least} or more, and mask has"
-        )
-        with pytest.raises(ValueError, match=message + f" blocks of {block_size}"):
-            mask = BlockSparseMask(torch.eye(4, dtype=torch.bool), block_size)
-            call(*half(1, 4 * block_size, 4 * block_size, 1, 1, head_dim), mask=mask)
+def test_masks_that_waste_most_of_a_tile_are_refused(on_hopper):
+    apart = torch.eye(16, dtype=torch.bool).repeat_interleave(4, 1)[:, ::4]
+    for head_dim, block_size, layout, message in (
+        (136, 64, apart, "at head_dim 136 it takes masks in blocks of 128 .*, and mask has .* 64"),
+        (64, 32, apart & (torch.arange(16) % 2 == 0), "packs blocks of 32 .* hold 1.75 or .* 1.00"),
+        (64, 16, apart & (torch.arange(16) % 2 == 0), "packs blocks of 16 .* hold 3.0 or .* 2.00"),
+    ):
+        seq = 16 * block_size
+        with pytest.raises(ValueError, match=message):
+            call(*half(1, seq, seq, 1, 1, head_dim), mask=BlockSparseMask(layout, block_size))
     assert not on_hopper
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_small_blocks_are_packed(block_size, on_hopper):
+    layout = torch.eye(64 // block_size * 3, dtype=torch.bool)
+    call(*half(1, 192, 192, 1, 1, 64), mask=BlockSparseMask(layout, block_size))
+    (options,) = on_hopper
+    assert options.mask_block_size == 64 and options.mask_packed
+    parts = {16: 0b1000_0100_0010_0001, 32: 0b1100_1100_0011_0011}[block_size]
+    assert options.mask_row_blocks.tolist() == [
+        i + (parts << 16) - (parts >> 15 << 32) for i in range(3)
+    ]
 
 
 def test_a_mask_that_hides_nothing_is_none(on_hopper):

@@ -19,7 +19,7 @@ hopper_attention = partial(flash_attention, impl="hopper", return_lse=True)
 
 pytestmark = pytest.mark.gpu
 causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-each_block_size = pytest.mark.parametrize("block_size", [64, 128, 256])
+each_block_size = pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 128])
 
 
@@ -37,13 +37,19 @@ def check(batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=torch.bfloat16
 
 
 def coin_flips(n_head, seq_q, seq_k, block_size, density=0.4, seed=0):
-    """A layout in which some rows and columns are empty and some rows have all blocks."""
+    """A layout in which some rows and columns are empty and some rows have all blocks; of small
+    blocks also some blocks of 64."""
     generator = torch.Generator().manual_seed(seed)
     shape = (n_head, -(-seq_q // block_size), -(-seq_k // block_size))
     layout = torch.rand(shape, generator=generator) < density
     layout[:, 1::5] = False
     layout[:, 3::7] = True
     layout[:, :, 2::6] = False
+    if block_size < 64:
+        n = 64 // block_size
+        layout[:, : 4 * n, : 4 * n] &= (
+            torch.eye(4, dtype=torch.bool).repeat_interleave(n, 0).repeat_interleave(n, 1)
+        )
     return BlockSparseMask(layout, block_size)
 
 
@@ -118,13 +124,19 @@ def test_few_blocks(block_size, layout):
 
 @each_head_dim
 @causal_or_full
-def test_runs_repeat(causal, head_dim):
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_runs_repeat(block_size, causal, head_dim):
     """Rows of all lengths on all multiprocessors, again and again: the same bits."""
     q, k, v = make_qkv(
         2, 4096, 4096, 16, 16, head_dim, dtype=torch.bfloat16, device="cuda", requires_grad=True
     )
-    layouts = [random(32, 1 + head % 9, seed=head) for head in range(16)]
-    mask = BlockSparseMask(torch.stack(layouts) | torch.eye(32, dtype=torch.bool), 128)
+    listed, n = max(block_size, 64), 4096 // max(block_size, 64)
+    layout = torch.stack([random(n, 1 + head % 9, seed=head) for head in range(16)])
+    layout |= torch.eye(n, dtype=torch.bool)
+    layout = layout.repeat_interleave(listed // block_size, 1)
+    layout = layout.repeat_interleave(listed // block_size, 2)
+    layout &= coin_flips(16, 4096, 4096, block_size).layout | (block_size == listed)
+    mask = BlockSparseMask(layout, block_size)
     dout = torch.randn_like(q)
     first = None
     for _ in range(30):

@@ -10,13 +10,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from kernels.hopper import listed, schedule, tiles, walk
 from kernels.hopper.tiles import ROWS, forward_plan
 from kernels.triton import walks
-from tests.kernels.hopper.in_python import GL, Number, Pointer, a_call, mask_of, what_is_seen
+from tests.kernels.hopper.in_python import (
+    GL,
+    Number,
+    Pointer,
+    a_call,
+    all_in_parts,
+    mask_of,
+    packed_in_python,
+    what_is_seen,
+)
 
 
 @pytest.fixture
@@ -32,12 +42,16 @@ def in_python(monkeypatch):
     monkeypatch.setattr(listed, "ENTRY", listed.ENTRY.value)
     monkeypatch.setattr(listed, "locate", schedule.locate.fn)
     monkeypatch.setattr(schedule, "gl", GL)
+    packed = packed_in_python(monkeypatch)
     for module in (listed, walk):
         for name, function in vars(module).copy().items():
             if hasattr(function, "fn") and name not in ("visible_keys", "locate"):
                 monkeypatch.setattr(module, name, function.fn)
     for name in ("listed_row", "listed_tile", "last_tile", "n_places"):
         monkeypatch.setattr(walk, name, getattr(listed, name))
+    for name in ("number_of", "parts_of"):
+        monkeypatch.setattr(walk, name, packed[name])
+    return packed["in_parts"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -81,7 +95,7 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_groups_visit_the_blocks_of_their_row(head_dim, block_size, seed, in_python):
     draw = random.Random(seed)
@@ -93,10 +107,12 @@ def test_groups_visit_the_blocks_of_their_row(head_dim, block_size, seed, in_pyt
             seq_q, seq_k, causal=features.causal,
             window_size=window_size if features.window else None,
             all_partial=features.documents or features.lengths,
+            block_size=max(block_size, 64),
         )  # fmt: skip
         features = replace(
-            features, mask_block_size=block_size, unmasked_loop=lists.n_full > 0,
-            masked_loop=lists.n_partial > 0, empty_rows=lists.n_empty > 0,
+            features, mask_block_size=lists.block_size, packed=lists.packed,
+            unmasked_loop=lists.n_full > 0, masked_loop=lists.n_partial > 0,
+            empty_rows=lists.n_empty > 0,
         )  # fmt: skip
         plan = forward_plan.__wrapped__(head_dim, seq_q, seq_k, features)
         rows, blocks = lists.rows.numpy(), lists.row_blocks.numpy()
@@ -126,20 +142,25 @@ def test_groups_visit_the_blocks_of_their_row(head_dim, block_size, seed, in_pyt
                 assert min(skipped, high, whole) >= 0 and low == 0, said
                 assert skipped + 1 + high + whole == n and skipped < plan.stages, said
                 assert not (skipped and not plan.skips) and not (high and plan.cut < 2), said
-                assert walk.first_start(skipped, last, row, plan) == (
-                    loaded[skipped] * plan.block_n
-                ), said
+                tiles_of = [walk.first_tile_of(skipped, last, row, plan)]
+                tiles_of += [
+                    walk.tile_of(last - step, row, call, plan) for step in range(1, n - skipped)
+                ]
+                numbers = [walk.number_of(tile, plan) for tile in loaded[skipped:]]
+                assert [start_n for start_n, _ in tiles_of] == [x * plan.block_n for x in numbers]
                 keys = seen_of[start + cid * ROWS :][:ROWS].split(plan.block_n, dim=1)
-                assert not any(x.any() for i, x in enumerate(keys) if i not in loaded[skipped:])
+                unmasked_keys = visible[start + cid * ROWS :][:ROWS].split(plan.block_n, dim=1)
+                assert not any(x.any() for i, x in enumerate(keys) if i not in numbers), said
                 masked = 1 + high if plan.cut > 0 else 0
-                for step, tile_number in enumerate(loaded[skipped:]):
+                for step, number in enumerate(numbers):
                     if step >= masked:
-                        x = keys[tile_number]
+                        x = keys[number]
                         assert x.all() and x.shape[1] == plan.block_n, said
-                    elif step > 0:
-                        place = last - step
-                        start_n = walk.tile_start(place, row, call, plan)
-                        assert start_n == tile_number * plan.block_n, said
+                    elif lists.packed:
+                        x = keys[number]
+                        shown = all_in_parts(in_python, tiles_of[step][1])
+                        shown = shown[: x.shape[0], : x.shape[1]]
+                        assert torch.equal(x, unmasked_keys[number] & shown), said
                 if row.n_full + row.n_partial == 0:
                     assert features.empty_rows and plan.cut > 0, said
         assert len(done) == rows.shape[1] * 2

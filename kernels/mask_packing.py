@@ -1,0 +1,47 @@
+"""Blocks of 16 and 32 packed into blocks of 64, with a bit for each part of 16 queries and 16 keys.
+
+For kernels whose smallest product has 64 queries and 64 keys.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+PACKED_BLOCK = 64
+PART = 16
+ALL_PARTS = 2**16 - 1
+
+
+def parts_of(blocks: Tensor, block_size: int) -> Tensor:
+    """Which parts of blocks of 64 lie in smaller ones.
+
+    Args:
+        blocks: (H_m, n, m) bool, blocks of 16 or 32.
+
+    Returns:
+        (H_m, ceil(n / k), ceil(m / k)) int64 for k of them in a row of a block of 64: bit 4 i + j
+        for queries from 16 i and keys from 16 j on.
+    """
+    k, copies = PACKED_BLOCK // block_size, block_size // PART
+    blocks = pad(blocks, (0, -blocks.shape[2] % k, 0, -blocks.shape[1] % k))
+    of_each = blocks.unflatten(2, (-1, k)).unflatten(1, (-1, k)).transpose(2, 3)
+    of_each = of_each.repeat_interleave(copies, 3).repeat_interleave(copies, 4).flatten(3)
+    return (of_each.long() << torch.arange(16, device=blocks.device)).sum(-1)
+
+
+def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
+    """Numbers of blocks of 64, below 2^16, with their parts in the upper 16 of 32 bits: int64."""
+    return numbers + (parts << 16)
+
+
+def packed_fill(layout: Tensor, block_size: int) -> float:
+    """How many blocks of a layout (H_m, n, m) lie in a block of 64 that has one: the mean, were no
+    block cut by the end of the layout. 1 of larger blocks, as many as can be of no block."""
+    if block_size >= PACKED_BLOCK:
+        return 1.0
+    k = PACKED_BLOCK // block_size
+    if not layout.any():
+        return float(k * k)
+    _, n, m = layout.shape
+    touched = (parts_of(layout, block_size) > 0).repeat_interleave(k, 1).repeat_interleave(k, 2)
+    return (k * k * layout.sum() / touched[:, :n, :m].sum()).item()
