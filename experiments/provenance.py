@@ -12,8 +12,8 @@ RESULTS = (
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
     "train_speed_butterfly",
     "saving", "reliability", "attention_peers", "attention_hopper", "attention_features",
-    "attention_host", "attention_butterfly", "attention_paper", "attention_sparsity",
-    "attention_io",
+    "attention_host", "attention_butterfly", "attention_blocks", "attention_paper",
+    "attention_sparsity", "attention_io",
 )  # fmt: skip
 
 
