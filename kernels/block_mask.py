@@ -119,8 +119,9 @@ class BlockSparseMask:
         """
         # torch.compile does not look into _lists and guards on none of what it reads. It does
         # guard on what is passed: the digest keeps one mask from being served the lists of
-        # another, and index() turns a length that it holds for dynamic into a number.
+        # another, and index() turns a length or size that it holds for dynamic into a number.
         window_size = None if window_size is None else index(window_size)
+        block_size = index(block_size or self.block_size)
         lengths = index(seq_q), index(seq_k)
         options = (
             causal, window_size, all_partial, longest_column_first, in_turns, block_size, device
@@ -137,11 +138,10 @@ class BlockSparseMask:
         all_partial: bool,
         longest_column_first: bool,
         in_turns: bool,
-        block_size: int | None,
+        block_size: int,
         device: torch.device | str | None,
     ) -> MaskLists:
         device = self.layout.device if device is None else torch.device(device)
-        block_size = block_size or self.block_size
         if block_size not in BLOCK_SIZES or self.block_size < block_size != PACKED_BLOCK:
             raise ValueError(
                 f"block_size={block_size} of lists must be one of {BLOCK_SIZES}, and at most "

@@ -3,6 +3,8 @@
 For kernels whose smallest product has 64 queries and 64 keys.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -24,9 +26,10 @@ def parts_of(blocks: Tensor, block_size: int) -> Tensor:
     """
     k, copies = PACKED_BLOCK // block_size, block_size // PART
     blocks = pad(blocks, (0, -blocks.shape[2] % k, 0, -blocks.shape[1] % k))
-    of_each = blocks.unflatten(2, (-1, k)).unflatten(1, (-1, k)).transpose(2, 3)
-    of_each = of_each.repeat_interleave(copies, 3).repeat_interleave(copies, 4).flatten(3)
-    return (of_each.long() << torch.arange(16, device=blocks.device)).sum(-1)
+    parts = torch.zeros_like(blocks[:, ::k, ::k], dtype=torch.int64)
+    for i, j in itertools.product(range(4), repeat=2):
+        parts += blocks[:, i // copies :: k, j // copies :: k].long() << 4 * i + j
+    return parts
 
 
 def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
@@ -40,8 +43,12 @@ def packed_fill(layout: Tensor, block_size: int) -> float:
     if block_size >= PACKED_BLOCK:
         return 1.0
     k = PACKED_BLOCK // block_size
-    if not layout.any():
+    packed = parts_of(layout, block_size) > 0
+    if not packed.any():
         return float(k * k)
     _, n, m = layout.shape
-    touched = (parts_of(layout, block_size) > 0).repeat_interleave(k, 1).repeat_interleave(k, 2)
-    return (k * k * layout.sum() / touched[:, :n, :m].sum()).item()
+    there = sum(
+        packed[:, : -(-(n - i) // k), : -(-(m - j) // k)].sum()
+        for i, j in itertools.product(range(k), repeat=2)
+    )
+    return (k * k * layout.sum() / there).item()

@@ -99,10 +99,12 @@ def test_large_blocks_are_listed_in_blocks_of_128(on_hopper):
 def test_the_choice_compiles_without_a_graph_break(dynamic, on_hopper):
     torch.compiler.reset()
     qkv = torch.zeros(1, 32, 3, 2, 16).half()
-    compiled = torch.compile(
-        lambda x: call(*x.unbind(2), causal=True),
-        fullgraph=True, dynamic=dynamic, backend="aot_eager",
-    )  # fmt: skip
-    assert torch.equal(compiled(qkv), torch.ones(1, 32, 2, 16).half())
-    (options,) = on_hopper
-    assert options.causal
+    packed = BlockSparseMask(torch.tensor([[True, False], [False, True]]), 16)
+    for mask in (None, packed):
+        compiled = torch.compile(
+            lambda x, mask=mask: call(*x.unbind(2), causal=True, mask=mask),
+            fullgraph=True, dynamic=dynamic, backend="aot_eager",
+        )  # fmt: skip
+        assert torch.equal(compiled(qkv), torch.ones(1, 32, 2, 16).half())
+    assert [options.mask_packed for options in on_hopper] == [False, True]
+    assert on_hopper[0].causal

@@ -103,10 +103,12 @@ def test_options(name, block_size, head_dim):
     check(2, 1300, 1300, 2, 2, head_dim, mask=mask, **options)
 
 
-@pytest.mark.parametrize("head_dim", [40, 96, 192, 256])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size"), [(40, 16), (96, 32), (40, 128), (96, 128), (192, 128), (256, 128)]
+)
 @causal_or_full
-def test_head_dims(causal, head_dim):
-    mask = BlockSparseMask(butterfly(8), 128)
+def test_head_dims(causal, head_dim, block_size):
+    mask = BlockSparseMask(butterfly(-(-1000 // block_size)), block_size)
     check(1, 1000, 1000, 2, 1, head_dim, torch.float16, causal=causal, mask=mask)
 
 
