@@ -5,6 +5,8 @@ do so to one row, they take turns in the order in which their columns are drawn,
 the same in every run; and they wait.
 """
 
+import heapq
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from torch import Tensor
 from kernels.mask_packing import with_parts
 
 WINDOW_KEYS = 32_768  # of columns whose programs run side by side
+PROGRAMS = 66  # that are at the columns of one head at a time
+BETWEEN, TOLD = 1.0, 0.3  # two columns; until others know that a visit is over: in visits
 
 
 def walks_in_turns(
@@ -28,7 +32,8 @@ def walks_in_turns(
     that are drawn one after the other share no row, and each visits its rows in the order of
     colours, no two of which are the same. A window of columns at a time, whose rows a cache can
     hold. Colours are those of the whole layout: where a causal mask leaves out some blocks they
-    still keep programs apart.
+    still keep programs apart. But columns are of different lengths then, and within one window each
+    visits first what nobody else is at.
 
     Args:
         blocks: (H_m, n_q_blocks, n_k_blocks) bool, those that are visited.
@@ -42,31 +47,63 @@ def walks_in_turns(
     orders *= len(layout) // len(orders)
     parts = None if parts is None else parts.cpu()
     walks, visits, n = [], [], 0
-    for head, (columns, rows) in zip(blocks.cpu(), orders, strict=True):
-        drawn = head.T[columns][:, rows]
+    for head, whole, (columns, colours) in zip(blocks.cpu(), layout.cpu(), orders, strict=True):
+        drawn = head.T[columns]
         before = drawn.int().cumsum(0)
         turn = 2 * (before - 1) + (before < before[-1:]).int()
-        column, row = drawn.nonzero().unbind(1)
-        ends = drawn.sum(1).cumsum(0) + n
-        walks.append(torch.stack((columns, ends - drawn.sum(1), ends), dim=1))
-        number = rows[row]
+        counts = drawn.sum(1)
+        column, row = np.nonzero(drawn.numpy())
+        ready = np.zeros(len(row))
+        if len(columns) <= window and not torch.equal(head, whole):
+            ready = _ready_times(row, counts.numpy(), colours)
+        order = np.lexsort((colours[row], ready, column))
+        column, row = torch.from_numpy(column[order]), torch.from_numpy(row[order])
+        ends = counts.cumsum(0) + n
+        walks.append(torch.stack((columns, ends - counts, ends), dim=1))
+        number = row
         if parts is not None:
-            number = with_parts(number, parts[len(walks) - 1][rows[row], columns[column]])
+            number = with_parts(number, parts[len(walks) - 1][row, columns[column]])
         visits.append(torch.stack((number, turn[column, row]), dim=1))
         n = int(ends[-1])
     return torch.stack(walks).int(), torch.cat(visits).int()
 
 
-def _drawing_order(layout: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """The orders of columns and of rows of a layout (n_q_blocks, n_k_blocks)."""
+def _ready_times(rows: np.ndarray, counts: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """When programs would find each row free that draw columns as they are done with others.
+
+    Args:
+        rows: of the visits of all columns, in the order of the drawing; counts: of each column.
+        colours: of all rows.
+
+    Returns:
+        For each visit a time, that of a visit being 1; those of a column are compared.
+    """
+    free = [0.0] * PROGRAMS
+    done = np.zeros(len(colours))
+    ready = np.empty(len(rows))
+    end = 0
+    for count in counts:
+        first, end = end, end + count
+        start = heapq.heappop(free) + BETWEEN
+        row = rows[first:end]
+        ready[first:end] = at = np.maximum(done[row] + TOLD, start)
+        order = np.lexsort((colours[row], at))
+        step = np.arange(count)
+        # one after the other, and none before it is free
+        done[row[order]] = finished = np.maximum.accumulate(at[order] - step) + step + 1
+        heapq.heappush(free, finished[-1] if count else start)
+    return ready
+
+
+def _drawing_order(layout: Tensor, window: int) -> tuple[Tensor, np.ndarray]:
+    """The order of columns, and colours of rows, of a layout (n_q_blocks, n_k_blocks)."""
     shown = layout.float().numpy()  # whose products are none of a model that counts its FLOPs
     last_first = shown[:, ::-1]
     colours = _first_fit(last_first.T @ last_first > 0)
     n = len(colours)
     windows = np.arange(n) // window
     columns = n - 1 - np.argsort(windows * n + colours, kind="stable")
-    rows = np.argsort(_first_fit(shown @ shown.T > 0), kind="stable")
-    return torch.from_numpy(columns), torch.from_numpy(rows)
+    return torch.from_numpy(columns), _first_fit(shown @ shown.T > 0)
 
 
 def _first_fit(conflicts: np.ndarray) -> np.ndarray:

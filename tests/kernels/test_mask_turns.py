@@ -1,5 +1,6 @@
 """Who adds to a row of blocks when: every visit is there once, and in the order of the drawing."""
 
+import heapq
 import itertools
 
 import pytest
@@ -66,6 +67,35 @@ def test_columns_drawn_one_after_the_other_share_no_row() -> None:
         # at each step all sets visit the rows of one colour
         for step in range(8):
             assert {walk[step] for walk in rows[i : i + 16]} == {walk[step] for walk in rows[:16]}
+
+
+def waits(rows: list[list[int]], programs: int, told: float) -> float:
+    """How long programs wait in all, who draw columns and need 1 for a row and 1 between two."""
+    free, done, waited = [0.0] * programs, {}, 0.0
+    for column in rows:
+        now = heapq.heappop(free) + 1.0
+        for row in column:
+            start = max(now, done.get(row, 0.0) + told)
+            waited += start - now
+            now = done[row] = start + 1.0
+        heapq.heappush(free, now)
+    return waited
+
+
+@pytest.mark.parametrize(("n", "less"), [(64, 0.8), (128, 0.6), (256, 0.6)])
+def test_under_a_causal_mask_columns_visit_first_what_nobody_else_is_at(
+    n: int, less: float
+) -> None:
+    layout = butterfly(n).unsqueeze(0)
+    in_one, in_many = (
+        rows_of(walks[0], visits)
+        for walks, visits in (
+            walks_in_turns(layout.tril(), layout, one_order=False, window=window)
+            for window in (n, n - 1)  # beyond one window colours alone keep programs apart
+        )
+    )
+    for told in (0.3, 1.0):
+        assert waits(in_one, 66, told) < 0.6 * waits(in_many, 66, told)
 
 
 def test_long_layouts_are_drawn_a_window_at_a_time() -> None:
