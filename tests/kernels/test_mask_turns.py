@@ -82,10 +82,8 @@ def waits(rows: list[list[int]], programs: int, told: float) -> float:
     return waited
 
 
-@pytest.mark.parametrize(("n", "less"), [(64, 0.8), (128, 0.6), (256, 0.6)])
-def test_under_a_causal_mask_columns_visit_first_what_nobody_else_is_at(
-    n: int, less: float
-) -> None:
+@pytest.mark.parametrize("n", [128, 256])
+def test_under_a_causal_mask_columns_visit_first_what_nobody_else_is_at(n: int) -> None:
     layout = butterfly(n).unsqueeze(0)
     in_one, in_many = (
         rows_of(walks[0], visits)
