@@ -156,38 +156,29 @@ class BlockSparseMask:
         if key not in self._cache:
             # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
             with torch.inference_mode(False):
-                self._cache[key] = self._make_lists(
-                    seq_q, seq_k, causal, window_size, all_partial, longest_column_first, in_turns,
-                    block_size, device,
-                )  # fmt: skip
+                hidden = self._seen(seq_q, seq_k, causal, window_size)[0] & ~self.layout
+                self._cache[key] = make_lists(
+                    *self._to_list(seq_q, seq_k, causal, window_size, block_size),
+                    all_partial=all_partial,
+                    longest_column_first=longest_column_first,
+                    in_turns=in_turns,
+                    block_size=block_size,
+                    hides=bool(hidden.any()),
+                    device=device,
+                )
         return self._cache[key]
 
-    def _make_lists(
-        self,
-        seq_q: int,
-        seq_k: int,
-        causal: bool,
-        window_size: int | None,
-        all_partial: bool,
-        longest_column_first: bool,
-        in_turns: bool,
-        block_size: int,
-        device: torch.device,
-    ) -> MaskLists:
-        seen_if_true = self._seen(seq_q, seq_k, causal, window_size)[0]
+    def _to_list(
+        self, seq_q: int, seq_k: int, causal: bool, window_size: int | None, block_size: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The full and the partial blocks, the layout, and parts if blocks are packed."""
         full, partial = self._split(seq_q, seq_k, causal, window_size)
-        layout, parts = self.layout, None
-        if block_size > self.block_size:
-            layout = parts_of(layout, self.block_size) > 0
-            parts = parts_of(full | partial, self.block_size)
-            full = parts_of(full, self.block_size) == ALL_PARTS
-            partial = (parts > 0) & ~full
-        return make_lists(
-            full, partial, layout, parts,
-            all_partial=all_partial, longest_column_first=longest_column_first, in_turns=in_turns,
-            block_size=block_size, device=device,
-            hides=bool((seen_if_true & ~self.layout).any()),
-        )  # fmt: skip
+        if block_size == self.block_size:
+            return full, partial, self.layout, None
+        layout = parts_of(self.layout, self.block_size) > 0
+        parts = parts_of(full | partial, self.block_size)
+        full = parts_of(full, self.block_size) == ALL_PARTS
+        return full, (parts > 0) & ~full, layout, parts
 
     def _cut(self, seq_q: int, seq_k: int, block_size: int) -> "BlockSparseMask":
         """The same mask in smaller blocks."""

@@ -69,14 +69,15 @@ def walks_in_turns(
 
 
 def _ready_times(rows: np.ndarray, counts: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """When programs would find each row free that draw columns as they are done with others.
+    """When each row is free for the column that visits it, if a program draws the next column as
+    soon as it is done with one.
 
     Args:
         rows: of the visits of all columns, in the order of the drawing; counts: of each column.
         colours: of all rows.
 
     Returns:
-        For each visit a time, that of a visit being 1; those of a column are compared.
+        A time for each visit, which itself takes 1.
     """
     free = [0.0] * PROGRAMS
     done = np.zeros(len(colours))

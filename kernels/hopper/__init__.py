@@ -38,9 +38,9 @@ def obstacle(call: AttentionCall) -> str | None:
                 ".contiguous() on it"
             )
     mask = call.arguments.get("mask")
-    obstacle = None if mask is None else _mask_obstacle(mask, q.shape[-1])
+    of_mask = None if mask is None else _mask_obstacle(mask, q.shape[-1])
     # what the backward pass here does not serve goes to the portable one
-    return obstacle or call.lacks(_SERVED) or triton.obstacle(call)
+    return of_mask or call.lacks(_SERVED) or triton.obstacle(call)
 
 
 def _mask_obstacle(mask: BlockSparseMask, head_dim: int) -> str | None:
@@ -52,8 +52,8 @@ def _mask_obstacle(mask: BlockSparseMask, head_dim: int) -> str | None:
     least = _LEAST_FILL.get(mask.block_size, 1.0)
     if mask.packed_fill < least:
         return (
-            f"it packs blocks of {mask.block_size} into blocks of 64 where those hold {least} or "
-            f"more of them, the mean of the ones that hold any, and mask has {mask.packed_fill:.2f}"
+            f"it packs blocks of {mask.block_size} into blocks of 64 if those that hold any hold "
+            f"{least} or more on average, and those of mask hold {mask.packed_fill:.2f}"
         )
     return None
 

@@ -57,8 +57,18 @@ def test_masks_that_waste_most_of_a_tile_are_refused(on_hopper):
     apart = torch.eye(16, dtype=torch.bool).repeat_interleave(4, 1)[:, ::4]
     for head_dim, block_size, layout, message in (
         (136, 64, apart, "at head_dim 136 it takes masks in blocks of 128 .*, and mask has .* 64"),
-        (64, 32, apart & (torch.arange(16) % 2 == 0), "packs blocks of 32 .* hold 1.75 or .* 1.00"),
-        (64, 16, apart & (torch.arange(16) % 2 == 0), "packs blocks of 16 .* hold 3.0 or .* 2.00"),
+        (
+            64,
+            32,
+            apart & (torch.arange(16) % 2 == 0),
+            "packs blocks of 32 .* hold 1.75 or .* hold 1.00",
+        ),
+        (
+            64,
+            16,
+            apart & (torch.arange(16) % 2 == 0),
+            "packs blocks of 16 .* hold 3.0 or .* hold 2.00",
+        ),
     ):
         seq = 16 * block_size
         with pytest.raises(ValueError, match=message):
