@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kernels.limits import BLOCK_SIZES
 from kernels.mask_lists import MaskLists, make_lists
-from kernels.mask_packing import ALL_PARTS, PACKED_BLOCK, packed_fill, parts_of
+from kernels.mask_packing import ALL_PARTS, MOST_PACKED, PACKED_BLOCK, packed_fill, parts_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -175,6 +175,12 @@ class BlockSparseMask:
         full, partial = self._split(seq_q, seq_k, causal, window_size)
         if block_size == self.block_size:
             return full, partial, self.layout, None
+        longest = max(seq_q, seq_k)
+        if longest > MOST_PACKED * PACKED_BLOCK:
+            raise ValueError(
+                f"blocks of {self.block_size} are packed into blocks of {PACKED_BLOCK} up to "
+                f"{MOST_PACKED * PACKED_BLOCK} tokens, got {longest}: use larger blocks"
+            )
         layout = parts_of(self.layout, self.block_size) > 0
         parts = parts_of(full | partial, self.block_size)
         full = parts_of(full, self.block_size) == ALL_PARTS

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PACKED_BLOCK = 64
+MOST_PACKED = 2**16  # in a row or a column: their numbers have 16 bits
 PART = 16
 ALL_PARTS = 2**16 - 1
 
@@ -33,7 +34,7 @@ def parts_of(blocks: Tensor, block_size: int) -> Tensor:
 
 
 def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
-    """Numbers of blocks of 64, below 2^16, with their parts in the upper 16 of 32 bits: int64."""
+    """Numbers of blocks of 64, below MOST_PACKED, with parts in the upper 16 of 32 bits: int64."""
     return numbers + (parts << 16)
 
 

@@ -8,6 +8,7 @@ import torch
 from kernels import triton
 from kernels.block_mask import BlockSparseMask
 from kernels.call import AttentionCall
+from kernels.mask_packing import MOST_PACKED, PACKED_BLOCK
 
 _SERVED = frozenset(
     {
@@ -48,6 +49,12 @@ def _mask_obstacle(mask: BlockSparseMask, head_dim: int) -> str | None:
         return (
             f"at head_dim {head_dim} it takes masks in blocks of 128 or more, and mask has blocks "
             f"of {mask.block_size}"
+        )
+    tokens = max(mask.layout.shape[1:]) * mask.block_size
+    if mask.block_size < PACKED_BLOCK and tokens > MOST_PACKED * PACKED_BLOCK:
+        return (
+            f"it packs blocks of {mask.block_size} up to {MOST_PACKED * PACKED_BLOCK} tokens, and "
+            f"mask is for {tokens}"
         )
     least = _LEAST_FILL.get(mask.block_size, 1.0)
     if mask.packed_fill < least:

@@ -26,6 +26,7 @@ from kernels.hopper.bwd_step import (
     row_tile_of,
     scores,
     store_ds,
+    tile_in_loop,
 )
 from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import GROUP_N, M, group_view, head_walk, take_walk
@@ -35,17 +36,12 @@ from kernels.hopper.schedule import peek
 
 
 @gluon.jit
-def _tile(tiles, slot, c, plan: gl.constexpr):
-    """Keys or values in shared memory: (64, D). That the last term is 0 the compiler cannot tell,
-    which would make descriptors before the loop and spill them."""
-    return tiles.index(slot + gl.minimum(c + 1, 0)).reshape([GROUP_N, plan.block_d])
-
-
-@gluon.jit
 def _part_of_dq(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
     """Issue dq^T = k^T ds^T, 64 columns of it."""
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
-    k_cols = _tile(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1).permute((1, 0))
+    k_cols = (
+        tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1).permute((1, 0))
+    )
     return warpgroup_mma(k_cols, shared.ds.index(0), zero, use_acc=False, is_async=True)
 
 
@@ -91,12 +87,12 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
             head_key = dropout_key(batch, head, call, plan)
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             n = h_end - h_first
-            st = scores(_tile(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
+            st = scores(tile_in_loop(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
             for step in range(n):
                 listed = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
                 row_tile, parts = number_of(listed, plan), parts_of(listed, plan)
                 view = View(start_n, batch, whole_from, whole_to, head_key, parts)
-                v_t = _tile(shared.v, slot, c, plan)
+                v_t = tile_in_loop(shared.v, slot, c, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 store_ds(ds, c, shared, 0, plan)
                 fence_async_shared()
@@ -114,7 +110,7 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
                         part, dk, dr = warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
                         # of the next row tile; of the last one again, for the compiler's sake
-                        k_t = _tile(shared.k, slot, c, plan)
+                        k_t = tile_in_loop(shared.k, slot, c, plan)
                         st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
                     _add_part(
                         part, panel, c, row_tile, before, after, batch, head,

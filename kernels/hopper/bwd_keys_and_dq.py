@@ -25,6 +25,7 @@ from kernels.hopper.bwd_step import (
     scores,
     share_ds,
     store_ds,
+    tile_in_loop,
 )
 from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
 from kernels.hopper.bwd_walk import (
@@ -39,18 +40,8 @@ from kernels.hopper.schedule import peek
 
 
 @gluon.jit
-def _tile(tiles, c, plan: gl.constexpr):
-    """The only tile of keys or values in shared memory: (plan.block, D).
-
-    Its number is 0, but the compiler cannot tell. If it could, it would make all descriptors of
-    the tile before the loop, and spill them: 48 registers.
-    """
-    return tiles.index(gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
-
-
-@gluon.jit
 def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
-    return _tile(tiles, c, plan).slice(cid * GROUP_N, GROUP_N)
+    return tile_in_loop(tiles, 0, c, plan).slice(cid * GROUP_N, GROUP_N)
 
 
 @gluon.jit
@@ -69,7 +60,7 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
     """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
     stage = c % plan.ds_stages
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
-    k_cols = _tile(shared.k, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
+    k_cols = tile_in_loop(shared.k, 0, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
     return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
 
 

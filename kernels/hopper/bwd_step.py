@@ -195,6 +195,16 @@ def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: g
 
 
 @gluon.jit
+def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
+    """A tile of keys or values in shared memory, (block, D), for a step of a loop that counts c.
+
+    The term with c is 0, but the compiler cannot tell. If it could, it would make all descriptors
+    of the tile before the loop, and spill them: at 128 columns 48 registers.
+    """
+    return tiles.index(slot + gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
+
+
+@gluon.jit
 def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
     """Issue the scores (keys, queries) of the row tile in stage c, if it is there or coming."""
     await_rows(c, there, shared, plan)

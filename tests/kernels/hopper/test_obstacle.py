@@ -76,6 +76,15 @@ def test_masks_that_waste_most_of_a_tile_are_refused(on_hopper):
     assert not on_hopper
 
 
+def test_masks_of_more_blocks_than_can_be_packed_are_refused(on_hopper):
+    q = torch.zeros(1, 16, 1, 8).half()
+    k = torch.zeros(1, 2**22 + 16, 1, 8).half()
+    mask = BlockSparseMask(torch.ones(1, 2**18 + 1, dtype=torch.bool), 16)
+    with pytest.raises(ValueError, match="up to 4194304 tokens, and mask is for 4194320"):
+        call(q, k, k, mask=mask)
+    assert not on_hopper
+
+
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_small_blocks_are_packed(block_size, on_hopper):
     layout = torch.eye(64 // block_size * 3, dtype=torch.bool)
