@@ -40,7 +40,8 @@ def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
 
 def packed_fill(layout: Tensor, block_size: int) -> float:
     """How many blocks of a layout (H_m, n, m) lie in a block of 64 that has one: the mean, were no
-    block cut by the end of the layout. 1 of larger blocks, as many as can be of no block."""
+    block cut by the end of the layout. It is 1 where blocks are not smaller, and where there is no
+    block as many as fit."""
     if block_size >= PACKED_BLOCK:
         return 1.0
     k = PACKED_BLOCK // block_size
