@@ -176,3 +176,14 @@ def with_mask(
         mask_packed=lists.packed,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),
     )
+
+
+class LossOptions(NamedTuple):
+    """What the operators of `kernels.cross_entropy` are told beside tensors."""
+
+    vocab_size: int
+    """Rows of the weight that count; those from there on are padding."""
+    softcap: float
+    """0: none."""
+    z_loss: float
+    ignore_index: int

@@ -5,7 +5,7 @@ Learners", with rotary positions as an option.
 Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
-import math
+from contextlib import nullcontext
 from operator import index
 from typing import Literal
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.block_mask import BlockSparseMask
+from kernels.cross_entropy import linear_cross_entropy
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.cache import KVCache
 from model.config import ModelConfig
@@ -81,8 +82,8 @@ class GPT(nn.Module):
                 autocast.
 
         Returns:
-            (B, T, V) logits without targets, else the float32 loss in nats: a scalar, or (B, S)
-            with reduction="none". The mean of no targets at all is NaN.
+            (B, T, V) logits without targets, else the loss in nats, float32 (float64 of a float64
+            model): a scalar, or (B, S) with reduction="none". The mean of no targets at all is NaN.
 
         Raises:
             ValueError: tokens that are not (B, T), targets that are not (B, S), doc_start of
@@ -99,22 +100,16 @@ class GPT(nn.Module):
                 "each of the last tokens needs one target (-100 where none counts)."
             )
         hidden = hidden[:, -targets.shape[1] :]
-        if reduction == "none":
-            # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
-            with torch.autocast(tokens.device.type, enabled=False):
-                return self._losses(hidden.float(), targets, reduction)
-        return self._losses(hidden, targets, reduction)
-
-    def _losses(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        """Cross-entropy of (B, S) targets from (B, S, C) states, as `forward` gives it."""
-        # Padding is masked here, not cut off as in `head`: a slice would leave rows that are no
-        # longer aligned, and make the largest tensors of a step slow to read and write.
-        logits = F.linear(hidden, self.tok_emb.weight).flatten(0, 1).float()
-        if self.config.padded_vocab_size > self.config.vocab_size:
-            columns = torch.arange(self.config.padded_vocab_size, device=hidden.device)
-            logits = logits.masked_fill(columns >= self.config.vocab_size, -math.inf)
-        loss = F.cross_entropy(logits, targets.flatten(), reduction=reduction)
-        return loss.view_as(targets) if reduction == "none" else loss
+        # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
+        whole = torch.autocast(tokens.device.type, enabled=False)
+        with whole if reduction == "none" else nullcontext():
+            return linear_cross_entropy(
+                hidden,
+                self.tok_emb.weight,
+                targets,
+                reduction=reduction,
+                vocab_size=self.config.vocab_size,
+            )
 
     def hidden(
         self, tokens: Tensor, *, doc_start: Tensor | None = None, cache: KVCache | None = None

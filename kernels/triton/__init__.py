@@ -7,6 +7,7 @@ import importlib.util
 import os
 
 import torch
+from torch import Tensor
 
 from kernels.call import AttentionCall
 from kernels.checks import MAX_ROW_STRIDE, rows_in_reach
@@ -17,16 +18,25 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def obstacle(call: AttentionCall) -> str | None:
-    """Why these kernels cannot serve the call, None if they can."""
-    q = call.q
+def device_obstacle(x: Tensor, name: str) -> str | None:
+    """Why no kernel here can serve a call with this tensor, None if they can."""
     if not _HAS_TRITON:
         return "the package triton is not installed"
-    if q.dtype == torch.float64:
-        return "it computes in fp32, and q is float64"
-    if q.device.type != "cuda" and not _INTERPRETED:
-        return f"q is on {q.device}, and it needs a CUDA GPU (or TRITON_INTERPRET=1, for tests)"
-    for name, tensor in (("q", q), ("k", call.k), ("v", call.v)):
+    if x.dtype == torch.float64:
+        return f"it computes in fp32, and {name} is float64"
+    if x.device.type != "cuda" and not _INTERPRETED:
+        return (
+            f"{name} is on {x.device}, and it needs a CUDA GPU (or TRITON_INTERPRET=1, for tests)"
+        )
+    return None
+
+
+def obstacle(call: AttentionCall) -> str | None:
+    """Why the attention kernels cannot serve the call, None if they can."""
+    reason = device_obstacle(call.q, "q")
+    if reason is not None:
+        return reason
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
         if not rows_in_reach(tensor):
             return (
                 f"it takes rows at most {MAX_ROW_STRIDE} elements apart, and {name} has shape "
