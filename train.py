@@ -109,7 +109,7 @@ class Task(Protocol):
         ...
 
     def compiles_at(self, step: int) -> bool:
-        """Whether batches begin to have another shape with this step."""
+        """Whether this step compiles, as batches begin to have another shape, or is captured."""
         ...
 
     def step(self, step: int) -> int:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import deque
 
 import pytest
 
@@ -100,19 +101,19 @@ def test_damaged_data_are_not_saved(run, corpus, tmp_path):
 def spoil(monkeypatch):
     """Let the loss of the micro-batches be NaN that hold one of these training samples."""
     batch, forward, numbers = TrainBatches.batch, GPT.forward, set()
+    spoilt = deque()  # of the micro-batches that were read, and not learned from yet
 
     def spoil(*samples):
         numbers.update(samples)
 
     def noted(self, first, size):
-        spoilt["now"] = bool(numbers & {*range(first, first + size)})
+        spoilt.append(bool(numbers & {*range(first, first + size)}))
         return batch(self, first, size)
 
     def maybe(self, *args, **options):
         loss = forward(self, *args, **options)
-        return loss * float("nan") if self.training and spoilt["now"] else loss
+        return loss * float("nan") if self.training and spoilt.popleft() else loss
 
-    spoilt = {"now": False}
     monkeypatch.setattr(TrainBatches, "batch", noted)
     monkeypatch.setattr(GPT, "forward", maybe)
     return spoil

@@ -40,6 +40,11 @@ class GraphedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
 
+    @property
+    def captures_next(self) -> bool:
+        """Whether the next call captures the step, which takes longer than a step."""
+        return self._captures and self._graph is None and self._calls == _WARM_UP
+
     def __call__(self, *inputs: Tensor) -> None:
         """One step; inputs from the CPU are copied while the GPU still works on the last."""
         if self._device.type == "cuda":
@@ -71,7 +76,8 @@ class GraphedStep:
         # the graph makes its own gradients, in memory that it keeps
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # a checkpoint may be on its way to the disk in another thread
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step(*self._inputs)
         self._graph = graph
         graph.replay()

@@ -55,8 +55,12 @@ from experiments.train_steps.tables import draw_speed, speed_table
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from model.gpt import GPT
+from training.distributed import Processes
+from training.finite_steps import FiniteSteps
+from training.graphs import GraphedStep
 from training.language.config import OptimConfig
-from training.numerics import deterministic_algorithms
+from training.language.step import LanguageStep
+from training.numerics import autocast, deterministic_algorithms
 from training.optim import make_optimizer
 
 TOKENS_A_STEP = 32_768
@@ -68,19 +72,32 @@ NANOGPT_BACKENDS = {
 }
 
 Step = Callable[[], Tensor]
+"""A step of training; gives its loss in a tensor that the next one may overwrite."""
 
 
 def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
-    """A training step of this project's model; returns the loss."""
+    """A step as train.py takes it on one GPU."""
     model = GPT(config).cuda()
     optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
-    optimizer = make_optimizer(model, optim)
-    return training_step(
-        torch.compile(model),
-        optimizer,
-        lambda run: run(tokens, targets),
-        partial(deterministic_algorithms, deterministic),
+    optimizer = make_optimizer(model, optim, capturable=True)
+    alone = Processes(rank=0, world_size=1, device=tokens.device)
+    finite = FiniteSteps(optimizer, alone, ["loss"])
+    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
+    learn = LanguageStep(
+        compiled,
+        finite,
+        partial(autocast, "bfloat16", alone.device),
+        grad_clip=optim.grad_clip,
     )
+    take = GraphedStep(learn, optimizer, alone.device)
+
+    def step() -> Tensor:
+        finite.kept["sums"].zero_()
+        with deterministic_algorithms(deterministic):
+            take(tokens[None], targets[None])  # one micro-batch
+        return finite.kept["sums"]
+
+    return step
 
 
 def nanogpt_step(

@@ -37,12 +37,13 @@ def cross_entropy_of_rows(
     scores = logits[:, : options.vocab_size].to(losses.dtype)
     if options.softcap:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    lse = scores.logsumexp(1)
-    loss = lse - scores.gather(1, target)[:, 0] + options.z_loss * lse.square()
+    # not scores - lse, which loses what the logarithm of a large sum rounds off
+    log_p, lse = scores.log_softmax(1), scores.logsumexp(1)
+    loss = options.z_loss * lse.square() - log_p.gather(1, target)[:, 0]
     losses.copy_(loss.where(counts, 0.0))
     if not with_gradients:
         return
-    gradient = (scores - lse[:, None]).exp() * (1 + 2 * options.z_loss * lse)[:, None]
+    gradient = log_p.exp() * (1 + 2 * options.z_loss * lse)[:, None]
     gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0))
     if options.softcap:
         gradient *= 1 - (scores / options.softcap).square()

@@ -69,12 +69,14 @@ def cross_entropy_kernel(
             total += tl.exp2((scores - highest) * LOG2E)
         top = tl.max(highest, 0)
         total = tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
-        lse = top + tl.log2(total) * LN2
+        # not scores - lse, which loses what adding the two parts of lse rounds off
+        log2_total = tl.log2(total)
+        lse = top + log2_total * LN2
 
         is_known = (target >= 0) & (target < vocab_size)
         known = tl.where(is_known, target, 0)
         at_target = scores_at(logits_ptr, known, vocab_size, softcap, HAS_SOFTCAP)
-        loss = lse - at_target + z_loss * lse * lse
+        loss = (top - at_target) + log2_total * LN2 + z_loss * lse * lse
         tl.store(losses_ptr + row, tl.where(is_known, loss, float("nan")))
 
         if WITH_GRADIENTS:
@@ -85,7 +87,7 @@ def cross_entropy_kernel(
             for start in range(0, n_columns, BLOCK_V):
                 columns = start + block
                 scores = scores_at(logits_ptr, columns, vocab_size, softcap, HAS_SOFTCAP)
-                gradient = tl.exp2((scores - lse) * LOG2E) * factor
+                gradient = tl.exp2((scores - top) * LOG2E - log2_total) * factor
                 gradient = tl.where(columns == target, gradient - 1.0, gradient)
                 if HAS_SOFTCAP:
                     inner = scores / softcap

@@ -117,7 +117,7 @@ class ClassificationTask:
         return {"examples": self.samples(step)}
 
     def compiles_at(self, step: int) -> bool:
-        return self._curriculum.number(step) != self._lesson
+        return self._curriculum.number(step) != self._lesson or self._take_step.captures_next
 
     def step(self, step: int) -> int:
         number = self._curriculum.number(step)

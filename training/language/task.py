@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from data.files import write_atomically
 from data.sampler import first_sample
@@ -20,8 +19,10 @@ from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps, Window
+from training.graphs import GraphedStep
 from training.language import start
 from training.language.config import TrainConfig
+from training.language.step import LanguageStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
@@ -63,10 +64,12 @@ class LanguageTask:
         # a terabyte takes minutes to read
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model).to(processes.device)
-        self.optimizer = make_optimizer(self.model, config.optim)
+        self._captured = processes.device.type == "cuda" and processes.world_size == 1
+        self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
         self.must_match = start.must_match(config, self._stream)
         self._activations = partial(autocast, config.run.dtype, processes.device)
         self.finite = FiniteSteps(self.optimizer, processes, ["loss"])
+        self._ahead: tuple[int, list[Tensor]] | None = None
 
     def take_weights(self, run: Path) -> str:
         return start.load_first_weights(run, self.model, self._stream, self._processes)
@@ -77,7 +80,12 @@ class LanguageTask:
             write_atomically(run / TOKENIZER, (self._stream.path / TOKENIZER).read_bytes())
 
     def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
-        self._fast, self._parallel = fast, parallel
+        self._fast = fast
+        learn = LanguageStep(
+            parallel, self.finite, self._activations, grad_clip=self._config.optim.grad_clip
+        )
+        device = self._processes.device
+        self._take_step = GraphedStep(learn, self.optimizer, device, capture=self._captured)
 
     def describe(self) -> str:
         config, world_size = self._config, self._processes.world_size
@@ -100,34 +108,35 @@ class LanguageTask:
         return {"tokens": step * self._config.optim.batch_tokens}
 
     def compiles_at(self, step: int) -> bool:
-        return False
+        return self._take_step.captures_next
 
     def step(self, step: int) -> int:
-        """Gradients of all micro-batches add up, and are exchanged with the last."""
-        optim = self._config.optim
-        total = torch.zeros((), device=self._processes.device)
-        for micro_step in range(self._n_micro_batches):
-            first = first_sample(
-                step=step,
-                micro_step=micro_step,
-                rank=self._processes.rank,
-                grad_accum_steps=self._n_micro_batches,
-                world_size=self._processes.world_size,
-                micro_batch_size=optim.micro_batch_size,
+        number, batches = self._ahead or (step, self._micro_batches(step))
+        assert number == step
+        self._take_step(*batches)
+        self._ahead = None
+        if step + 1 < self._config.optim.max_steps:  # read while the GPU works on this one
+            self._ahead = step + 1, self._micro_batches(step + 1)
+        return self._config.optim.batch_tokens
+
+    def _micro_batches(self, step: int) -> list[Tensor]:
+        """Tokens, targets and, with a document mask, doc_start: (M, B, T) each, M micro-batches."""
+        size = self._config.optim.micro_batch_size
+        batches = [
+            self._batches.batch(
+                first_sample(
+                    step=step,
+                    micro_step=micro_step,
+                    rank=self._processes.rank,
+                    grad_accum_steps=self._n_micro_batches,
+                    world_size=self._processes.world_size,
+                    micro_batch_size=size,
+                ),
+                size,
             )
-            batch = self._batches.batch(first, optim.micro_batch_size)
-            tokens, targets, doc_start = to_device(batch, self._processes.device)
-            if isinstance(self._parallel, DistributedDataParallel):
-                is_last = micro_step == self._n_micro_batches - 1
-                self._parallel.require_backward_grad_sync = is_last
-            with self._activations():
-                loss = self._parallel(tokens, targets, doc_start=doc_start)
-            (loss / self._n_micro_batches).backward()
-            total += loss.detach() / self._n_micro_batches
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), optim.grad_clip or math.inf)
-        self.finite(norm, total)
-        self.optimizer.zero_grad(set_to_none=True)
-        return optim.batch_tokens
+            for micro_step in range(self._n_micro_batches)
+        ]
+        return [torch.stack(part) for part in zip(*batches, strict=True) if part[0] is not None]
 
     def check_data(self) -> None:
         self._verified.wait()

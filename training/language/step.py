@@ -1,0 +1,52 @@
+"""One step of a GPT's training, from its micro-batches to new weights."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training.finite_steps import FiniteSteps
+
+
+class LanguageStep:
+    """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
+
+    The model is called as model(tokens, targets, doc_start=doc_start), and gives the mean loss.
+    `activations` makes the context of the forward pass. A grad_clip of 0 turns clipping off.
+
+    `finite` takes the step, and is given the mean loss.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        finite: FiniteSteps,
+        activations: Callable[[], AbstractContextManager],
+        *,
+        grad_clip: float,
+    ) -> None:
+        self._model, self._finite, self._activations = model, finite, activations
+        self._parameters = list(model.parameters())
+        self._grad_clip = grad_clip or math.inf
+
+    def __call__(self, tokens: Tensor, targets: Tensor, doc_start: Tensor | None = None) -> None:
+        """Take the step on (M, B, T) tensors, M micro-batches of this process.
+
+        Their gradients add up, and are exchanged between processes with the last.
+        """
+        self._finite.optimizer.zero_grad(set_to_none=True)
+        n_micro_batches = len(tokens)
+        total = torch.zeros((), device=tokens.device)
+        for number in range(n_micro_batches):
+            if isinstance(self._model, DistributedDataParallel):
+                self._model.require_backward_grad_sync = number == n_micro_batches - 1
+            documents = None if doc_start is None else doc_start[number]
+            with self._activations():
+                loss = self._model(tokens[number], targets[number], doc_start=documents)
+            (loss / n_micro_batches).backward()
+            total += loss.detach() / n_micro_batches
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
+        self._finite(norm, total)
