@@ -4,12 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels.attention import flash_attention
+    from kernels.attention import flash_attention, flash_attention_packed
     from kernels.block_mask import BlockSparseMask
 
-__all__ = ["BlockSparseMask", "flash_attention"]
+__all__ = ["BlockSparseMask", "flash_attention", "flash_attention_packed"]
 
-_MODULES = {"flash_attention": "kernels.attention", "BlockSparseMask": "kernels.block_mask"}
+_MODULES = {
+    "flash_attention": "kernels.attention",
+    "flash_attention_packed": "kernels.attention",
+    "BlockSparseMask": "kernels.block_mask",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`flash_attention`, the one public function: it checks the call and picks who computes it."""
+"""`flash_attention`, and the same of a packed tensor: check the call and pick who computes it."""
 
 from collections.abc import Callable
 from typing import Literal, Unpack, overload
@@ -9,7 +9,7 @@ from kernels import hopper, triton
 from kernels.block_mask import BlockSparseMask
 from kernels.call import AttentionArguments, AttentionCall
 from kernels.checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
-from kernels.ops import attention
+from kernels.ops import IMPLEMENTATIONS, attention
 from kernels.options import make_options
 from kernels.reference import sdpa, standard, unfused
 
@@ -122,10 +122,6 @@ def flash_attention(
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
-    check_qkv(q, k, v)
-    check_numbers(softmax_scale, window_size, softcap, dropout_p)
-    check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
-    check_dropout_seed(dropout_seed, q)
     arguments: AttentionArguments = {
         "causal": causal,
         "softmax_scale": softmax_scale,
@@ -136,22 +132,76 @@ def flash_attention(
         "sinks": sinks,
         "softcap": softcap,
         "dropout_p": dropout_p,
-        "dropout_seed": dropout_seed if dropout_p > 0 else None,
+        "dropout_seed": dropout_seed,
     }
-    call = AttentionCall(q, k, v, arguments, return_lse, deterministic)
-    impl = _pick(impl, call)
-    if impl == "sdpa":
-        out, lse = sdpa.sdpa_attention(call)
-    elif impl == "unfused":
-        out, lse = unfused.unfused_attention(call)
-    elif impl == "reference":
-        out, lse = standard.standard_attention(q, k, v, **call.seeded(impl))
-    else:
-        out, lse = attention(q, k, v, impl, make_options(call, impl))
+    call = _checked(q, k, v, arguments, return_lse, deterministic)
+    out, lse = _compute(call, _pick(impl, call), (q, k, v))
     if not return_lse:
         return out
     assert lse is not None  # who has none refuses return_lse
     return out, lse
+
+
+def flash_attention_packed(
+    qkv: Tensor,
+    *,
+    deterministic: bool = False,
+    impl: str | None = None,
+    **arguments: Unpack[AttentionArguments],
+) -> Tensor:
+    """`flash_attention` of q, k and v in one tensor, as one linear layer makes them.
+
+    Its gradient is one tensor, too, that the backward pass writes as it is: of three, autograd
+    would make one by a copy.
+
+    Args:
+        qkv: (B, T, 3, H, D); q, k and v are qkv[:, :, 0] to qkv[:, :, 2].
+        deterministic, impl, arguments: as of `flash_attention`.
+
+    Returns:
+        out (B, T, H, D) in the dtype of qkv.
+
+    Raises:
+        ValueError: an argument is malformed, or the named impl cannot serve the call.
+    """
+    if qkv.dim() != 5 or qkv.shape[2] != 3:
+        raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
+    q, k, v = qkv.unbind(2)
+    call = _checked(q, k, v, arguments, False, deterministic)
+    impl = _pick(impl, call)
+    return _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))[0]
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arguments: AttentionArguments,
+    return_lse: bool,
+    deterministic: bool,
+) -> AttentionCall:
+    check_qkv(q, k, v)
+    given = arguments.get
+    dropout_p, dropout_seed = given("dropout_p", 0.0), given("dropout_seed")
+    check_numbers(given("softmax_scale"), given("window_size"), given("softcap"), dropout_p)
+    check_side_tensors(q, given("mask"), given("doc_start"), given("kv_lengths"), given("sinks"))
+    check_dropout_seed(dropout_seed, q)
+    if dropout_p == 0:
+        arguments = {**arguments, "dropout_seed": None}
+    return AttentionCall(q, k, v, arguments, return_lse, deterministic)
+
+
+def _compute(
+    call: AttentionCall, impl: str, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor | None]:
+    """out and, of who has it, lse; `inputs` are what autograd is to see: q, k and v, or qkv."""
+    if impl == "sdpa":
+        return sdpa.sdpa_attention(call)
+    if impl == "unfused":
+        return unfused.unfused_attention(call)
+    if impl == "reference":
+        return standard.standard_attention(call.q, call.k, call.v, **call.seeded(impl))
+    return attention(inputs, impl, make_options(call, impl))
 
 
 def _pick(impl: str | None, call: AttentionCall) -> str:

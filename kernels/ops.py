@@ -38,22 +38,70 @@ torch.library.define(
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
+# The same of q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor, too.
+torch.library.define(
+    "papilio::attn_packed_fwd", f"(Tensor qkv, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)"
+)
+torch.library.define(
+    "papilio::attn_packed_bwd",
+    "(Tensor dout, Tensor? dlse, Tensor qkv, Tensor out, Tensor lse, "
+    f"str impl, {OPTIONS_SCHEMA}) -> Tensor",
+)
 attn_fwd = torch.ops.papilio.attn_fwd.default
 attn_bwd = torch.ops.papilio.attn_bwd.default
+attn_packed_fwd = torch.ops.papilio.attn_packed_fwd.default
+attn_packed_bwd = torch.ops.papilio.attn_packed_bwd.default
 
 
-@torch.library.impl("papilio::attn_fwd", "CompositeExplicitAutograd")
-def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
+def _launch_fwd(
+    q: Tensor, k: Tensor, v: Tensor, impl: str, options: tuple
+) -> tuple[Tensor, Tensor]:
     # Triton launches on the current GPU, which need not be the one that holds q.
     with torch.cuda.device_of(q):
         return _module(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
 
 
+@torch.library.impl("papilio::attn_fwd", "CompositeExplicitAutograd")
+def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+    """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
+    return _launch_fwd(q, k, v, impl, options)
+
+
+@torch.library.impl("papilio::attn_packed_fwd", "CompositeExplicitAutograd")
+def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+    q, k, v = qkv.unbind(2)
+    return _launch_fwd(q, k, v, impl, options)
+
+
 @torch.library.register_fake("papilio::attn_fwd")
-def _(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
     batch, seq_q, n_head, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, n_head, seq_q), dtype=torch.float32)
+
+
+@torch.library.register_fake("papilio::attn_packed_fwd")
+def _(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+    q, k, v = qkv.unbind(2)
+    return _fake_fwd(q, k, v, impl, *options)
+
+
+def _launch_bwd(
+    grads: tuple[Tensor, ...],
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    impl: str,
+    options: tuple,
+) -> None:
+    """Write dq, dk and dv."""
+    with torch.cuda.device_of(q):
+        _module(impl, backward=True).attn_bwd(
+            dout, dlse, q, k, v, out, lse, AttentionOptions(*options), grads
+        )
 
 
 @torch.library.impl("papilio::attn_bwd", "CompositeExplicitAutograd")
@@ -69,10 +117,26 @@ def _attn_bwd(
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
-    with torch.cuda.device_of(q):
-        return _module(impl, backward=True).attn_bwd(
-            dout, dlse, q, k, v, out, lse, AttentionOptions(*options)
-        )
+    grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    _launch_bwd(grads, dout, dlse, q, k, v, out, lse, impl, options)
+    return grads
+
+
+@torch.library.impl("papilio::attn_packed_bwd", "CompositeExplicitAutograd")
+def _attn_packed_bwd(
+    dout: Tensor,
+    dlse: Tensor | None,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    impl: str,
+    *options: Any,
+) -> Tensor:
+    """The gradient of qkv, contiguous."""
+    dqkv = qkv.new_empty(qkv.shape)
+    q, k, v = qkv.unbind(2)
+    _launch_bwd(dqkv.unbind(2), dout, dlse, q, k, v, out, lse, impl, options)
+    return dqkv
 
 
 @torch.library.register_fake("papilio::attn_bwd")
@@ -82,13 +146,18 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+@torch.library.register_fake("papilio::attn_packed_bwd")
+def _(dout: Tensor, dlse: Tensor | None, qkv: Tensor, *_: Any) -> Tensor:
+    return qkv.new_empty(qkv.shape)
+
+
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, impl, *options = inputs
+    ctx.n_inputs = 1 if isinstance(inputs[1], str) else 3  # qkv, or q, k and v
+    ctx.impl, *options = inputs[ctx.n_inputs :]
     # Tensors must be saved by save_for_backward; the other options go beside them.
     ctx.is_tensor = [isinstance(option, Tensor) for option in options]
     tensors = [option for option in options if isinstance(option, Tensor)]
-    ctx.save_for_backward(q, k, v, *output, *tensors)
-    ctx.impl = impl
+    ctx.save_for_backward(*output, *inputs[: ctx.n_inputs], *tensors)
     ctx.others = [option for option in options if not isinstance(option, Tensor)]
     # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
     ctx.set_materialize_grads(False)
@@ -97,13 +166,17 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> No
 def _gradients(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, sinks_need_grad: bool
 ) -> tuple[Tensor | None, ...]:
-    """Of q, k, v and the sinks."""
-    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    """Of q, k and v, or of qkv; and of the sinks."""
+    out, lse, *rest = ctx.saved_tensors
+    inputs, tensors = rest[: ctx.n_inputs], rest[ctx.n_inputs :]
     sources = {True: iter(tensors), False: iter(ctx.others)}
     options = AttentionOptions(*(next(sources[is_tensor]) for is_tensor in ctx.is_tensor))
     if dout is None:
         dout = torch.zeros_like(out)
-    grads = attn_bwd(dout, dlse, q, k, v, out, lse, ctx.impl, *options)
+    if ctx.n_inputs == 1:
+        grads = (attn_packed_bwd(dout, dlse, *inputs, out, lse, ctx.impl, *options),)
+    else:
+        grads = attn_bwd(dout, dlse, *inputs, out, lse, ctx.impl, *options)
     if options.sinks is None or not sinks_need_grad:
         return *grads, None
     return *grads, _sinks_gradient(options.sinks, out, dout, lse, dlse)
@@ -111,7 +184,8 @@ def _gradients(
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     place = AttentionOptions._fields.index("sinks")
-    *grads, dsinks = _gradients(ctx, dout, dlse, ctx.needs_input_grad[4 + place])
+    needed = ctx.needs_input_grad[ctx.n_inputs + 1 + place]
+    *grads, dsinks = _gradients(ctx, dout, dlse, needed)
     option_grads: list[Tensor | None] = [None] * N_OPTIONS
     option_grads[place] = dsinks
     return (*grads, None, *option_grads)
@@ -134,8 +208,10 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-torch.library.register_autograd("papilio::attn_fwd", _backward, setup_context=_setup_context)
-torch.library.register_autograd("papilio::attn_bwd", _no_second_derivative)
+for _name in ("attn_fwd", "attn_packed_fwd"):
+    torch.library.register_autograd(f"papilio::{_name}", _backward, setup_context=_setup_context)
+for _name in ("attn_bwd", "attn_packed_bwd"):
+    torch.library.register_autograd(f"papilio::{_name}", _no_second_derivative)
 
 
 class _Attention(torch.autograd.Function):
@@ -148,33 +224,35 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
         sinks: Tensor | None,
         impl: str,
         options: AttentionOptions,
+        *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        inputs = (q, k, v, impl, *options)
+        given = (*inputs, impl, *options)
         with torch._C._AutoDispatchBelowAutograd():  # past the operator's own autograd
-            output = attn_fwd(*inputs)
-        _setup_context(ctx, inputs, output)
+            output = attn_packed_fwd(*given) if len(inputs) == 1 else attn_fwd(*given)
+        _setup_context(ctx, given, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         dout, dlse = grads
-        return *_gradients(ctx, dout, dlse, ctx.needs_input_grad[3]), None, None
+        *of_inputs, dsinks = _gradients(ctx, dout, dlse, ctx.needs_input_grad[0])
+        return dsinks, None, None, *of_inputs
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, impl: str, options: AttentionOptions
+    inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile."""
+    """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile.
+
+    `inputs` are q, k and v, or one tensor (B, T, 3, H, D) of them.
+    """
     if torch.compiler.is_compiling():
-        return attn_fwd(q, k, v, impl, *options)
-    out, lse = _Attention.apply(q, k, v, options.sinks, impl, options)
-    return out, lse
+        forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
+        return forward(*inputs, impl, *options)
+    return _Attention.apply(options.sinks, impl, options, *inputs)
 
 
 def _visible_pairs(seq_q: int, seq_k: int, causal: bool, window_size: int) -> int:
@@ -235,3 +313,23 @@ def _attn_bwd_flops(
 ) -> int:
     """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
     return 5 * _attn_fwd_flops(q_shape, k_shape, v_shape, impl, *options) // 2
+
+
+@register_flop_formula(torch.ops.papilio.attn_packed_fwd)
+def _attn_packed_fwd_flops(qkv_shape: tuple, impl: str, *options: Any, **_: Any) -> int:
+    shape = (*qkv_shape[:2], *qkv_shape[3:])
+    return _attn_fwd_flops(shape, shape, shape, impl, *options)
+
+
+@register_flop_formula(torch.ops.papilio.attn_packed_bwd)
+def _attn_packed_bwd_flops(
+    dout_shape: tuple,
+    dlse_shape: tuple | None,
+    qkv_shape: tuple,
+    fwd_out_shape: tuple,
+    lse_shape: tuple,
+    impl: str,
+    *options: Any,
+    **_: Any,
+) -> int:
+    return 5 * _attn_packed_fwd_flops(qkv_shape, impl, *options) // 2

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kernels import flash_attention
+from kernels import flash_attention, flash_attention_packed
 from kernels.block_mask import BlockSparseMask
+from kernels.call import AttentionArguments
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
@@ -59,30 +60,29 @@ class SelfAttention(nn.Module):
             (B, T, C), to be added to the residual stream.
         """
         B, T, C = x.shape
-        # q, k and v stay views of one tensor: the kernels read strides, so nothing is copied
         qkv = self.qkv_proj(x).view(B, T, 3, self.n_head, self.head_dim)
-        q, k, v = qkv.unbind(dim=2)  # (B, T, H, D) each
-        if rotary is not None:
-            q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T of T_k
         dropout_p = self.attention_dropout if self.training else 0.0
         # these draw their dropout from torch's generator themselves
         seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
-        out = flash_attention(
-            q,
-            k,
-            v,
+        options: AttentionArguments = {
             # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
-            causal=self.causal and (cache is None or T > 1),
-            softmax_scale=self.softmax_scale,
-            mask=mask,
-            doc_start=doc_start,
-            kv_lengths=kv_lengths,
-            dropout_p=dropout_p,
-            dropout_seed=_draw_seed(x.device) if seeded else None,
-            impl=self.impl,
-        )
+            "causal": self.causal and (cache is None or T > 1),
+            "softmax_scale": self.softmax_scale,
+            "mask": mask,
+            "doc_start": doc_start,
+            "kv_lengths": kv_lengths,
+            "dropout_p": dropout_p,
+            "dropout_seed": _draw_seed(x.device) if seeded else None,
+        }
+        if rotary is None and cache is None:
+            out = flash_attention_packed(qkv, impl=self.impl, **options)
+        else:
+            q, k, v = qkv.unbind(dim=2)  # (B, T, H, D) each, views: the kernels read strides
+            if rotary is not None:
+                q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+            if cache is not None:
+                k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T
+            out = flash_attention(q, k, v, impl=self.impl, **options)
         return self.resid_dropout(self.out_proj(out.reshape(B, T, C)))
 
 

@@ -10,6 +10,7 @@ Letters: B batch, T tokens, H heads, D head_dim; M queries of a row tile, N keys
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -254,25 +255,25 @@ def attn_bwd(
     out: Tensor,
     lse: Tensor,
     options: AttentionOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grads: Sequence[Tensor],
+) -> None:
     """Launch the two kernels of the backward pass, or those of `kernels.triton.bwd` for a call that
     `backward_plan` has no plan for.
 
     Args:
         dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
         q, k, v, out, lse: as `kernels.hopper.fwd.attn_fwd` took and gave them.
-
-    Returns:
-        dq (B, T_q, H, D), dk and dv (B, T_k, H_kv, D) in the dtype of q.
+        grads: dq, dk and dv, written: of the shapes and dtype of q, k and v, and strides that the
+            copy engine can take.
     """
     device, dtype = q.device, q.dtype
     B, T_q, H, D = q.shape
     T_k, H_kv = k.shape[1:3]
     plan = backward_plan(D, T_k, options.features)
     if plan is None:
-        return portable.attn_bwd(dout, dlse, q, k, v, out, lse, options)
+        return portable.attn_bwd(dout, dlse, q, k, v, out, lse, options, grads)
     n_row_tiles = -(-T_q // plan.block) * (plan.block // QUERIES)
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = grads
     if options.features.empty_rows:
         dq.zero_()  # where no key tile comes by
     numbers = functools.partial(torch.empty, device=device)
@@ -319,4 +320,3 @@ def attn_bwd(
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan), B * H_kv),
         0 if walks is None or walks.shape[0] == 1 else walks.stride(0),
     )  # fmt: skip
-    return dq, dk, dv

@@ -16,6 +16,8 @@ The gradient of lse enters through delta: d lse_i / d s_ij = p_ij, so that
 ds = p * (dp - (delta - dlse)).
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 from torch import Tensor
@@ -47,23 +49,20 @@ def attn_bwd(
     out: Tensor,
     lse: Tensor,
     options: AttentionOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grads: Sequence[Tensor],
+) -> None:
     """Launch the two backward kernels.
 
     Args:
         dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
         q, k, v, out, lse: as `kernels.triton.fwd.attn_fwd` took and gave them.
-
-    Returns:
-        dq (B, T_q, H, D), dk and dv (B, T_k, H_kv, D) in the dtype of q.
+        grads: dq, dk and dv, written: of the shapes and dtype of q, k and v, rows contiguous.
     """
-    batch, seq_q, n_head, head_dim = q.shape
+    batch, seq_q, n_head, _ = q.shape
     seq_k, n_kv_head = k.shape[1], k.shape[2]
     if dout.stride(-1) != 1 or not rows_in_reach(dout):
         dout = dout.contiguous()
-    dq = torch.empty((batch, seq_q, n_head, head_dim), dtype=q.dtype, device=q.device)
-    dk = torch.empty((batch, seq_k, n_kv_head, head_dim), dtype=k.dtype, device=k.device)
-    dv = torch.empty_like(dk)
+    dq, dk, dv = grads
 
     rows = options.mask_block_size or PADDED_ROWS
     padded_q = triton.cdiv(seq_q, rows) * rows
@@ -125,7 +124,6 @@ def attn_bwd(
         **shared,
         **tiles.launch,
     )
-    return dq, dk, dv
 
 
 def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import model.attention
-from kernels import flash_attention
+from kernels import flash_attention, flash_attention_packed
 from model.attention import SelfAttention
 from model.config import ModelConfig
 from model.positions import rotary_tables
@@ -21,24 +21,30 @@ def make_layer(layer: int = 0, **changes: Any) -> SelfAttention:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The arguments of every call that a layer makes to flash_attention."""
+    """The arguments of every call that a layer makes to an attention function."""
     seen = []
 
-    def spy(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    def spy(qkv: Any, **options: Any) -> Any:
+        seen.append({"qkv": qkv, **options})
+        return flash_attention_packed(qkv, **options)
+
+    def spy_on_three(q: Any, k: Any, v: Any, **options: Any) -> Any:
         seen.append({"q": q, "k": k, "v": v, **options})
         return flash_attention(q, k, v, **options)
 
-    monkeypatch.setattr(model.attention, "flash_attention", spy)
+    monkeypatch.setattr(model.attention, "flash_attention_packed", spy)
+    monkeypatch.setattr(model.attention, "flash_attention", spy_on_three)
     return seen
 
 
-def test_q_k_and_v_are_views_of_one_tensor(calls: list[dict[str, Any]]) -> None:
-    make_layer()(torch.randn(B, T, C, dtype=torch.float64))
-    (call,) = calls
-    tensors = [call[name] for name in "qkv"]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
-    assert all(tensor.shape == (B, T, 4, C // 4) for tensor in tensors)
-    assert all(tensor.stride() == (T * 3 * C, 3 * C, C // 4, 1) for tensor in tensors)
+def test_nothing_is_copied_on_the_way_to_attention(calls: list[dict[str, Any]]) -> None:
+    x, tables = torch.randn(B, T, C).double(), rotary_tables(torch.arange(T), C // 4, 10_000.0)
+    layer = make_layer()
+    layer(x)
+    layer(x, tables)
+    packed, three = calls
+    assert packed["qkv"].shape == (B, T, 3, 4, C // 4) and packed["qkv"].is_contiguous()
+    assert three["v"].stride() == packed["qkv"].unbind(2)[2].stride()
 
 
 @pytest.mark.parametrize(("attention", "impl"), [("auto", None), ("sdpa", "sdpa")])
