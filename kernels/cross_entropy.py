@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels import triton
 from kernels.options import LossOptions
+from kernels.products import add_product
 from kernels.reference import cross_entropy as reference
 
 CHUNK_BYTES = 2**29
@@ -213,7 +214,7 @@ def _by_chunks(
             )
             if dhidden is not None and dweight is not None:
                 torch.mm(logits, table, out=dhidden[chunk])
-                _add_product(dweight, logits.T, states)
+                add_product(dweight, logits.T, states)
     return losses, dhidden, None if dweight is None else dweight.to(weight.dtype)
 
 
@@ -224,16 +225,6 @@ def _rows(impl: str) -> ModuleType:
     from kernels.triton import cross_entropy  # which needs Triton
 
     return cross_entropy
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, where `total` may be of higher precision than the factors."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total += (a @ b).to(total.dtype)
 
 
 def _sum_dtype(hidden: Tensor) -> torch.dtype:

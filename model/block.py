@@ -7,9 +7,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kernels.block_mask import BlockSparseMask
+from kernels.gelu_mlp import gelu_mlp
 from model.attention import SelfAttention
 from model.cache import KVCache
 from model.config import BlockConfig
@@ -25,11 +25,13 @@ class MLP(nn.Module):
         self.fc_in = nn.Linear(config.n_embd, config.mlp_width)
         self.fc_out = nn.Linear(config.mlp_width, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
+        self.recompute = config.recompute_gelu
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        # the tanh form is the one GPT-2 was trained with
-        return self.resid_dropout(self.fc_out(F.gelu(self.fc_in(x), approximate="tanh")))
+        first, second = self.fc_in, self.fc_out
+        y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
+        return self.resid_dropout(y + second.bias.to(y.dtype))
 
 
 class Block(nn.Module):

@@ -126,6 +126,10 @@ class BlockConfig:
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a butterfly of blocks."""
 
+    recompute_gelu: bool = True
+    """Compute the MLP's GELU again in the backward pass rather than keep it: a fifth less memory
+    for activations, and a step 1% longer."""
+
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
@@ -189,6 +193,10 @@ class ModelConfig(BlockConfig):
     positions: Literal["learned", "rotary"] = "learned"
     """How the model knows where a token stands. learned: a vector for each position, as in GPT-2.
     rotary: queries and keys are turned by their position (RoPE)."""
+
+    residual_in_fp32: bool = False
+    """Where activations are in bfloat16, keep what all layers add up to in float32 all the same. A
+    step of GPT-2 small is then 6% longer, and its activations take a tenth more memory."""
 
     rope_base: float = DEFAULT_ROPE_BASE
     """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger

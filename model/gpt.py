@@ -5,7 +5,7 @@ Learners", with rotary positions as an option.
 Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from typing import Literal
 
@@ -100,9 +100,12 @@ class GPT(nn.Module):
                 "each of the last tokens needs one target (-100 where none counts)."
             )
         hidden = hidden[:, -targets.shape[1] :]
-        # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
-        whole = torch.autocast(tokens.device.type, enabled=False)
-        with whole if reduction == "none" else nullcontext():
+        whole: AbstractContextManager = nullcontext()
+        if reduction == "none":
+            # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
+            hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+            whole = torch.autocast(tokens.device.type, enabled=False)
+        with whole:
             return linear_cross_entropy(
                 hidden,
                 self.tok_emb.weight,
@@ -169,6 +172,10 @@ class GPT(nn.Module):
             rotary = self.rotary_cos[past:seq_len], self.rotary_sin[past:seq_len]
         else:
             rotary = self._rotary_tables(positions)
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and not self.config.residual_in_fp32:
+            # what the layers add to: autocast alone would leave it in float32
+            x = x.to(torch.get_autocast_dtype(device))
         return self.emb_dropout(x), rotary
 
     def _rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,8 +77,8 @@ class Progress:
 
 def shared_settings(config: RunConfiguration) -> dict[str, Any]:
     """What a run shares with the checkpoint that it goes on from, whatever its task is."""
-    # How attention is computed changes rounding only, and dropout is no part of the weights.
-    free = {"attention", "dropout", "attention_dropout"}
+    # Who computes what changes rounding at most, and dropout is no part of the weights.
+    free = {"attention", "residual_in_fp32", "recompute_gelu", "dropout", "attention_dropout"}
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
     # It is not read again, but config.yaml must not come to tell of another origin. Both folders
     # may have been moved since.

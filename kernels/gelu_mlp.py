@@ -1,0 +1,202 @@
+"""`gelu_mlp`: two linear layers with a GELU in between, as a Transformer's block has them.
+
+Products are cuBLAS's. What is ours is the pass between them: the bias and the GELU forward; and
+backward, in one pass over memory, the gradient of the GELU, that of the bias, and the GELU itself
+once more, so that it need not be kept.
+
+Shapes: N rows, C width of the residual stream, F width in between.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels import triton
+from kernels.products import product
+from kernels.reference import gelu as reference
+
+IMPLS = ("triton", "reference")
+
+
+def gelu_mlp(
+    x: Tensor,
+    w_in: Tensor,
+    b_in: Tensor,
+    w_out: Tensor,
+    *,
+    recompute: bool = False,
+    impl: str | None = None,
+) -> Tensor:
+    """gelu(x @ w_in.T + b_in) @ w_out.T, with the GELU's tanh form, which is GPT-2's.
+
+    Products are in the dtype of `x`, or that of autocast. The bias and the gradients of weights are
+    never rounded to it: they add up in fp32, or in fp64 for fp64. Repeated calls give the same
+    bits.
+
+    Args:
+        x: (..., C), fp16, bf16, fp32 or fp64.
+        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, that of their gradients.
+        recompute: keep (N, F) numbers for the backward pass, not twice as many, and compute the
+            GELU again there.
+        impl: "triton" (kernels, for a GPU) or "reference" (PyTorch, anywhere); None picks.
+
+    Returns:
+        (..., C) in the dtype of the products. The bias of the second layer is left to the caller,
+        who has an addition to come.
+
+    Raises:
+        ValueError: an argument is malformed, or the named impl cannot serve the call.
+
+    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415).
+    """
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    _check(x, w_in, b_in, w_out)
+    obstacle = triton.device_obstacle(x, "x")
+    if impl is None:
+        # as attention: interpreted kernels are right, but far too slow to be picked
+        impl = "triton" if x.is_cuda and obstacle is None else "reference"
+    elif impl not in IMPLS:
+        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
+    elif impl == "triton" and obstacle is not None:
+        raise ValueError(f"impl='triton' cannot serve this call: {obstacle}. impl=None picks")
+    y, _, _ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
+    return y.view(*x.shape[:-1], -1)
+
+
+def _check(x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor) -> None:
+    width = w_in.shape[0]
+    if x.dim() < 2 or w_in.shape != (width, x.shape[-1]) or w_out.shape != (x.shape[-1], width):
+        raise ValueError(
+            "x must be (..., C), w_in (F, C) and w_out (C, F), got "
+            f"{tuple(x.shape)}, {tuple(w_in.shape)} and {tuple(w_out.shape)}"
+        )
+    if b_in.shape != (width,):
+        raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
+    if not x.is_floating_point() or not w_in.dtype == b_in.dtype == w_out.dtype:
+        raise ValueError(
+            "x must be floating-point and w_in, b_in and w_out of one dtype, got "
+            f"{x.dtype}, {w_in.dtype}, {b_in.dtype} and {w_out.dtype}"
+        )
+    if not x.device == w_in.device == b_in.device == w_out.device:
+        raise ValueError(
+            f"all must be on one device, got x on {x.device}, w_in on {w_in.device}, b_in on "
+            f"{b_in.device} and w_out on {w_out.device}"
+        )
+
+
+# h: (N, F), the first product, without its bias. g: (N, F), the GELU, or (0, F) where it is
+# computed again.
+torch.library.define(
+    "papilio::gelu_mlp",
+    "(Tensor x, Tensor w_in, Tensor b_in, Tensor w_out, bool recompute, str impl) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "papilio::gelu_mlp_bwd",
+    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor b_in, Tensor w_out, str impl) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _gelu(impl: str) -> ModuleType:
+    """The module of the pass between the products."""
+    if impl == "reference":
+        return reference
+    from kernels.triton import gelu  # which needs Triton
+
+    return gelu
+
+
+@torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
+def _forward(
+    x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (N, C), h and g."""
+    with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
+        h = x @ w_in.to(x.dtype).T
+        g = _gelu(impl).bias_gelu(h, b_in)
+        y = g @ w_out.to(x.dtype).T
+    return y, h, g.new_empty(0, g.shape[1]) if recompute else g
+
+
+@torch.library.register_fake("papilio::gelu_mlp")
+def _(
+    x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width = x.shape[0], w_in.shape[0]
+    kept = 0 if recompute else rows
+    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
+
+
+@torch.library.impl("papilio::gelu_mlp_bwd", "CompositeExplicitAutograd")
+def _backward(
+    dy: Tensor,
+    x: Tensor,
+    h: Tensor,
+    g: Tensor,
+    w_in: Tensor,
+    b_in: Tensor,
+    w_out: Tensor,
+    impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, w_in, b_in and w_out."""
+    with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
+        dg = dy @ w_out.to(x.dtype)
+        recompute = g.shape[0] != h.shape[0]
+        dh, db_in, again = _gelu(impl).bias_gelu_bwd(dg, h, b_in, recompute)
+        dw_out = product(dy.T, again if recompute else g, w_out.dtype)
+        dw_in = product(dh.T, x, w_in.dtype)
+        return dh @ w_in.to(x.dtype), dw_in, db_in, dw_out
+
+
+@torch.library.register_fake("papilio::gelu_mlp_bwd")
+def _(
+    dy: Tensor,
+    x: Tensor,
+    h: Tensor,
+    g: Tensor,
+    w_in: Tensor,
+    b_in: Tensor,
+    w_out: Tensor,
+    impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dx, dw_in, db_in, dw_out = (t.new_empty(t.shape) for t in (x, w_in, b_in, w_out))
+    return dx, dw_in, db_in, dw_out
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, *weights, _, ctx.impl = inputs
+    _, h, g = output
+    ctx.save_for_backward(x, h, g, *weights)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 6
+    grads = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
+    return *grads, None, None
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError("gelu_mlp has no second derivative: write it out in PyTorch for that")
+
+
+torch.library.register_autograd("papilio::gelu_mlp", _gradients, setup_context=_setup_context)
+torch.library.register_autograd("papilio::gelu_mlp_bwd", _no_second_derivative)
+
+
+@register_flop_formula(torch.ops.papilio.gelu_mlp)
+def _flops(x_shape: tuple, w_in_shape: tuple, *_: Any, **__: Any) -> int:
+    """Two products of (N, C) and (F, C)."""
+    return 4 * x_shape[0] * w_in_shape[0] * w_in_shape[1]
+
+
+@register_flop_formula(torch.ops.papilio.gelu_mlp_bwd)
+def _flops_of_backward(dy_shape: tuple, x_shape: tuple, h_shape: tuple, *_: Any, **__: Any) -> int:
+    """Four of them."""
+    return 8 * h_shape[0] * h_shape[1] * x_shape[1]

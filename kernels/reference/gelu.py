@@ -1,0 +1,32 @@
+"""Bias and GELU, and their gradients, in plain PyTorch: what Triton's kernels must give."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def bias_gelu(h: Tensor, bias: Tensor) -> Tensor:
+    """gelu(h + bias), in the tanh form, for (N, F) and (F,); in the dtype of h."""
+    return F.gelu(_sum(h, bias), approximate="tanh").to(h.dtype)
+
+
+def bias_gelu_bwd(
+    dg: Tensor, h: Tensor, bias: Tensor, recompute: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of h and the bias, and what `bias_gelu` gave, if it is asked for.
+
+    Args:
+        dg, h: (N, F) of one dtype.
+        bias: (F,).
+        recompute: give the GELU, too.
+    """
+    x = _sum(h, bias)
+    dx = torch.ops.aten.gelu_backward(dg.to(x.dtype), x, approximate="tanh")
+    again = bias_gelu(h, bias) if recompute else None
+    return dx.to(h.dtype), dx.sum(0).to(bias.dtype), again
+
+
+def _sum(h: Tensor, bias: Tensor) -> Tensor:
+    """In at least fp32."""
+    dtype = torch.promote_types(h.dtype, torch.float32)
+    return h.to(dtype) + bias.to(dtype)

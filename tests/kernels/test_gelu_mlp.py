@@ -1,0 +1,178 @@
+"""Two linear layers and a GELU: values and every gradient, and what is kept in between."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels.gelu_mlp import IMPLS, gelu_mlp
+from kernels.testing import assert_within_budget, poison_empty
+
+on_gpu = pytest.mark.gpu
+DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
+NAMES = ("x", "w_in", "b_in", "w_out")
+
+
+@pytest.fixture(params=IMPLS)
+def impl(request):
+    return request.param
+
+
+def inputs(n=300, width=24, inner=261, *, dtype=torch.float32, device="cpu", weights=None):
+    """x and the weights, these perhaps of another dtype."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (n, width), (inner, width), (inner,), (width, inner)
+    scales = 1.0, width**-0.5 * 2, 1.0, inner**-0.5
+    dtypes = dtype, *[weights or dtype] * 3
+    return [
+        (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(device, kind)
+        for shape, scale, kind in zip(shapes, scales, dtypes, strict=True)
+    ]
+
+
+def plain(x, w_in, b_in, w_out):
+    return F.linear(F.gelu(F.linear(x, w_in, b_in), approximate="tanh"), w_out)
+
+
+def results(function, given, **options):
+    """The output and all gradients, of a random gradient of the output."""
+    leaves = [x.detach().requires_grad_() for x in given]
+    y = function(*leaves, **options)
+    generator = torch.Generator().manual_seed(2)
+    dy = torch.randn(y.shape, generator=generator).to(y)
+    grads = torch.autograd.grad(y, leaves, dy)
+    return {"y": y.detach()} | dict(zip(NAMES, grads, strict=True))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "device"),
+    [
+        (torch.float32, "cpu"),
+        (torch.float16, "cpu"),
+        pytest.param(torch.float32, "cuda", marks=on_gpu),
+        pytest.param(torch.bfloat16, "cuda", marks=on_gpu),
+    ],
+)
+def test_values_and_gradients(impl, dtype, device, recompute):
+    given = inputs(dtype=dtype, device=device)
+    with poison_empty():
+        actual = results(gelu_mlp, given, impl=impl, recompute=recompute)
+    same_dtype, exact = results(plain, given), results(plain, [x.double() for x in given])
+    for name, value in actual.items():
+        assert value.dtype == dtype
+        assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 257), (257, 5, 2)])
+def test_odd_shapes(impl, shape):
+    given = inputs(*shape)
+    actual, expected = results(gelu_mlp, given, impl=impl), results(plain, given)
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_far_from_zero_nothing_overflows(impl):
+    x = torch.tensor([[-1e4], [-40.0], [-8.0], [8.0], [1e4]])
+    one, zero = torch.ones(1, 1), torch.zeros(1)
+    actual = results(gelu_mlp, [x, one, zero, one], impl=impl)
+    expected = results(plain, [t.double() for t in (x, one, zero, one)])
+    for name, value in actual.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-12, msg=name)
+
+
+def test_gradients_of_weights_are_never_rounded(impl):
+    """Weights are fp32 where activations are not."""
+    given = inputs(dtype=torch.float16, weights=torch.float32)
+    actual = results(gelu_mlp, given, impl=impl)
+    exact = results(plain, [x.double() for x in [given[0], *(w.half() for w in given[1:])]])
+    for name in NAMES[1:]:
+        assert actual[name].dtype == torch.float32
+        assert not torch.equal(actual[name], actual[name].half().float())
+        torch.testing.assert_close(actual[name].double(), exact[name], rtol=0.1, atol=0.05)
+
+
+def test_recomputing_changes_no_bit(impl):
+    given = inputs(dtype=torch.float16)
+    kept, again = (results(gelu_mlp, given, impl=impl, recompute=r) for r in (False, True))
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+@pytest.mark.parametrize(("recompute", "n_kept"), [(False, 2), (True, 1)])
+def test_what_is_kept_between_the_passes(impl, recompute, n_kept):
+    given = [x.requires_grad_() for x in inputs()]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        gelu_mlp(*given, recompute=recompute, impl=impl)
+    inner = [x for x in kept if x.shape == (300, 261)]
+    assert len(inner) == n_kept
+
+
+def test_leading_dimensions_stay(impl):
+    x, *weights = inputs(n=12)
+    y = gelu_mlp(x.view(3, 2, 2, 24), *weights, impl=impl)
+    assert torch.equal(y, gelu_mlp(x, *weights, impl=impl).view(3, 2, 2, 24))
+
+
+def test_autocast_chooses_the_dtype():
+    x, *weights = inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = gelu_mlp(x, *weights)
+    assert torch.equal(y, gelu_mlp(x.bfloat16(), *weights))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_torch_compile_takes_it_whole(recompute, device):
+    counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
+    compiled = torch.compile(gelu_mlp, backend=counter, fullgraph=True)
+    given = inputs(device=device)
+    actual = results(compiled, given, impl="triton", recompute=recompute)
+    expected = results(gelu_mlp, given, impl="triton", recompute=recompute)
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_operators_are_well_registered(recompute, device):
+    given = [x.requires_grad_() for x in inputs(device=device)]
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*given, recompute, "triton"))
+    x, *weights = (t.detach() for t in given)
+    y, h, g = torch.ops.papilio.gelu_mlp(x, *weights, recompute, "triton")
+    backward = (torch.randn_like(y), x, h, g, *weights, "triton")
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp_bwd.default, backward)
+
+
+def test_flops_are_those_of_the_products():
+    given = [x.requires_grad_() for x in inputs()]
+    with FlopCounterMode(display=False) as counter:
+        gelu_mlp(*given).sum().backward()
+    assert counter.get_total_flops() == 6 * 2 * 300 * 24 * 261
+
+
+def test_a_second_derivative_is_refused():
+    given = [x.requires_grad_() for x in inputs()]
+    (dx,) = torch.autograd.grad(gelu_mlp(*given).sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        dx.sum().backward()
+
+
+def test_errors_name_argument_and_value():
+    x, w_in, b_in, w_out = inputs()
+    cases = [
+        ((x[0], w_in, b_in, w_out), r"x must be \(..., C\), w_in \(F, C\).*got \(24,\)"),
+        ((x, w_in, b_in, w_in), r"\(300, 24\), \(261, 24\) and \(261, 24\)"),
+        ((x, w_in, b_in[1:], w_out), r"b_in must be \(261,\), as w_in has rows, got \(260,\)"),
+        ((x, w_in, b_in.half(), w_out), "of one dtype, got .*torch.float16"),
+        ((x, w_in, b_in.to("meta"), w_out), "b_in on meta"),
+    ]
+    for given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            gelu_mlp(*given)
+    with pytest.raises(ValueError, match="impl must be None or one of"):
+        gelu_mlp(x, w_in, b_in, w_out, impl="cuda")
+    with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .* x is float64"):
+        gelu_mlp(*(t.double() for t in (x, w_in, b_in, w_out)), impl="triton")
