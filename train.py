@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch._functorch.config as partitioner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -318,6 +319,7 @@ def ways_to_run(
         torch.compiler.reset()
         dynamo = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, task.n_shapes)
+        partitioner.activation_memory_budget = config.run.activation_memory
         fast = torch.compile(  # pyright: ignore
             task.model,
             fullgraph=True,  # a graph break would be slow, and nobody would see it

@@ -24,6 +24,9 @@ PEERS = {
     "Triton tutorial": "#7B4FA3",
     "nanoGPT, flash": "#0072B2",  # on the same attention
     "nanoGPT, cuDNN": "#56B4E9",
+    "Hugging Face, eager": PLAIN,
+    "Hugging Face, sdpa": "#009E73",
+    "Hugging Face, compiled": "#CC79A7",
 }
 COLOURS = (OURS, "#0072B2", "#009E73", "#CC79A7", OUR_SPARSE, "#56B4E9")  # of models beside models
 MARKERS = "os^Dv<>"

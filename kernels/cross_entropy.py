@@ -19,7 +19,7 @@ from kernels.options import LossOptions
 from kernels.products import add_product
 from kernels.reference import cross_entropy as reference
 
-CHUNK_BYTES = 2**29
+CHUNK_BYTES = 2**30
 """Memory of the logits that exist at a time. Larger chunks are hardly faster: what each costs, a
 pass over the gradient of the weight, is then small beside its products."""
 

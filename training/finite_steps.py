@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from training.distributed import Processes
 
@@ -36,15 +37,29 @@ class FiniteSteps:
     """An optimizer that skips steps with a loss or gradient that is not finite, and counts them.
 
     Attributes:
-        optimizer: a fused AdamW: its kernels look at a tensor whether to change anything.
+        optimizer: a fused one: its kernels look at a tensor whether to change anything, and at
+            another for what to divide gradients by, which saves clipping a pass over them.
         kept: what a run that goes on in the middle of a window must have again, all on the device.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, processes: Processes, names: Sequence[str]
+        self,
+        optimizer: torch.optim.Optimizer,
+        processes: Processes,
+        names: Sequence[str],
+        *,
+        grad_clip: float = 0.0,
     ) -> None:
-        """`names` are of the values that each step has beside its gradient, the loss first."""
+        """Nothing is done yet.
+
+        Args:
+            optimizer: fused, over parameters on the processes' device.
+            processes: that step together.
+            names: of the values that each step has beside its gradient, the loss first.
+            grad_clip: largest norm of the gradient, which is scaled down to it; 0 turns it off.
+        """
         self.optimizer, self._processes, self._names = optimizer, processes, tuple(names)
+        self._grad_clip = grad_clip
         device = processes.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -64,13 +79,18 @@ class FiniteSteps:
             "numbers": self._numbers,
         }
 
-    def __call__(self, grad_norm: Tensor, *values: Tensor) -> None:
+    def __call__(self, *values: Tensor) -> None:
         """Take the step, or skip it on all processes if a number of one of them is not finite.
 
         Args:
-            grad_norm: (), of the gradients that the optimizer is to use.
             values: () each, of this process's batch, in the order of their names.
         """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        grad_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self._grad_clip:
+            # as nn.utils.clip_grad_norm_, which would read and write all gradients once more
+            scale = ((grad_norm + 1e-6) / self._grad_clip).clamp(min=1.0)
+            self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
         here = torch.stack([value.detach().float() for value in values])
         finite = torch.isfinite(here).all() & torch.isfinite(grad_norm)
         skip = self._processes.max((~finite).float())

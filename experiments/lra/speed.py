@@ -83,9 +83,10 @@ class Contender:
         alone = Processes(rank=0, world_size=1, device=device)
         self._learn = ClassifierStep(
             fast,
-            FiniteSteps(self._optimizer, alone, ["loss", "accuracy"]),
+            FiniteSteps(
+                self._optimizer, alone, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
+            ),
             self._autocast,
-            grad_clip=config.optim.grad_clip,
         )
         self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]
         self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step

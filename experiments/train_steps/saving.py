@@ -35,7 +35,7 @@ import torch.distributed.checkpoint as dcp
 
 from evaluation.results import Row, collect_rows
 from experiments.reports import table
-from experiments.train_steps.speed import TOKENS_A_STEP, training_step
+from experiments.train_steps.contenders import TOKENS_A_STEP, training_step
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
 from training.checkpoint.contents import Progress, optimizer_tensors

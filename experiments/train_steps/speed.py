@@ -1,13 +1,14 @@
-"""Speed and memory of a whole training step of GPT-2 small, by context length and attention.
+"""Speed and memory of a whole training step of GPT-2, by context length, and where its time goes.
 
-python -m experiments.train_steps.speed [--contexts 1024 4096 16384] [--nanogpt FOLDER]
+python -m experiments.train_steps.speed [--nanogpt FOLDER] [--hugging-face]
 python -m experiments.train_steps.speed --butterfly --out docs/results/train_speed_butterfly.json
 
-Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16, under torch.compile. All
-contenders run in this process on the same tokens; with --nanogpt, karpathy/nanoGPT's model too,
-from a checkout of it; with --butterfly, ours alone, dense and under a butterfly. Nothing is printed
-for a contender whose loss differs from the others'. A run that is stopped leaves what it measured
-in NAME.unfinished.json; --resume goes on.
+Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16. All contenders run in this
+process on the same tokens: ours as train.py takes a step; with --nanogpt, karpathy/nanoGPT's model
+from a checkout of it; with --hugging-face, transformers' at a context of 1,024, where the
+FlashAttention paper has it in its Table 2; with --butterfly, ours alone, dense and under a
+butterfly. Nothing is printed for a contender whose loss differs from the others'. A run that is
+stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
 import argparse
@@ -22,129 +23,51 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
-    add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384])
+    add("--sizes", nargs="+", choices=["small", "medium"], default=["small", "medium"])
+    add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384], help="medium: to 4096")
     add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
+    add("--hugging-face", action="store_true", help="transformers' GPT-2, to compare")
+    add("--attentions", action="store_true", help="also ours on portable kernels and on PyTorch's")
     add("--butterfly", action="store_true", help="ours alone, dense and under a butterfly")
     add("--steps", type=int, default=20, help="steps of one of five timings")
     add("--resume", action="store_true", help="go on with a run that was stopped")
     add("--out", type=Path, default=Path("docs/results/train_speed.json"))
     args = parser.parse_args(argv)
-    if args.butterfly and args.nanogpt:
-        parser.error("--butterfly measures ours alone: leave out --nanogpt")
+    if args.butterfly and (args.nanogpt or args.hugging_face):
+        parser.error("--butterfly measures ours alone: leave out --nanogpt and --hugging-face")
     return args
 
 
 import gc
-import importlib.util
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
 from evaluation.results import Row, collect_rows
 from evaluation.style import save
-from experiments.train_steps.tables import draw_speed, speed_table
+from experiments.train_steps.contenders import TOKENS_A_STEP, Step, contenders, our_step
+from experiments.train_steps.parts import time_by_part
+from experiments.train_steps.tables import draw_speed, parts_table, speed_table
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from model.flops import mfu, train_flops_per_token
-from model.gpt import GPT
-from training.distributed import Processes
-from training.finite_steps import FiniteSteps
-from training.graphs import GraphedStep
-from training.language.config import OptimConfig
-from training.language.step import LanguageStep
-from training.numerics import autocast, deterministic_algorithms
-from training.optim import make_optimizer
 
-TOKENS_A_STEP = 32_768
 LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
-
-NANOGPT_BACKENDS = {
-    "nanoGPT, flash": SDPBackend.FLASH_ATTENTION,
-    "nanoGPT, cuDNN": SDPBackend.CUDNN_ATTENTION,
-}
-
-Step = Callable[[], Tensor]
-"""A step of training; gives its loss in a tensor that the next one may overwrite."""
+LONGEST = {"small": 2**30, "medium": 4096}  # contexts
+HUGGING_FACE_CONTEXT = 1024
 
 
-def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
-    """A step as train.py takes it on one GPU."""
-    model = GPT(config).cuda()
-    optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
-    optimizer = make_optimizer(model, optim, capturable=True)
-    alone = Processes(rank=0, world_size=1, device=tokens.device)
-    finite = FiniteSteps(optimizer, alone, ["loss"])
-    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
-    learn = LanguageStep(
-        compiled,
-        finite,
-        partial(autocast, "bfloat16", alone.device),
-        grad_clip=optim.grad_clip,
-    )
-    take = GraphedStep(learn, optimizer, alone.device)
+def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
+    """First loss (nats), median seconds of a step and its parts, peak memory (GiB) of a contender.
 
-    def step() -> Tensor:
-        finite.kept["sums"].zero_()
-        with deterministic_algorithms(deterministic):
-            take(tokens[None], targets[None])  # one micro-batch
-        return finite.kept["sums"]
-
-    return step
-
-
-def nanogpt_step(
-    folder: Path, context_length: int, tokens: Tensor, targets: Tensor, backend: SDPBackend
-) -> Step:
-    """A training step of nanoGPT's model, set up as in its train.py, on a backend of SDPA."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    if spec is None or spec.loader is None or not (folder / "model.py").exists():
-        raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["nanogpt_model"] = module
-    spec.loader.exec_module(module)
-    model = module.GPT(
-        module.GPTConfig(block_size=context_length, vocab_size=50304, dropout=0.0, bias=False)
-    ).cuda()
-    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
-    return training_step(
-        torch.compile(model),
-        optimizer,
-        lambda run: run(tokens, targets)[1],
-        partial(sdpa_kernel, backend),
-    )
-
-
-def training_step(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    loss_of: Callable[[Any], Tensor],
-    settings: Callable[[], AbstractContextManager[Any]],
-) -> Step:
-    """Forward, backward, clipping and optimizer of a compiled model, all within `settings`."""
-
-    def step() -> Tensor:
-        with settings():
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = loss_of(model)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            return loss.detach()
-
-    return step
-
-
-def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
-    """First loss (nats), median seconds of a step, and peak memory (GiB) of a contender."""
+    Memory counts from the second step on, before a step is captured in a CUDA graph: replayed, it
+    seems to take none.
+    """
     torch._dynamo.reset()
     # Cached graphs do not know which backend of SDPA they were traced for.
     torch.compiler.config.force_disable_caches = True
@@ -153,10 +76,10 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
     torch.manual_seed(0)
     step = make()
     first_loss = step().item()
-    for _ in range(4):
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(6):
         step()
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -164,12 +87,16 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, float]:
             step()
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / steps)
+    step_s = statistics.median(seconds)
+    peak = torch.cuda.max_memory_allocated()
+    parts = time_by_part(step, 1000 * step_s)
     return {
         "first_loss": first_loss,
-        "step_s": statistics.median(seconds),
+        "step_s": step_s,
         "step_s_fastest": min(seconds),
         "step_s_slowest": max(seconds),
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "peak_gib": peak / 2**30,
+        "parts": {name: part._asdict() for name, part in parts.items()},
     }
 
 
@@ -181,42 +108,47 @@ def batch_of(context_length: int) -> tuple[Tensor, Tensor]:
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def butterflies(context_length: int, steps: int) -> Iterator[list[Row]]:
+def butterflies(size: str, context_length: int, steps: int) -> Iterator[list[Row]]:
     """A row for dense attention, and one for a butterfly."""
     tokens, targets = batch_of(context_length)
-    dense = ModelConfig(context_length=context_length, **GPT2_SIZES["small"])
+    dense = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
     sparse = replace(dense, mask=MaskConfig(pattern="butterfly"))
     for name, config in (("ours", dense), ("ours, butterfly", sparse)):
         make = partial(our_step, config, tokens, targets, deterministic=True)
-        yield [row_of(name, config, make, steps)]
+        yield [row_of(size, name, config, make, steps)]
 
 
-def benchmark(context_length: int, nanogpt: Path | None, steps: int) -> Iterator[list[Row]]:
+def benchmark(
+    size: str,
+    context_length: int,
+    nanogpt: Path | None,
+    hugging_face: bool,
+    attentions: bool,
+    steps: int,
+) -> Iterator[list[Row]]:
     """One row for each contender."""
     tokens, targets = batch_of(context_length)
-    ours = partial(our_step, tokens=tokens, targets=targets)
-    config = ModelConfig(context_length=context_length, **GPT2_SIZES["small"])
-    portable, sdpa = (replace(config, attention=name) for name in ("triton", "sdpa"))
-    # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
-    contenders: dict[str, Callable[[], Step]] = {
-        "ours": partial(ours, config, deterministic=True),
-        "ours, portable": partial(ours, portable, deterministic=True),
-        "ours, sdpa": partial(ours, sdpa, deterministic=False),
-    }
-    if nanogpt is not None:
-        theirs = partial(nanogpt_step, nanogpt, context_length, tokens, targets)
-        contenders |= {name: partial(theirs, backend) for name, backend in NANOGPT_BACKENDS.items()}
-    for name, make in contenders.items():
-        yield [row_of(name, config, make, steps)]
+    config = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
+    found = contenders(
+        config,
+        tokens,
+        targets,
+        attentions=attentions,
+        nanogpt=nanogpt,
+        hugging_face=hugging_face and context_length == HUGGING_FACE_CONTEXT,
+    )
+    for name, make in found.items():
+        yield [row_of(size, name, config, make, steps)]
 
 
-def row_of(name: str, config: ModelConfig, make: Callable[[], Step], steps: int) -> Row:
+def row_of(size: str, name: str, config: ModelConfig, make: Callable[[], Step], steps: int) -> Row:
     """Measure a contender, a model of this configuration."""
     measured = measure(make, steps)
     tokens_per_s = TOKENS_A_STEP / measured["step_s"]
     utilisation = mfu(tokens_per_s, config, torch.cuda.get_device_name())
     flops = train_flops_per_token(config, causal=True)
     return {
+        "size": size,
         "context_length": config.context_length,
         "name": name,
         "tokens_per_s": tokens_per_s,
@@ -227,8 +159,9 @@ def row_of(name: str, config: ModelConfig, make: Callable[[], Step], steps: int)
 
 
 def check_loss(rows: list[Row]) -> None:
-    """Print the speed of the last row, if its first loss is that of the first row."""
-    first, last = rows[0], rows[-1]
+    """Print the speed of the last row, if its first loss is that of the first of its size."""
+    last = rows[-1]
+    first = next(row for row in rows if row["size"] == last["size"])
     if not abs(last["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
         raise SystemExit(
             f"{last['name']} at {last['context_length']}: the first loss is "
@@ -236,7 +169,7 @@ def check_loss(rows: list[Row]) -> None:
             f"{first['first_loss']:.4f}: no speed is reported"
         )
     speed = f"{last['tokens_per_s']:10,.0f} tokens/s"
-    print(f"{last['context_length']:6} {last['name']:32} {speed}", flush=True)
+    print(f"{last['size']:6} {last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -245,15 +178,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
+    shapes = [(size, n) for size in args.sizes for n in args.contexts if n <= LONGEST[size]]
     if args.butterfly:
-        stages = [partial(butterflies, n, args.steps) for n in args.contexts]
+        stages = [partial(butterflies, *shape, args.steps) for shape in shapes]
     else:
-        stages = [partial(benchmark, n, args.nanogpt, args.steps) for n in args.contexts]
+        peers = args.nanogpt, args.hugging_face, args.attentions
+        stages = [partial(benchmark, *shape, *peers, args.steps) for shape in shapes]
     rows = collect_rows(
         args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
     )
     save(draw_speed({"rows": rows}), args.out.with_suffix(".png"))
     print(speed_table({"rows": rows}))
+    print(parts_table({"rows": rows}))
     print(f"wrote {args.out} and its picture")
 
 

@@ -14,24 +14,63 @@ if TYPE_CHECKING:
 Result = Mapping[str, Any]
 
 
+BASES = ("nanoGPT, flash", "nanoGPT, cuDNN", "Hugging Face, eager")
+
+
 def speed_table(result: Result) -> str:
     """Speed and memory of a training step, of `experiments.train_steps.speed`."""
     rows = result["rows"]
-    peer = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "nanoGPT, flash"}
+    speeds = {(_shape(row), row["name"]): row["tokens_per_s"] for row in rows}
 
     def line(row: Mapping[str, Any]) -> dict[str, str]:
-        base, mfu = peer.get(row["context_length"]), row["mfu"]
+        mfu = row["mfu"]
         shares = f"{mfu['causal']:.1%} / {mfu['full']:.1%}" if mfu else "unknown GPU"
+
+        def times(name: str) -> str:
+            base = speeds.get((_shape(row), name))
+            return f"{row['tokens_per_s'] / base:.2f}" if base else "-"
+
         return {
+            "model": row["size"],
             "context": f"{row['context_length']:,}",
-            "attention": row["name"],
+            "step": row["name"],
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
-            "x nanoGPT, flash": f"{row['tokens_per_s'] / base:.2f}" if base else "-",
+            **{f"x {name}": times(name) for name in BASES},
             "MFU, causal / full": shares,
             "peak": f"{row['peak_gib']:.1f} GiB",
         }
 
     return table(map(line, rows))
+
+
+def parts_table(result: Result) -> str:
+    """Where the time of our steps and of nanoGPT's goes: ms, and launches."""
+    names = ("ours", "nanoGPT, cuDNN")
+    columns = {
+        f"{row['name']}, {row['size']}, {row['context_length']:,}": row
+        for row in result["rows"]
+        if row["name"] in names
+    }
+    parts = dict.fromkeys(part for row in columns.values() for part in row["parts"])
+
+    def cell(row: Mapping[str, Any], part: str) -> str:
+        found = row["parts"].get(part)
+        if found is None:
+            return "-"
+        return f"{found['ms']:.1f}" + (f", {found['launches']:.0f}" if found["launches"] else "")
+
+    whole = {"ms, launches": "whole step"} | {
+        name: f"{1000 * row['step_s']:.1f}" for name, row in columns.items()
+    }
+    lines = (
+        {"ms, launches": part} | {name: cell(row, part) for name, row in columns.items()}
+        for part in parts
+    )
+    return table([whole, *lines])
+
+
+def _shape(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["size"], row["context_length"]
 
 
 def butterfly_table(result: Result) -> str:
@@ -93,33 +132,32 @@ def losses(run: Mapping[str, Any]) -> np.ndarray:
 
 
 def draw_speed(result: Result) -> "Figure":
-    """Thousand tokens/s, a panel a context, and how many times those of nanoGPT on flash."""
+    """Thousand tokens/s, a panel a model and context, and how many times those of nanoGPT."""
     # matplotlib takes a second to load, which --help should not wait for
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     rows = result["rows"]
-    contexts, names = (
-        list(dict.fromkeys(r[key] for r in rows)) for key in ("context_length", "name")
-    )
-    figure = Figure(figsize=(8.5, 0.9 + 0.4 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
-    for axes, context in zip(panels, contexts, strict=True):
-        speeds = {r["name"]: r["tokens_per_s"] for r in rows if r["context_length"] == context}
-        base = speeds.get("nanoGPT, flash")
+    shapes = list(dict.fromkeys(map(_shape, rows)))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    figure = Figure(figsize=(3 + 2 * len(shapes), 0.9 + 0.4 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0]
+    for axes, shape in zip(panels, shapes, strict=True):
+        speeds = {row["name"]: row["tokens_per_s"] for row in rows if _shape(row) == shape}
+        base = speeds.get("nanoGPT, cuDNN")
         for name, speed in speeds.items():
             color = PEERS.get(name, OURS)
             bars = axes.barh(names.index(name), speed / 1e3, 0.75, color=color)
             text = f"{speed / 1e3:.0f}" + (f", {speed / base:.2f}x" if base else "")
             axes.bar_label(bars, [text], padding=3, fontsize=9)
-        axes.set_title(f"context {context:,}", size=10)
+        axes.set_title(f"{shape[0]}, context {shape[1]:,}", size=10)
         axes.margins(x=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.spines[["right", "top"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     figure.supxlabel(
-        "thousand tokens/s, and how many times those of nanoGPT on SDPA flash", size=10
+        "thousand tokens/s, and how many times those of nanoGPT on cuDNN's attention", size=10
     )
     return figure
 

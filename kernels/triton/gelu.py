@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kernels.triton.primitives import LOG2E
 
-# A program walks down ROWS * STEPS rows of COLUMNS numbers: enough that sums of columns are few.
-ROWS, COLUMNS, STEPS, NUM_WARPS = 16, 256, 16, 8
+# Measured on an H100. A program walks down ROWS * STEPS rows of COLUMNS numbers: enough that sums
+# of columns are few.
+ROWS, COLUMNS, STEPS, NUM_STAGES, NUM_WARPS = 32, 128, 8, 3, 8
 CUBIC = tl.constexpr(0.044715)
 TWICE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
 
@@ -50,13 +51,14 @@ def bias_gelu_bwd_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEPS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):
-    """A column of tiles a program."""
+    """A column of tiles a program, loaded ahead of their use."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * STEPS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     bias = tl.load(bias_ptr + columns, columns < width, other=0.0).to(tl.float32)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in range(STEPS):
+    for step in tl.range(0, STEPS, num_stages=NUM_STAGES):
         rows = first + step * ROWS + tl.arange(0, ROWS)
         inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
         at = rows[:, None] * width + columns[None, :]
@@ -93,6 +95,6 @@ def bias_gelu_bwd(
     sums = h.new_empty(grid[0], width, dtype=torch.float32)
     bias_gelu_bwd_kernel[grid](
         dg, h, bias, dh, again, sums, n_rows, width,
-        ROWS=ROWS, COLUMNS=COLUMNS, STEPS=STEPS, num_warps=NUM_WARPS,
+        ROWS=ROWS, COLUMNS=COLUMNS, STEPS=STEPS, NUM_STAGES=NUM_STAGES, num_warps=NUM_WARPS,
     )  # fmt: skip
     return dh, sums.sum(0).to(bias.dtype), again

@@ -71,6 +71,14 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "data=3"], "^data=3 must be a section, with values of path, document_mask"),
         ([QUICKSTART, "run.seed=${optim.seed}"], "run.seed: Interpolation key 'optim.seed' not"),
         ([QUICKSTART, "model.n_head=3"], "model.n_embd=128 must be divisible by model.n_head=3"),
+        (
+            [QUICKSTART, "run.activation_memory=0"],
+            r"run.activation_memory must lie in \(0, 1\], got 0",
+        ),
+        (
+            [QUICKSTART, "run.activation_memory=0.9", "run.compile=false"],
+            r"run.activation_memory=0.9 has no effect with run.compile=false: leave it out",
+        ),
         ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),
         ([QUICKSTART, "optim.lr=0"], "optim.lr must be a finite number above 0, got 0.0"),
         ([QUICKSTART, "optim.lr=nan"], "optim.lr must be a finite number above 0, got nan"),

@@ -30,21 +30,21 @@ def gradients(model, fill=1.0):
 
 
 @pytest.mark.parametrize(
-    ("grad_norm", "values"),
+    ("gradient", "values"),
     [(NAN, (1.0, 0.5)), (INF, (1.0, 0.5)), (1.0, (NAN, 0.5)), (1.0, (1.0, -INF))],
 )
-def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(grad_norm, values):
+def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(gradient, values):
     model, optimizer = make()
     other, others = make()
     finite = FiniteSteps(optimizer, ALONE, ["loss", "accuracy"])
     for step in range(5):
         if step in (0, 3):  # before there is any state of the optimizer, and after
-            gradients(model, math.nan)
-            finite(torch.tensor(grad_norm), *map(torch.tensor, values))
+            gradients(model, gradient)
+            finite(*map(torch.tensor, values))
         else:
             for m in (model, other):
                 gradients(m, step)
-            finite(torch.tensor(float(step)), torch.tensor(float(step)), torch.tensor(1.0))
+            finite(torch.tensor(float(step)), torch.tensor(1.0))
             others.step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -52,7 +52,7 @@ def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(grad_norm, values):
             assert torch.equal(optimizer.state[a][what], value)
     means = {"loss": pytest.approx(7 / 3), "accuracy": 1.0}
     assert finite.read() == Window(
-        means=means, grad_norm=4.0, n_skipped=2, skipped=[0, 3], in_a_row=0
+        means=means, grad_norm=pytest.approx(4 * 8**0.5), n_skipped=2, skipped=[0, 3], in_a_row=0
     )
 
 
@@ -62,7 +62,7 @@ def test_a_row_of_skipped_steps_is_counted_over_readings():
     gradients(model)
     read = []
     for loss in (1.0, NAN, NAN, NAN, 2.0, NAN):
-        finite(torch.tensor(1.0), torch.tensor(loss))
+        finite(torch.tensor(loss))
         window = finite.read()
         read.append((window.means["loss"], window.skipped, window.in_a_row))
     assert read == [
@@ -73,12 +73,28 @@ def test_a_row_of_skipped_steps_is_counted_over_readings():
 def test_of_many_skipped_steps_the_first_are_named():
     model, optimizer = make()
     finite = FiniteSteps(optimizer, ALONE, ["loss"])
-    gradients(model)
+    gradients(model, NAN)
     for _ in range(20):
-        finite(torch.tensor(NAN), torch.tensor(1.0))
+        finite(torch.tensor(1.0))
     window = finite.read()
     assert (window.n_skipped, window.in_a_row, window.grad_norm) == (20, 20, None)
     assert window.skipped == [*range(16)]
+
+
+@pytest.mark.parametrize("fill", [0.01, 5.0])
+def test_gradients_are_clipped_as_pytorch_clips_them(fill):
+    model, optimizer = make()
+    other, others = make()
+    finite = FiniteSteps(optimizer, ALONE, ["loss"], grad_clip=0.5)
+    for scale in (1.0, 0.3, 2.0):  # steps of Adam's first do not depend on the scale
+        for m in (model, other):
+            gradients(m, fill * scale)
+        finite(torch.tensor(1.0))
+        norm = nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        others.step()
+        assert finite.read().grad_norm == pytest.approx(norm.item())
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 def one_is_bad():
@@ -87,9 +103,9 @@ def one_is_bad():
         before = [p.clone() for p in model.parameters()]
         finite = FiniteSteps(optimizer, processes, ["loss"])
         gradients(model)
-        finite(torch.tensor(1.0), torch.tensor(NAN if processes.rank else 1.0))
+        finite(torch.tensor(NAN if processes.rank else 1.0))
         assert all(map(torch.equal, before, model.parameters()))
-        finite(torch.tensor(1.0), torch.tensor(2.0 + processes.rank))
+        finite(torch.tensor(2.0 + processes.rank))
         window = finite.read()
         assert (window.means, window.skipped) == ({"loss": 2.5}, [0])
 
@@ -104,13 +120,13 @@ def test_a_captured_step_skips_too():
     device = torch.device("cuda")
     model, optimizer = make(device, capturable=True)
     alone = Processes(rank=0, world_size=1, device=device)
-    finite = FiniteSteps(optimizer, alone, ["loss"])
+    finite = FiniteSteps(optimizer, alone, ["loss"], grad_clip=1.0)
 
     def learn(x):
         optimizer.zero_grad(set_to_none=True)
         loss = model(x).square().mean()
         loss.backward()
-        finite(nn.utils.clip_grad_norm_(model.parameters(), 1.0), loss)
+        finite(loss)
 
     step = GraphedStep(learn, optimizer, device)
     bad = (1, 5, 6)

@@ -1,6 +1,5 @@
 """One step of a classifier's training, from a batch to new weights."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -11,12 +10,11 @@ from training.finite_steps import FiniteSteps
 
 
 class ClassifierStep:
-    """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
+    """Gradients and the optimizer, with nothing in between that waits for the GPU.
 
     The model is called with what `ask` gives it, and gives logits. `activations` makes the context
-    of the forward pass. A grad_clip of 0 turns clipping off.
-
-    `finite` takes the step, and is given the mean loss and accuracy of the batch's answers.
+    of the forward pass. `finite` takes the step, and is given the mean loss and accuracy of the
+    batch's answers.
     """
 
     def __init__(
@@ -25,13 +23,10 @@ class ClassifierStep:
         finite: FiniteSteps,
         activations: Callable[[], AbstractContextManager],
         *,
-        grad_clip: float,
         ask: Ask = ask_labels,
     ) -> None:
         self._model, self._finite, self._activations = model, finite, activations
         self._ask = ask
-        self._parameters = list(model.parameters())
-        self._grad_clip = grad_clip or math.inf
 
     def __call__(self, batch: LabelledBatch) -> None:
         """Take the step; of several processes each takes the mean of its own answers."""
@@ -43,5 +38,4 @@ class ClassifierStep:
         n_answers = n_answers.clamp(min=1)  # of rows of one token each, none may be asked for
         loss = loss_sum / n_answers
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
-        self._finite(norm, loss, n_right / n_answers)
+        self._finite(loss, n_right / n_answers)

@@ -66,7 +66,9 @@ class ClassificationTask:
         self._ask = make_ask(config.objective, config.hidden_share)
         self._captured = device.type == "cuda" and processes.world_size == 1
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
-        self.finite = FiniteSteps(self.optimizer, processes, ["loss", "accuracy"])
+        self.finite = FiniteSteps(
+            self.optimizer, processes, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
+        )
         self.must_match = start.must_match(config)
         # those of each phase, of the task itself and of scoring
         self.n_shapes = len(config.data.phases) + 2
@@ -93,7 +95,6 @@ class ClassificationTask:
             parallel,
             self.finite,
             self._activations,
-            grad_clip=self._config.optim.grad_clip,
             ask=self._ask,
         )
 

@@ -1,6 +1,5 @@
 """One step of a GPT's training, from its micro-batches to new weights."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,12 +11,11 @@ from training.finite_steps import FiniteSteps
 
 
 class LanguageStep:
-    """Gradients, clipping and the optimizer, with nothing in between that waits for the GPU.
+    """Gradients and the optimizer, with nothing in between that waits for the GPU.
 
     The model is called as model(tokens, targets, doc_start=doc_start), and gives the mean loss.
-    `activations` makes the context of the forward pass. A grad_clip of 0 turns clipping off.
-
-    `finite` takes the step, and is given the mean loss.
+    `activations` makes the context of the forward pass. `finite` takes the step, and is given the
+    mean loss.
     """
 
     def __init__(
@@ -25,12 +23,8 @@ class LanguageStep:
         model: nn.Module,
         finite: FiniteSteps,
         activations: Callable[[], AbstractContextManager],
-        *,
-        grad_clip: float,
     ) -> None:
         self._model, self._finite, self._activations = model, finite, activations
-        self._parameters = list(model.parameters())
-        self._grad_clip = grad_clip or math.inf
 
     def __call__(self, tokens: Tensor, targets: Tensor, doc_start: Tensor | None = None) -> None:
         """Take the step on (M, B, T) tensors, M micro-batches of this process.
@@ -48,5 +42,4 @@ class LanguageStep:
                 loss = self._model(tokens[number], targets[number], doc_start=documents)
             (loss / n_micro_batches).backward()
             total += loss.detach() / n_micro_batches
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)
-        self._finite(norm, total)
+        self._finite(total)

@@ -68,7 +68,9 @@ class LanguageTask:
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
         self.must_match = start.must_match(config, self._stream)
         self._activations = partial(autocast, config.run.dtype, processes.device)
-        self.finite = FiniteSteps(self.optimizer, processes, ["loss"])
+        self.finite = FiniteSteps(
+            self.optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip
+        )
         self._ahead: tuple[int, list[Tensor]] | None = None
 
     def take_weights(self, run: Path) -> str:
@@ -81,9 +83,7 @@ class LanguageTask:
 
     def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
         self._fast = fast
-        learn = LanguageStep(
-            parallel, self.finite, self._activations, grad_clip=self._config.optim.grad_clip
-        )
+        learn = LanguageStep(parallel, self.finite, self._activations)
         device = self._processes.device
         self._take_step = GraphedStep(learn, self.optimizer, device, capture=self._captured)
 

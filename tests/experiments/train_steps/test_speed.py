@@ -9,7 +9,7 @@ from experiments.attention import __main__ as benchmark_attention
 from experiments.lra import speed as lra_speed
 from experiments.train_steps import speed
 
-NAMES = ("ours", "nanoGPT, flash")
+NAMES = ("ours", "nanoGPT, cuDNN")
 
 
 @pytest.fixture
@@ -17,12 +17,15 @@ def losses(monkeypatch):
     """The first losses that a made-up GPU finds, 10.9 where a test puts in no other."""
     found = {}
 
-    def benchmark(context_length, nanogpt, steps):
+    def benchmark(size, context_length, nanogpt, hugging_face, attentions, steps):
         for number, name in enumerate(NAMES, start=1):
             yield [
                 {
+                    "size": size,
                     "context_length": context_length,
                     "name": name,
+                    "step_s": 0.1,
+                    "parts": {"matrix products": {"ms": 40.0, "launches": 183}},
                     "tokens_per_s": steps * 1e5 / number,
                     "mfu": {"causal": 0.4, "full": 0.5} if number == 1 else None,
                     "peak_gib": 15.0,
@@ -38,7 +41,8 @@ def losses(monkeypatch):
 
 def run(folder, *options):
     out = folder / "speed.json"
-    speed.main(["--contexts", "64", "256", "--steps", "3", "--out", str(out), *options])
+    shapes = ["--sizes", "small", "--contexts", "64", "256"]
+    speed.main([*shapes, "--steps", "3", "--out", str(out), *options])
     return json.loads(out.read_text())["rows"]
 
 
@@ -51,10 +55,22 @@ def test_rows_table_and_picture(losses, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("300,000 tokens/s") == printed.count("40.0%") == 2
     assert "2.00" in printed and "unknown GPU" in printed
+    assert "| matrix products | 40.0, 183 |" in printed
+
+
+def test_medium_ends_where_its_memory_does(losses, tmp_path, monkeypatch):
+    out = tmp_path / "speed.json"
+    contexts = ["--contexts", "1024", "4096", "16384"]
+    speed.main([*contexts, "--steps", "3", "--out", str(out)])
+    shapes = {(r["size"], r["context_length"]) for r in json.loads(out.read_text())["rows"]}
+    assert shapes == {
+        *(("small", n) for n in (1024, 4096, 16384)),
+        *(("medium", n) for n in (1024, 4096)),
+    }
 
 
 def test_a_butterfly_is_measured_beside_dense_attention(losses, tmp_path, monkeypatch):
-    measured = {"first_loss": 10.9, "step_s": 0.1, "peak_gib": 1.0}
+    measured = {"first_loss": 10.9, "step_s": 0.1, "peak_gib": 1.0, "parts": {}}
     configs = []
 
     def our_step(config, tokens, targets, *, deterministic):
@@ -68,14 +84,15 @@ def test_a_butterfly_is_measured_beside_dense_attention(losses, tmp_path, monkey
         (n, x) for n in (64, 256) for x in ("ours", "ours, butterfly")
     ]
     assert [config.mask.pattern for config in configs] == ["dense", "butterfly"] * 2
-    with pytest.raises(SystemExit):
-        run(tmp_path, "--butterfly", "--nanogpt", "x")
+    for other in (["--nanogpt", "x"], ["--hugging-face"]):
+        with pytest.raises(SystemExit):
+            run(tmp_path, "--butterfly", *other)
 
 
 @pytest.mark.parametrize("loss", [11.0, float("nan")])
 def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
-    losses[256, "nanoGPT, flash"] = loss
-    with pytest.raises(SystemExit, match=r"nanoGPT, flash at 256: the first loss is .*no speed"):
+    losses[256, "nanoGPT, cuDNN"] = loss
+    with pytest.raises(SystemExit, match=r"nanoGPT, cuDNN at 256: the first loss is .*no speed"):
         run(tmp_path)
     assert capsys.readouterr().out.count("tokens/s") == 3
     assert not (tmp_path / "speed.json").exists()

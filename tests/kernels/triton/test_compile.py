@@ -71,3 +71,14 @@ def matrix_instruction(capability, dtype, precision, **_):
         # no matrix unit multiplies IEEE fp32
         return "fma" if precision == "ieee" else "mma"
     return {80: "mma", 90: "wgmma", 100: "tcgen05"}[capability]
+
+
+@pytest.mark.slow
+def test_kernels_of_a_step_fit_every_gpu_and_spill_next_to_nothing(printed_by):
+    found = printed_by("tests/kernels/triton/compile_step_kernels.py")
+    assert {x["capability"] for x in found} == {80, 90, 100}
+    assert {x["dtype"] for x in found} == {"bf16", "fp32"}
+    for result in found:
+        # Blackwell, where nothing was measured, keeps up to four registers in memory
+        assert result["stack"] <= (16 if result["capability"] == 100 else 0), result
+        assert result["shared"] <= 1024 * 99, result

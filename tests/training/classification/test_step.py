@@ -14,10 +14,10 @@ from training.distributed import Processes
 from training.finite_steps import FiniteSteps
 
 
-def finite_steps(model):
+def finite_steps(model, grad_clip=0.0):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
-    return FiniteSteps(optimizer, alone, ["loss", "accuracy"])
+    return FiniteSteps(optimizer, alone, ["loss", "accuracy"], grad_clip=grad_clip)
 
 
 class Linear(nn.Module):
@@ -34,8 +34,8 @@ class Linear(nn.Module):
 def test_steps_are_those_written_out(grad_clip: float) -> None:
     model, other = Linear(), Linear()
     others = torch.optim.SGD(other.parameters(), lr=0.5)
-    finite = finite_steps(model)
-    step = ClassifierStep(model, finite, nullcontext, grad_clip=grad_clip)
+    finite = finite_steps(model, grad_clip)
+    step = ClassifierStep(model, finite, nullcontext)
     losses, right = [], []
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -78,7 +78,7 @@ def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
     """Of all tokens of the batch that are, whatever the lengths of their rows."""
     model, other = Bigrams(), Bigrams()
     finite = finite_steps(model)
-    step = ClassifierStep(model, finite, nullcontext, grad_clip=0.0, ask=ask)
+    step = ClassifierStep(model, finite, nullcontext, ask=ask)
     tokens = torch.randint(0, 5, (3, 8))
     lengths = torch.tensor([1, 4, 8], dtype=torch.int32)
     batch = tokens, lengths, None, torch.zeros(3, dtype=torch.int64)
@@ -99,7 +99,7 @@ def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
 def test_a_batch_in_which_nothing_is_asked_for_changes_nothing() -> None:
     model, before = Bigrams(), Bigrams().table
     finite = finite_steps(model)
-    step = ClassifierStep(model, finite, nullcontext, grad_clip=0.0, ask=ask_following)
+    step = ClassifierStep(model, finite, nullcontext, ask=ask_following)
     step((torch.zeros(3, 8).long(), torch.ones(3, dtype=torch.int32), None, torch.zeros(3)))
     assert finite.read().means == {"loss": 0, "accuracy": 0}
     assert torch.equal(model.table, before)

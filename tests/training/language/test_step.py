@@ -27,8 +27,9 @@ def make(device="cpu", *, grad_clip=1.0, **config):
     model = GPT(ModelConfig(**shape, **config)).to(device)
     capturable = device.type == "cuda"
     optimizer = make_optimizer(model, AdamWConfig(max_steps=9, lr=1e-2), capturable=capturable)
-    finite = FiniteSteps(optimizer, Processes(rank=0, world_size=1, device=device), ["loss"])
-    return model, finite, LanguageStep(model, finite, nullcontext, grad_clip=grad_clip)
+    alone = Processes(rank=0, world_size=1, device=device)
+    finite = FiniteSteps(optimizer, alone, ["loss"], grad_clip=grad_clip)
+    return model, finite, LanguageStep(model, finite, nullcontext)
 
 
 def batches(n_steps, n_micro_batches, *, documents=False):

@@ -1,0 +1,186 @@
+"""Whose training step is measured: ours, nanoGPT's and Hugging Face's, each as its users run it."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from model.config import ModelConfig
+from model.gpt import GPT
+from training.distributed import Processes
+from training.finite_steps import FiniteSteps
+from training.graphs import GraphedStep
+from training.language.config import OptimConfig
+from training.language.step import LanguageStep
+from training.numerics import autocast, deterministic_algorithms
+from training.optim import make_optimizer
+
+TOKENS_A_STEP = 32_768
+
+Step = Callable[[], Tensor]
+"""A step of training; gives its loss in a tensor that the next one may overwrite."""
+
+_NANOGPT = {
+    "nanoGPT, flash": SDPBackend.FLASH_ATTENTION,
+    "nanoGPT, cuDNN": SDPBackend.CUDNN_ATTENTION,
+}
+# name -> (attn_implementation, whether torch.compile fuses the model)
+_HUGGING_FACE = {
+    "Hugging Face, eager": ("eager", False),
+    "Hugging Face, sdpa": ("sdpa", False),
+    "Hugging Face, compiled": ("sdpa", True),
+}
+
+
+def contenders(
+    config: ModelConfig,
+    tokens: Tensor,
+    targets: Tensor,
+    *,
+    attentions: bool,
+    nanogpt: Path | None,
+    hugging_face: bool,
+) -> dict[str, Callable[[], Step]]:
+    """What makes a step, by name; ours first.
+
+    Args:
+        config: of our model; the others get its shape.
+        tokens, targets: (B, T) int64, what each step learns.
+        attentions: also ours on other attention than its fastest.
+        nanogpt: folder of a checkout of karpathy/nanoGPT, for its model.
+        hugging_face: also transformers' GPT-2.
+    """
+    ours = partial(our_step, tokens=tokens, targets=targets)
+    # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
+    found: dict[str, Callable[[], Step]] = {"ours": partial(ours, config, deterministic=True)}
+    if attentions:
+        portable, sdpa = (replace(config, attention=name) for name in ("triton", "sdpa"))
+        found["ours, portable"] = partial(ours, portable, deterministic=True)
+        found["ours, sdpa"] = partial(ours, sdpa, deterministic=False)
+    if nanogpt is not None:
+        for name, backend in _NANOGPT.items():
+            found[name] = partial(nanogpt_step, nanogpt, config, tokens, targets, backend)
+    if hugging_face:
+        for name, how in _HUGGING_FACE.items():
+            found[name] = partial(hugging_face_step, config, tokens, *how)
+    return found
+
+
+def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
+    """A step as train.py takes it on one GPU."""
+    model = GPT(config).cuda()
+    optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
+    optimizer = make_optimizer(model, optim, capturable=True)
+    alone = Processes(rank=0, world_size=1, device=tokens.device)
+    finite = FiniteSteps(optimizer, alone, ["loss"], grad_clip=optim.grad_clip)
+    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
+    learn = LanguageStep(compiled, finite, partial(autocast, "bfloat16", alone.device))
+    take = GraphedStep(learn, optimizer, alone.device)
+
+    def step() -> Tensor:
+        finite.kept["sums"].zero_()
+        with deterministic_algorithms(deterministic):
+            take(tokens[None], targets[None])  # one micro-batch
+        return finite.kept["sums"]
+
+    return step
+
+
+def nanogpt_step(
+    folder: Path, config: ModelConfig, tokens: Tensor, targets: Tensor, backend: SDPBackend
+) -> Step:
+    """A step of nanoGPT's model, set up as in its train.py, on a backend of SDPA."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
+    if spec is None or spec.loader is None or not (folder / "model.py").exists():
+        raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module
+    spec.loader.exec_module(module)
+    shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
+    model = module.GPT(
+        module.GPTConfig(
+            block_size=config.context_length, vocab_size=50304, dropout=0.0, bias=False, **shape
+        )
+    ).cuda()
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
+    return training_step(
+        torch.compile(model),
+        optimizer,
+        lambda run: run(tokens, targets)[1],
+        partial(sdpa_kernel, backend),
+    )
+
+
+def hugging_face_step(config: ModelConfig, tokens: Tensor, attention: str, compiled: bool) -> Step:
+    """A step of transformers' GPT-2 under autocast, on as many rows at a time as memory holds."""
+    import transformers
+
+    library: Any = transformers
+    theirs = library.GPT2Config(
+        n_positions=config.context_length,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        attn_implementation=attention,
+    )
+    model = library.GPT2LMHeadModel(theirs).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
+    run = torch.compile(model) if compiled else model
+    rows = len(tokens)
+
+    def micro_step(some: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = run(input_ids=some, labels=some).loss * (len(some) / len(tokens))
+        loss.backward()
+        return loss.detach()
+
+    def step() -> Tensor:
+        nonlocal rows
+        while True:
+            optimizer.zero_grad(set_to_none=True)
+            try:
+                loss = torch.stack([micro_step(some) for some in tokens.split(rows)]).sum()
+                break
+            except torch.OutOfMemoryError:
+                if rows == 1:
+                    raise
+            rows //= 2
+            torch.cuda.empty_cache()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def training_step(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[Any], Tensor],
+    settings: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Step:
+    """Forward, backward, clipping and optimizer of a compiled model, all within `settings`."""
+
+    def step() -> Tensor:
+        with settings():
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = loss_of(model)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+    return step

@@ -1,0 +1,63 @@
+"""Where the time of a training step goes, by what the GPU's kernels are for."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+# What kernels are called; the first that matches counts. Those that torch.compile writes have in
+# their names what they fuse, where the last of several parts is the dearest.
+PARTS = {
+    "matrix products": r"nvjet|gemm|cutlass|xmma|splitK",
+    "attention": r"^attn_|flash|sdpa|fmha|compute_dot_do_o|convert_dq",
+    "loss": r"cross_entropy_kernel|softmax|nll_loss",
+    "MLP: bias and GELU": r"gelu(?!_mlp)|tanh",
+    "residuals and normalisation": r"layer_norm|LayerNorm|layernorm|GammaBeta",
+    "optimizer and clipping": r"multi_tensor_apply|lpnorm|adam",
+}
+REST = "casts, bias gradients, embedding and the rest"
+IDLE = "nothing running"
+
+
+class Part(NamedTuple):
+    """A share of a step."""
+
+    ms: float
+    launches: float
+
+
+def part_of(kernel: str) -> str:
+    """What a kernel of this name is for."""
+    return next((part for part, names in PARTS.items() if re.search(names, kernel)), REST)
+
+
+def add_up(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, Part]:
+    """Parts of one of `steps` steps, from names, milliseconds and launches of kernels."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for name, ms, launches in kernels:
+        total = totals[part_of(name)]
+        total[0] += ms
+        total[1] += launches
+    return {
+        part: Part(totals[part][0] / steps, totals[part][1] / steps)
+        for part in (*PARTS, REST)
+        if part in totals
+    }
+
+
+def time_by_part(step: Callable[[], object], step_ms: float, steps: int = 3) -> dict[str, Part]:
+    """Run a step a few times under PyTorch's profiler.
+
+    What is left of `step_ms`, the time of a step without the profiler, is when nothing runs.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    events = found.key_averages()
+    parts = add_up(((e.key, e.device_time_total / 1000, e.count) for e in events), steps)
+    busy = sum(part.ms for part in parts.values())
+    return {**parts, IDLE: Part(max(0.0, step_ms - busy), 0)}
