@@ -136,7 +136,8 @@ def _block_sparse(results: Results) -> tuple[str, str]:
 
 
 def _training_step(results: Results) -> tuple[str, str]:
-    rows = [r for r in results["train_speed"]["rows"] if r["context_length"] == CONTEXT]
+    shape = "small", CONTEXT
+    rows = (r for r in results["train_speed"]["rows"] if (r["size"], r["context_length"]) == shape)
     speeds = {row["name"]: f"{row['tokens_per_s']:,.0f} tokens/s" for row in rows}
     peers = [f"{name}: {speed}" for name, speed in speeds.items() if name.startswith("nanoGPT")]
     return speeds["ours"], "; ".join(peers)

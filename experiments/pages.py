@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "glance": _of(glance.glance_table, **{name: name for name in glance.RESULTS}),
     "provenance": _of(provenance.provenance_table, **{name: name for name in provenance.RESULTS}),
     "train_speed": _of(train_steps.speed_table, "train_speed"),
+    "train_parts": _of(train_steps.parts_table, "train_speed"),
     "train_speed_butterfly": _of(train_steps.butterfly_table, "train_speed_butterfly"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),

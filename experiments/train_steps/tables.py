@@ -44,12 +44,12 @@ def speed_table(result: Result) -> str:
 
 
 def parts_table(result: Result) -> str:
-    """Where the time of our steps and of nanoGPT's goes: ms, and launches."""
+    """Where the time of our steps and of nanoGPT's goes, of the first model: ms, and launches."""
     names = ("ours", "nanoGPT, cuDNN")
     columns = {
-        f"{row['name']}, {row['size']}, {row['context_length']:,}": row
+        f"{row['name']}, {row['context_length']:,}": row
         for row in result["rows"]
-        if row["name"] in names
+        if row["name"] in names and row["size"] == result["rows"][0]["size"]
     }
     parts = dict.fromkeys(part for row in columns.values() for part in row["parts"])
 
