@@ -164,6 +164,9 @@ def flash_attention_packed(
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
+    for name in arguments:
+        if name not in AttentionArguments.__annotations__:
+            raise TypeError(f"flash_attention_packed() has no argument {name!r}")
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
     q, k, v = qkv.unbind(2)

@@ -5,21 +5,22 @@ from torch import Tensor
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`, never rounded to that of a and b on the way.
+    """a @ b in `dtype`; where it is wider than that of a and b, never rounded to theirs on the way.
 
     Args:
         a, b: (M, K) and (K, N) of one dtype.
-        dtype: that one, or a wider one.
+        dtype: of the result.
     """
-    if dtype == a.dtype:
-        return a @ b
+    wide = torch.promote_types(a.dtype, dtype)
+    if wide == a.dtype:
+        return (a @ b).to(dtype)
     if a.is_cuda:
-        return torch.mm(a, b, out_dtype=dtype)
-    return a.to(dtype) @ b.to(dtype)
+        return torch.mm(a, b, out_dtype=wide).to(dtype)
+    return (a.to(wide) @ b.to(wide)).to(dtype)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, as `product` in the dtype of `total`, (M, N)."""
+    """total += a @ b for a total (M, N) in the dtype of a and b, or in a wider one."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     elif a.is_cuda:

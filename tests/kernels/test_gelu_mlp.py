@@ -93,6 +93,16 @@ def test_gradients_of_weights_are_never_rounded(impl):
         torch.testing.assert_close(actual[name].double(), exact[name], rtol=0.1, atol=0.05)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_may_be_narrower_than_activations(impl, device):
+    given = inputs(dtype=torch.float32, weights=torch.float16, device=device)
+    actual = results(gelu_mlp, given, impl=impl)
+    expected = results(plain, [x.float() for x in given])
+    for name, value in actual.items():
+        assert value.dtype == (torch.float16 if name in NAMES[1:] else torch.float32)
+        torch.testing.assert_close(value.float(), expected[name], rtol=1e-3, atol=1e-3, msg=name)
+
+
 def test_recomputing_changes_no_bit(impl):
     given = inputs(dtype=torch.float16)
     kept, again = (results(gelu_mlp, given, impl=impl, recompute=r) for r in (False, True))
