@@ -122,19 +122,23 @@ def flash_attention(
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
-    arguments: AttentionArguments = {
-        "causal": causal,
-        "softmax_scale": softmax_scale,
-        "window_size": window_size,
-        "mask": mask,
-        "doc_start": doc_start,
-        "kv_lengths": kv_lengths,
-        "sinks": sinks,
-        "softcap": softcap,
-        "dropout_p": dropout_p,
-        "dropout_seed": dropout_seed,
-    }
-    call = _checked(q, k, v, arguments, return_lse, deterministic)
+    call = _checked(
+        q,
+        k,
+        v,
+        return_lse=return_lse,
+        deterministic=deterministic,
+        causal=causal,
+        softmax_scale=softmax_scale,
+        window_size=window_size,
+        mask=mask,
+        doc_start=doc_start,
+        kv_lengths=kv_lengths,
+        sinks=sinks,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+    )
     out, lse = _compute(call, _pick(impl, call), (q, k, v))
     if not return_lse:
         return out
@@ -164,13 +168,10 @@ def flash_attention_packed(
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
-    for name in arguments:
-        if name not in AttentionArguments.__annotations__:
-            raise TypeError(f"flash_attention_packed() has no argument {name!r}")
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
     q, k, v = qkv.unbind(2)
-    call = _checked(q, k, v, arguments, False, deterministic)
+    call = _checked(q, k, v, deterministic=deterministic, **arguments)
     impl = _pick(impl, call)
     return _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))[0]
 
@@ -179,18 +180,37 @@ def _checked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    arguments: AttentionArguments,
-    return_lse: bool,
-    deterministic: bool,
+    *,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window_size: int | None = None,
+    mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
 ) -> AttentionCall:
+    """The call, with the defaults of `flash_attention`."""
     check_qkv(q, k, v)
-    given = arguments.get
-    dropout_p, dropout_seed = given("dropout_p", 0.0), given("dropout_seed")
-    check_numbers(given("softmax_scale"), given("window_size"), given("softcap"), dropout_p)
-    check_side_tensors(q, given("mask"), given("doc_start"), given("kv_lengths"), given("sinks"))
+    check_numbers(softmax_scale, window_size, softcap, dropout_p)
+    check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
     check_dropout_seed(dropout_seed, q)
-    if dropout_p == 0:
-        arguments = {**arguments, "dropout_seed": None}
+    arguments: AttentionArguments = {
+        "causal": causal,
+        "softmax_scale": softmax_scale,
+        "window_size": window_size,
+        "mask": mask,
+        "doc_start": doc_start,
+        "kv_lengths": kv_lengths,
+        "sinks": sinks,
+        "softcap": softcap,
+        "dropout_p": dropout_p,
+        "dropout_seed": dropout_seed if dropout_p > 0 else None,
+    }
     return AttentionCall(q, k, v, arguments, return_lse, deterministic)
 
 

@@ -7,23 +7,19 @@ of a sum of losses is known when the losses are, one pass over the chunks gives 
 Shapes: N rows, C width of a hidden state, V rows of the weight.
 """
 
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels import triton
+from kernels.choice import in_autocast_dtype, module_of, pick
 from kernels.options import LossOptions
 from kernels.products import add_product
-from kernels.reference import cross_entropy as reference
 
 CHUNK_BYTES = 2**30
-"""Memory of the logits that exist at a time. Larger chunks are hardly faster: what each costs, a
-pass over the gradient of the weight, is then small beside its products."""
-
-IMPLS = ("triton", "reference")
+"""Memory of the logits that exist at a time: so much that what each chunk costs, a pass over the
+gradient of the weight, is small beside its products."""
 
 
 def linear_cross_entropy(
@@ -66,12 +62,12 @@ def linear_cross_entropy(
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
-    if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
-        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    hidden = in_autocast_dtype(hidden)
     vocab_size = weight.shape[0] if vocab_size is None else vocab_size
     _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
     options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
-    inputs = hidden.flatten(0, -2), weight, targets.flatten(), _pick(impl, hidden), *options
+    impl = pick(impl, hidden, "hidden")
+    inputs = hidden.flatten(0, -2), weight, targets.flatten(), impl, *options
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if reduction == "none" or not needs_grad:
         losses = torch.ops.papilio.linear_cross_entropy(*inputs)
@@ -121,18 +117,6 @@ def _check(
         raise ValueError(f"softcap must be None or a finite number above 0, got {softcap}")
     if not 0 <= z_loss < float("inf"):
         raise ValueError(f"z_loss must be a finite number of at least 0, got {z_loss}")
-
-
-def _pick(impl: str | None, hidden: Tensor) -> str:
-    obstacle = triton.device_obstacle(hidden, "hidden")
-    if impl is None:
-        # as attention: interpreted kernels are right, but far too slow to be picked
-        return "triton" if hidden.is_cuda and obstacle is None else "reference"
-    if impl not in IMPLS:
-        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-    if impl == "triton" and obstacle is not None:
-        raise ValueError(f"impl='triton' cannot serve this call: {obstacle}. impl=None picks")
-    return impl
 
 
 # row_weights: (N,) fp32, a factor on each row's loss; None: 1.
@@ -199,6 +183,7 @@ def _by_chunks(
     losses = hidden.new_empty(n_rows, dtype=_sum_dtype(hidden))
     dhidden = hidden.new_empty(hidden.shape) if with_gradients else None
     dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if with_gradients else None
+    rows_of = module_of(impl, "cross_entropy")
     rows = max(1, CHUNK_BYTES // (table.shape[0] * table.element_size()))
     room = hidden.new_empty(min(rows, n_rows), table.shape[0])
     # Triton launches on the current GPU, which need not be the one that holds the tensors; and the
@@ -209,22 +194,13 @@ def _by_chunks(
             states = hidden[chunk]
             logits = torch.mm(states, table.T, out=room[: len(states)])
             weights = None if row_weights is None else row_weights[chunk]
-            _rows(impl).cross_entropy_of_rows(
+            rows_of.cross_entropy_of_rows(
                 logits, targets[chunk], losses[chunk], options, weights, with_gradients
             )
             if dhidden is not None and dweight is not None:
                 torch.mm(logits, table, out=dhidden[chunk])
                 add_product(dweight, logits.T, states)
     return losses, dhidden, None if dweight is None else dweight.to(weight.dtype)
-
-
-def _rows(impl: str) -> ModuleType:
-    """The module that turns logits into losses and their own gradient."""
-    if impl == "reference":
-        return reference
-    from kernels.triton import cross_entropy  # which needs Triton
-
-    return cross_entropy
 
 
 def _sum_dtype(hidden: Tensor) -> torch.dtype:

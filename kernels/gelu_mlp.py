@@ -7,18 +7,14 @@ once more, so that it need not be kept.
 Shapes: N rows, C width of the residual stream, F width in between.
 """
 
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels import triton
+from kernels.choice import in_autocast_dtype, module_of, pick
 from kernels.products import product
-from kernels.reference import gelu as reference
-
-IMPLS = ("triton", "reference")
 
 
 def gelu_mlp(
@@ -52,19 +48,11 @@ def gelu_mlp(
 
     Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415).
     """
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = in_autocast_dtype(x)
     _check(x, w_in, b_in, w_out)
-    obstacle = triton.device_obstacle(x, "x")
-    if impl is None:
-        # as attention: interpreted kernels are right, but far too slow to be picked
-        impl = "triton" if x.is_cuda and obstacle is None else "reference"
-    elif impl not in IMPLS:
-        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-    elif impl == "triton" and obstacle is not None:
-        raise ValueError(f"impl='triton' cannot serve this call: {obstacle}. impl=None picks")
+    impl = pick(impl, x, "x")
     y, _, _ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
-    return y.view(*x.shape[:-1], -1)
+    return y.view(x.shape)
 
 
 def _check(x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor) -> None:
@@ -102,15 +90,6 @@ torch.library.define(
 )
 
 
-def _gelu(impl: str) -> ModuleType:
-    """The module of the pass between the products."""
-    if impl == "reference":
-        return reference
-    from kernels.triton import gelu  # which needs Triton
-
-    return gelu
-
-
 @torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
 def _forward(
     x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
@@ -118,7 +97,7 @@ def _forward(
     """y (N, C), h and g."""
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         h = x @ w_in.to(x.dtype).T
-        g = _gelu(impl).bias_gelu(h, b_in)
+        g = module_of(impl, "gelu").bias_gelu(h, b_in)
         y = g @ w_out.to(x.dtype).T
     return y, h, g.new_empty(0, g.shape[1]) if recompute else g
 
@@ -147,7 +126,7 @@ def _backward(
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         dg = dy @ w_out.to(x.dtype)
         recompute = g.shape[0] != h.shape[0]
-        dh, db_in, again = _gelu(impl).bias_gelu_bwd(dg, h, b_in, recompute)
+        dh, db_in, again = module_of(impl, "gelu").bias_gelu_bwd(dg, h, b_in, recompute)
         dw_out = product(dy.T, again if recompute else g, w_out.dtype)
         dw_in = product(dh.T, x, w_in.dtype)
         return dh @ w_in.to(x.dtype), dw_in, db_in, dw_out
@@ -155,14 +134,7 @@ def _backward(
 
 @torch.library.register_fake("papilio::gelu_mlp_bwd")
 def _(
-    dy: Tensor,
-    x: Tensor,
-    h: Tensor,
-    g: Tensor,
-    w_in: Tensor,
-    b_in: Tensor,
-    w_out: Tensor,
-    impl: str,
+    dy: Tensor, x: Tensor, h: Tensor, g: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dx, dw_in, db_in, dw_out = (t.new_empty(t.shape) for t in (x, w_in, b_in, w_out))
     return dx, dw_in, db_in, dw_out

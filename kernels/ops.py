@@ -6,6 +6,7 @@ operators as they stand here, so it takes them without a graph break.
 """
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -86,22 +87,11 @@ def _(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _launch_bwd(
-    grads: tuple[Tensor, ...],
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    impl: str,
-    options: tuple,
+    grads: Sequence[Tensor], inputs: tuple[Tensor | None, ...], impl: str, options: tuple
 ) -> None:
-    """Write dq, dk and dv."""
-    with torch.cuda.device_of(q):
-        _module(impl, backward=True).attn_bwd(
-            dout, dlse, q, k, v, out, lse, AttentionOptions(*options), grads
-        )
+    """Write dq, dk and dv; inputs are dout, dlse, q, k, v, out and lse."""
+    with torch.cuda.device_of(grads[0]):
+        _module(impl, backward=True).attn_bwd(*inputs, AttentionOptions(*options), grads)
 
 
 @torch.library.impl("papilio::attn_bwd", "CompositeExplicitAutograd")
@@ -118,7 +108,7 @@ def _attn_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
     grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    _launch_bwd(grads, dout, dlse, q, k, v, out, lse, impl, options)
+    _launch_bwd(grads, (dout, dlse, q, k, v, out, lse), impl, options)
     return grads
 
 
@@ -134,8 +124,7 @@ def _attn_packed_bwd(
 ) -> Tensor:
     """The gradient of qkv, contiguous."""
     dqkv = qkv.new_empty(qkv.shape)
-    q, k, v = qkv.unbind(2)
-    _launch_bwd(dqkv.unbind(2), dout, dlse, q, k, v, out, lse, impl, options)
+    _launch_bwd(dqkv.unbind(2), (dout, dlse, *qkv.unbind(2), out, lse), impl, options)
     return dqkv
 
 

@@ -127,8 +127,8 @@ class BlockConfig:
     """Dense attention, or a butterfly of blocks."""
 
     recompute_gelu: bool = True
-    """Compute the MLP's GELU again in the backward pass rather than keep it: a fifth less memory
-    for activations, and a step 1% longer."""
+    """Compute the MLP's GELU again in the backward pass rather than keep it: less memory, at the
+    price of one more write in a pass over it."""
 
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
@@ -195,8 +195,8 @@ class ModelConfig(BlockConfig):
     rotary: queries and keys are turned by their position (RoPE)."""
 
     residual_in_fp32: bool = False
-    """Where activations are in bfloat16, keep what all layers add up to in float32 all the same. A
-    step of GPT-2 small is then 6% longer, and its activations take a tenth more memory."""
+    """Where activations are in bfloat16, keep what all layers add up to in float32 all the same,
+    as autocast alone does: a step then takes longer, and more memory."""
 
     rope_base: float = DEFAULT_ROPE_BASE
     """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger

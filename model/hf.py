@@ -48,7 +48,7 @@ _FREE = {
     *_SIZES.values(),
     *("dropout", "attention_dropout", "scale_attn_by_inverse_layer_idx"),  # config.json says them
     *("positions", "mask"),  # `check_expressible` looks at them
-    *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),  # or hardly one
+    *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),  # at most rounding
 }
 _MAX_NAMES = 12
 

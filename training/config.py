@@ -29,8 +29,8 @@ class RunConfig:
     time."""
     activation_memory: float = 1.0
     """Share of what torch.compile would keep for the backward pass that it may keep, above 0: below
-    1 it computes the rest again, the cheapest first. 0.9 leaves out the normalised states: a step
-    of GPT-2 small is 2% longer; far below, matrix products are computed again, too."""
+    1 it computes the rest again, the cheapest first. A little below, 0.9 say, costs little; far
+    below, matrix products are computed again, too."""
     deterministic: bool = True
     """Whether the same run must give the same bits: free with our attention; PyTorch's may be
     slower with it."""

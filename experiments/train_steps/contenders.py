@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -169,7 +169,7 @@ def training_step(
     model: Any,
     optimizer: torch.optim.Optimizer,
     loss_of: Callable[[Any], Tensor],
-    settings: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    settings: Callable[[], AbstractContextManager[Any]],
 ) -> Step:
     """Forward, backward, clipping and optimizer of a compiled model, all within `settings`."""
 

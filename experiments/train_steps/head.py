@@ -52,9 +52,9 @@ def pytorch(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def liger(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """That of liger-kernel."""
-    import liger_kernel.transformers.functional as kernels  # pyright: ignore[reportMissingImports]
+    import liger_kernel.transformers.functional as theirs  # pyright: ignore[reportMissingImports]
 
-    return kernels.liger_fused_linear_cross_entropy(hidden, weight.to(hidden.dtype), targets)
+    return theirs.liger_fused_linear_cross_entropy(hidden, weight.to(hidden.dtype), targets)
 
 
 def cut(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

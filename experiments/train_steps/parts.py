@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-# What kernels are called; the first that matches counts. Those that torch.compile writes have in
-# their names what they fuse, where the last of several parts is the dearest.
+# What kernels are called. Those that torch.compile writes have in their names all that they fuse:
+# of several parts the first here counts.
 PARTS = {
     "matrix products": r"nvjet|gemm|cutlass|xmma|splitK",
     "attention": r"^attn_|flash|sdpa|fmha|compute_dot_do_o|convert_dq",

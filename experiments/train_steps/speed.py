@@ -23,7 +23,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
-    add("--sizes", nargs="+", choices=["small", "medium"], default=["small", "medium"])
+    add("--sizes", nargs="+", choices=["small", "medium"], help="both; under a butterfly small")
     add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384], help="medium: to 4096")
     add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
     add("--hugging-face", action="store_true", help="transformers' GPT-2, to compare")
@@ -33,8 +33,12 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--resume", action="store_true", help="go on with a run that was stopped")
     add("--out", type=Path, default=Path("docs/results/train_speed.json"))
     args = parser.parse_args(argv)
-    if args.butterfly and (args.nanogpt or args.hugging_face):
-        parser.error("--butterfly measures ours alone: leave out --nanogpt and --hugging-face")
+    if args.butterfly and (args.nanogpt or args.hugging_face or args.attentions or args.sizes):
+        parser.error(
+            "--butterfly measures our GPT-2 small alone: leave out --nanogpt, --hugging-face, "
+            "--attentions and --sizes"
+        )
+    args.sizes = args.sizes or (["small"] if args.butterfly else ["small", "medium"])
     return args
 
 

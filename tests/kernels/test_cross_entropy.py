@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import cross_entropy
-from kernels.cross_entropy import IMPLS, linear_cross_entropy
+from kernels.choice import IMPLS
+from kernels.cross_entropy import linear_cross_entropy
 from kernels.testing import assert_within_budget, at_least_fp32, poison_empty
 
 on_gpu = pytest.mark.gpu
@@ -111,6 +112,16 @@ def test_the_shape_of_targets_is_that_of_the_losses(impl):
     expected = linear_cross_entropy(hidden, weight, targets, reduction="none", impl=impl)
     assert torch.equal(losses, expected.view(4, 9))
     assert torch.equal(losses.flatten() == 0, targets == IGNORED)
+
+
+def test_no_rows_at_all(impl):
+    hidden, weight, targets = inputs(n=0)
+    for reduction in ("sum", "none"):
+        found = results(
+            linear_cross_entropy, hidden, weight, targets, reduction=reduction, impl=impl
+        )
+        assert found["loss"].sum() == 0 and found["dhidden"].shape == (0, 24)
+        assert torch.equal(found["dweight"], torch.zeros_like(weight))
 
 
 def test_no_targets_have_no_mean(impl):

@@ -6,7 +6,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.gelu_mlp import IMPLS, gelu_mlp
+from kernels.choice import IMPLS
+from kernels.gelu_mlp import gelu_mlp
 from kernels.testing import assert_within_budget, poison_empty
 
 on_gpu = pytest.mark.gpu
@@ -65,7 +66,7 @@ def test_values_and_gradients(impl, dtype, device, recompute):
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 257), (257, 5, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 257), (257, 5, 2), (0, 3, 4)])
 def test_odd_shapes(impl, shape):
     given = inputs(*shape)
     actual, expected = results(gelu_mlp, given, impl=impl), results(plain, given)

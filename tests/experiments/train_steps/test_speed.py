@@ -7,7 +7,7 @@ import torch
 
 from experiments.attention import __main__ as benchmark_attention
 from experiments.lra import speed as lra_speed
-from experiments.train_steps import speed
+from experiments.train_steps import head, speed
 
 NAMES = ("ours", "nanoGPT, cuDNN")
 
@@ -41,8 +41,9 @@ def losses(monkeypatch):
 
 def run(folder, *options):
     out = folder / "speed.json"
-    shapes = ["--sizes", "small", "--contexts", "64", "256"]
-    speed.main([*shapes, "--steps", "3", "--out", str(out), *options])
+    sizes = [] if "--butterfly" in options else ["--sizes", "small"]
+    contexts = ["--contexts", "64", "256"]
+    speed.main([*sizes, *contexts, "--steps", "3", "--out", str(out), *options])
     return json.loads(out.read_text())["rows"]
 
 
@@ -84,7 +85,7 @@ def test_a_butterfly_is_measured_beside_dense_attention(losses, tmp_path, monkey
         (n, x) for n in (64, 256) for x in ("ours", "ours, butterfly")
     ]
     assert [config.mask.pattern for config in configs] == ["dense", "butterfly"] * 2
-    for other in (["--nanogpt", "x"], ["--hugging-face"]):
+    for other in (["--nanogpt", "x"], ["--hugging-face"], ["--attentions"], ["--sizes", "medium"]):
         with pytest.raises(SystemExit):
             run(tmp_path, "--butterfly", *other)
 
@@ -101,7 +102,7 @@ def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
     assert capsys.readouterr().out.count("tokens/s\n") == 2  # those of the second context
 
 
-@pytest.mark.parametrize("command", [benchmark_attention, speed, lra_speed])
+@pytest.mark.parametrize("command", [benchmark_attention, speed, head, lra_speed])
 def test_a_gpu_is_needed(command, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="measured on a GPU, and PyTorch sees none"):
