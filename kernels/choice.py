@@ -6,31 +6,30 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from kernels import triton
 
-IMPLS = ("triton", "reference")
-"""Kernels for a GPU, and PyTorch anywhere: also the names of their folders."""
-
-
-def pick(impl: str | None, x: Tensor, name: str) -> str:
-    """The implementation to use: the one asked for if it can serve x, or the fastest that can.
+def pick(impl: str | None, x: Tensor, obstacles: dict[str, str | None]) -> str:
+    """The implementation to use: the one asked for if it can serve a call, or the fastest that can.
 
     Args:
         impl: what was asked for; None leaves it open.
-        x: the tensor whose device and dtype decide.
-        name: what messages call it.
+        x: a tensor of the call.
+        obstacles: of each implementation, from the fastest to "reference", which is PyTorch and
+            serves all: why it cannot serve the call, None if it can. Their names are those of
+            folders.
 
     Raises:
-        ValueError: there is no such implementation, or it cannot serve x.
+        ValueError: there is no such implementation, or it cannot serve the call.
     """
-    obstacle = triton.device_obstacle(x, name)
     if impl is None:
-        # as attention: interpreted kernels are right, but far too slow to be picked
-        return "triton" if x.is_cuda and obstacle is None else "reference"
-    if impl not in IMPLS:
-        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-    if impl == "triton" and obstacle is not None:
-        raise ValueError(f"impl='triton' cannot serve this call: {obstacle}. impl=None picks")
+        if not x.is_cuda:
+            # as attention: interpreted kernels are right, but far too slow to be picked
+            return "reference"
+        return next(name for name, obstacle in obstacles.items() if obstacle is None)
+    if impl not in obstacles:
+        raise ValueError(f"impl must be None or one of {tuple(obstacles)}, got {impl!r}")
+    obstacle = obstacles[impl]
+    if obstacle is not None:
+        raise ValueError(f"impl={impl!r} cannot serve this call: {obstacle}. impl=None picks")
     return impl
 
 

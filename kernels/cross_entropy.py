@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels import triton
 from kernels.choice import in_autocast_dtype, module_of, pick
 from kernels.options import LossOptions
 from kernels.products import add_product
@@ -66,7 +67,8 @@ def linear_cross_entropy(
     vocab_size = weight.shape[0] if vocab_size is None else vocab_size
     _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
     options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
-    impl = pick(impl, hidden, "hidden")
+    obstacles = {"triton": triton.device_obstacle(hidden, "hidden"), "reference": None}
+    impl = pick(impl, hidden, obstacles)
     inputs = hidden.flatten(0, -2), weight, targets.flatten(), impl, *options
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if reduction == "none" or not needs_grad:

@@ -1,8 +1,9 @@
 """`gelu_mlp`: two linear layers with a GELU in between, as a Transformer's block has them.
 
-Products are cuBLAS's. What is ours is the pass between them: the bias and the GELU forward; and
-backward, in one pass over memory, the gradient of the GELU, that of the bias, and the GELU itself
-once more, so that it need not be kept.
+What comes between the products takes one step each way: the bias and the GELU forward; and
+backward the gradient of the GELU, that of the bias, and the GELU itself once more, so that it need
+not be kept. On an H100 or H200 that step is the end of the product before it; elsewhere it is a
+pass over memory. The other products are cuBLAS's.
 
 Shapes: N rows, C width of the residual stream, F width in between.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels import hopper, triton
 from kernels.choice import in_autocast_dtype, module_of, pick
 from kernels.products import product
 
@@ -37,7 +39,8 @@ def gelu_mlp(
         w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, that of their gradients.
         recompute: keep (N, F) numbers for the backward pass, not twice as many, and compute the
             GELU again there.
-        impl: "triton" (kernels, for a GPU) or "reference" (PyTorch, anywhere); None picks.
+        impl: "hopper" (kernels for H100 and H200), "triton" (for any GPU) or "reference" (PyTorch,
+            anywhere); None picks.
 
     Returns:
         (..., C) in the dtype of the products. The bias of the second layer is left to the caller,
@@ -50,7 +53,12 @@ def gelu_mlp(
     """
     x = in_autocast_dtype(x)
     _check(x, w_in, b_in, w_out)
-    impl = pick(impl, x, "x")
+    obstacles = {
+        "hopper": hopper.linear_obstacle(x, w_in),
+        "triton": triton.device_obstacle(x, "x"),
+        "reference": None,
+    }
+    impl = pick(impl, x, obstacles)
     y, _, _ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
     return y.view(x.shape)
 
@@ -96,8 +104,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (N, C), h and g."""
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        h = x @ w_in.to(x.dtype).T
-        g = module_of(impl, "gelu").bias_gelu(h, b_in)
+        h, g = module_of(impl, "gelu").linear_gelu(x, w_in.to(x.dtype), b_in)
         y = g @ w_out.to(x.dtype).T
     return y, h, g.new_empty(0, g.shape[1]) if recompute else g
 
@@ -124,9 +131,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, w_in, b_in and w_out."""
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        dg = dy @ w_out.to(x.dtype)
-        recompute = g.shape[0] != h.shape[0]
-        dh, db_in, again = module_of(impl, "gelu").bias_gelu_bwd(dg, h, b_in, recompute)
+        recompute, w = g.shape[0] != h.shape[0], w_out.to(x.dtype)
+        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, w, h, b_in, recompute)
         dw_out = product(dy.T, again if recompute else g, w_out.dtype)
         dw_in = product(dh.T, x, w_in.dtype)
         return dh @ w_in.to(x.dtype), dw_in, db_in, dw_out

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 # What kernels are called. Those that torch.compile writes have in their names all that they fuse:
 # of several parts the first here counts.
 PARTS = {
-    "matrix products": r"nvjet|gemm|cutlass|xmma|splitK",
+    "matrix products": r"nvjet|gemm|cutlass|xmma|splitK|^product_kernel",
     "attention": r"^attn_|flash|sdpa|fmha|compute_dot_do_o|convert_dq",
     "loss": r"cross_entropy_kernel|softmax|nll_loss",
     "MLP: bias and GELU": r"gelu(?!_mlp)|tanh",
@@ -48,15 +48,23 @@ def add_up(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, P
     }
 
 
-def time_by_part(step: Callable[[], object], step_ms: float, steps: int = 3) -> dict[str, Part]:
+def time_by_part(
+    step: Callable[[], object], step_ms: float, steps: int = 3, warmup: int = 10
+) -> dict[str, Part]:
     """Run a step a few times under PyTorch's profiler.
 
     What is left of `step_ms`, the time of a step without the profiler, is when nothing runs.
+
+    Args:
+        warmup: steps that the profiler sees and does not count: after the pause in which it begins
+            a GPU runs faster than in a long run.
     """
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(steps):
+    plan = schedule(wait=0, warmup=warmup, active=steps)
+    with profile(activities=[ProfilerActivity.CUDA], schedule=plan) as found:
+        for _ in range(warmup + steps):
             step()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()  # what is counted is all of its steps, and nothing else
+            found.step()
     events = found.key_averages()
     parts = add_up(((e.key, e.device_time_total / 1000, e.count) for e in events), steps)
     busy = sum(part.ms for part in parts.values())

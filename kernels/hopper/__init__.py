@@ -4,6 +4,7 @@ Importing this needs neither a GPU nor Triton; fwd.py is imported by the first c
 """
 
 import torch
+from torch import Tensor
 
 from kernels import triton
 from kernels.block_mask import BlockSparseMask
@@ -42,6 +43,20 @@ def obstacle(call: AttentionCall) -> str | None:
     of_mask = None if mask is None else _mask_obstacle(mask, q.shape[-1])
     # what the backward pass here does not serve goes to the portable one
     return of_mask or call.lacks(_SERVED) or triton.obstacle(call)
+
+
+def linear_obstacle(x: Tensor, weight: Tensor) -> str | None:
+    """Why the kernel for products cannot serve x (..., C) and weight (F, C), None if it can."""
+    if not _is_hopper(x.device):
+        return f"x is on {x.device}, and it needs an H100 or H200"
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return f"it takes bf16 and fp16, and x is {x.dtype}"
+    if x.numel() == 0 or x.shape[-1] % 8 != 0 or weight.shape[0] % 8 != 0:
+        return (
+            "it takes one row or more and widths that are multiples of 8, and x is "
+            f"{tuple(x.shape)}, the first weight {tuple(weight.shape)}"
+        )
+    return triton.device_obstacle(x, "x")
 
 
 def _mask_obstacle(mask: BlockSparseMask, head_dim: int) -> str | None:

@@ -1,8 +1,34 @@
-"""Bias and GELU, and their gradients, in plain PyTorch: what Triton's kernels must give."""
+"""A linear layer and a GELU, and their gradients, in plain PyTorch: what the kernels must give."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """h = x @ weight.T and gelu(h + bias), in the tanh form.
+
+    Args:
+        x, weight: (N, C) and (F, C) of one dtype, that of what is returned.
+        bias: (F,), perhaps of another dtype.
+
+    Returns:
+        (N, F) twice.
+    """
+    h = x @ weight.T
+    return h, bias_gelu(h, bias)
+
+
+def linear_gelu_bwd(
+    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor, recompute: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of h and the bias where dy @ weight is that of the GELU.
+
+    Args:
+        dy, weight, h: (N, C), (C, F) and (N, F) of one dtype; bias: (F,).
+        recompute: give the GELU, too.
+    """
+    return bias_gelu_bwd(dy @ weight, h, bias, recompute)
 
 
 def bias_gelu(h: Tensor, bias: Tensor) -> Tensor:

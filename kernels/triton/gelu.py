@@ -1,4 +1,4 @@
-"""Bias and GELU in one pass over memory each way.
+"""Bias and GELU in one pass over memory each way, beside a product of PyTorch's.
 
 The tanh form of the GELU is x * s, with s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): the
 logistic function keeps its relative precision for negative x, where 1 + tanh(u) cancels.
@@ -72,6 +72,19 @@ def bias_gelu_bwd_kernel(
             tl.store(g_ptr + at, (x * s).to(g_ptr.dtype.element_ty), inside)
     of_program = sums_ptr + tl.program_id(0) * width + columns
     tl.store(of_program, tl.sum(sums, 0), columns < width)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """As `kernels.reference.gelu.linear_gelu`."""
+    h = x @ weight.T
+    return h, bias_gelu(h, bias)
+
+
+def linear_gelu_bwd(
+    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor, recompute: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As `kernels.reference.gelu.linear_gelu_bwd`."""
+    return bias_gelu_bwd(dy @ weight, h, bias, recompute)
 
 
 def bias_gelu(h: Tensor, bias: Tensor) -> Tensor:

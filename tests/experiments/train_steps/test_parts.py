@@ -13,6 +13,7 @@ NORM, OPTIMIZER = "residuals and normalisation", "optimizer and clipping"
     [
         ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", "matrix products"),
+        ("product_kernel", "matrix products"),
         ("attn_bwd_kernel", "attention"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
         ("cross_entropy_kernel", "loss"),

@@ -1,0 +1,56 @@
+"""Compile the matrix products with a GELU for sm_90a and print what each needs, as JSON.
+
+A program of its own, as compile_kernels.py is one.
+"""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.hopper.gelu import BACKWARD, BACKWARD_AND_GELU, FORWARD
+from kernels.hopper.launch import parameter_layout
+from kernels.hopper.product import ProductPlan, compile_product
+from tests.kernels.hopper.compile_kernels import compile_case, reused_barriers
+from tests.kernels.triton.compile_kernels import cuobjdump, registers_and_stack
+
+INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU")
+
+
+@dataclass(frozen=True)
+class Case:
+    plan: ProductPlan
+    dtype: torch.dtype
+
+    def compile(self) -> Any:
+        return compile_product(self.plan, self.dtype)
+
+
+def measure(case: Case) -> dict[str, object]:
+    compiled, log = compile_case(case)
+    sass = cuobjdump(compiled.asm["cubin"], "-sass")
+    _, stack = registers_and_stack(compiled.asm["cubin"])
+    return {
+        "gradient": case.plan.gradient,
+        "gelu": case.plan.gelu,
+        "dtype": str(case.dtype),
+        "stack": stack,
+        "shared": compiled.metadata.shared,
+        "notes": sorted(set(re.findall(r"C75\d\d", log))),
+        "parameters": re.sub(r"\d+x|<", "", parameter_layout(compiled.asm["ptx"])[0].format),
+        "reused_barriers": reused_barriers(compiled.asm["ptx"]),
+        "instructions": {x: len(re.findall(rf"\b{x}\b", sass)) for x in INSTRUCTIONS},
+    }
+
+
+def main() -> None:
+    plans = (FORWARD, BACKWARD, BACKWARD_AND_GELU)
+    cases = [Case(plan, torch.bfloat16) for plan in plans] + [Case(FORWARD, torch.float16)]
+    sys.stdout.write(json.dumps([measure(case) for case in cases]))
+
+
+if __name__ == "__main__":
+    main()
