@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import flash_attention, flash_attention_packed
@@ -11,6 +12,7 @@ from kernels.call import AttentionArguments
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
+from model.residual import Pending, leave
 
 
 class SelfAttention(nn.Module):
@@ -44,7 +46,7 @@ class SelfAttention(nn.Module):
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
-    ) -> Tensor:
+    ) -> Pending:
         """Mix every token with those that it sees.
 
         Args:
@@ -57,7 +59,7 @@ class SelfAttention(nn.Module):
             cache: the past that came before x, to which x is appended; None means there was none.
 
         Returns:
-            (B, T, C), to be added to the residual stream.
+            What is to be added to the residual stream.
         """
         B, T, C = x.shape
         qkv = self.qkv_proj(x).view(B, T, 3, self.n_head, self.head_dim)
@@ -83,7 +85,8 @@ class SelfAttention(nn.Module):
             if cache is not None:
                 k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T
             out = flash_attention(q, k, v, impl=self.impl, **options)
-        return self.resid_dropout(self.out_proj(out.reshape(B, T, C)))
+        branch = F.linear(out.reshape(B, T, C), self.out_proj.weight)
+        return leave(branch, self.out_proj.bias, self.resid_dropout)
 
 
 def _draw_seed(device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from kernels.gelu_mlp import gelu_mlp
 from model.attention import SelfAttention
 from model.cache import KVCache
 from model.config import BlockConfig
+from model.residual import Pending, add_and_normalise, leave
 
 INIT_STD = 0.02
 
@@ -27,11 +28,11 @@ class MLP(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.recompute = config.recompute_gelu
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
+    def forward(self, x: Tensor) -> Pending:
+        """What normalised states (B, T, C) are to add to the residual stream."""
         first, second = self.fc_in, self.fc_out
         y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
-        return self.resid_dropout(y + second.bias.to(y.dtype))
+        return leave(y, second.bias, self.resid_dropout)
 
 
 class Block(nn.Module):
@@ -47,17 +48,23 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
+        pending: Pending | None,
         rotary: tuple[Tensor, Tensor] | None = None,
         *,
         mask: BlockSparseMask | None = None,
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
-    ) -> Tensor:
-        """(B, T, C) to (B, T, C); what follows x is as in `SelfAttention`."""
+    ) -> tuple[Tensor, Pending]:
+        """The residual stream x (B, T, C) and what is to be added to it, both ways.
+
+        What follows is as in `SelfAttention`.
+        """
         seen = {"mask": mask, "doc_start": doc_start, "kv_lengths": kv_lengths}
-        x = x + self.attn(self.ln_1(x), rotary, cache=cache, **seen)
-        return x + self.mlp(self.ln_2(x))
+        x, normal = add_and_normalise(x, pending, self.ln_1)
+        pending = self.attn(normal, rotary, cache=cache, **seen)
+        x, normal = add_and_normalise(x, pending, self.ln_2)
+        return x, self.mlp(normal)
 
 
 @torch.no_grad()

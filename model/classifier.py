@@ -21,6 +21,7 @@ from model.positions import (
     rows_at,
     sinusoids,
 )
+from model.residual import add_and_normalise
 
 N_WAVES = 8
 """Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
@@ -194,9 +195,11 @@ class Classifier(nn.Module):
         x, rotary = self._with_positions(x, places)
         if self.config.pooling == "cls":
             x, rotary, lengths = self._with_cls(x, rotary, lengths)
+        pending = None
         for block in self.blocks:
-            x = block(x, rotary, mask=self.mask, kv_lengths=lengths)
-        return self.ln_f(x)
+            x, pending = block(x, pending, rotary, mask=self.mask, kv_lengths=lengths)
+        _, normal = add_and_normalise(x, pending, self.ln_f)
+        return normal
 
     def _takes(self, n_tokens: int, *, placed: bool) -> bool:
         """Whether rows may have so many tokens, with places of their own or in order."""

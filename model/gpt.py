@@ -20,6 +20,7 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
 from model.positions import rotary_tables
+from model.residual import add_and_normalise
 
 
 class GPT(nn.Module):
@@ -146,11 +147,13 @@ class GPT(nn.Module):
         seq_len = past + tokens.shape[1]
         x, rotary = self._embed(tokens, past, doc_start)
         mask = self._mask(past, seq_len)
+        pending = None
         for block in self.blocks:
-            x = block(x, rotary, mask=mask, doc_start=doc_start, cache=cache)
+            x, pending = block(x, pending, rotary, mask=mask, doc_start=doc_start, cache=cache)
         if cache is not None:
             cache.advance(tokens.shape[1])
-        return self.ln_f(x)
+        _, normal = add_and_normalise(x, pending, self.ln_f)
+        return normal
 
     def _embed(
         self, tokens: Tensor, past: int, doc_start: Tensor | None

@@ -1,0 +1,145 @@
+"""`add_layer_norm`: what a layer adds to the residual stream, and the LayerNorm of the next one.
+
+Forward is PyTorch's, which torch.compile fuses as well as can be. Backward is one pass over memory:
+the gradient of the normalisation, the addition of that of the stream, and three sums over all rows,
+for weight and bias of the normalisation and for the bias of the layer before it.
+
+Shapes: N rows, C width of the stream.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels import triton
+from kernels.choice import module_of, pick
+
+
+def add_layer_norm(
+    x: Tensor,
+    y: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor,
+    *,
+    eps: float = 1e-5,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """s = x + (y + bias), and the LayerNorm of s over its last dimension.
+
+    Sums over rows add up in fp32, and repeated calls give the same bits.
+
+    Args:
+        x: (..., C), floating: the stream.
+        y: (..., C) in its dtype or a narrower one: what a layer adds to it; None: nothing.
+        bias: (C,), added to y; None: nothing.
+        weight, norm_bias: (C,) each, of the normalisation.
+        eps: added to the variance.
+        impl: "triton" (backward by a kernel, on a GPU) or "reference" (PyTorch's, anywhere); None
+            picks.
+
+    Returns:
+        s in the dtype of x, and its normalisation, as `torch.nn.functional.layer_norm` gives it;
+        with "triton" under autocast in the dtype of autocast.
+
+    Raises:
+        ValueError: an argument is malformed, or the named impl cannot serve the call.
+
+    Source: Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450).
+    """
+    _check(x, y, bias, weight, norm_bias)
+    obstacles = {"triton": triton.device_obstacle(x, "x"), "reference": None}
+    if pick(impl, x, obstacles) == "triton" and x.numel() > 0:
+        return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
+    s = _sum(x, y, bias)
+    return s, F.layer_norm(s, weight.shape, weight, norm_bias, eps)
+
+
+def _check(
+    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor
+) -> None:
+    if y is not None and y.shape != x.shape:
+        raise ValueError(f"y must be as x, {tuple(x.shape)}, got {tuple(y.shape)}")
+    if bias is not None and y is None:
+        raise ValueError("bias is added to y, and y is None: pass y, or no bias")
+    width = x.shape[-1]
+    for name, of_width in (("bias", bias), ("weight", weight), ("norm_bias", norm_bias)):
+        if of_width is not None and of_width.shape != (width,):
+            raise ValueError(
+                f"{name} must be ({width},), as x is {tuple(x.shape)}, got {tuple(of_width.shape)}"
+            )
+
+
+def _sum(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
+    if y is None:
+        return x
+    return x + (y if bias is None else y + bias.to(y.dtype))
+
+
+class _AddLayerNorm(torch.autograd.Function):
+    """PyTorch's forward, which torch.compile sees through, and a backward of one kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        bias: Tensor | None,
+        weight: Tensor,
+        norm_bias: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        s = _sum(x, y, bias)
+        n, mean, rstd = torch.native_layer_norm(s, weight.shape, weight, norm_bias, eps)
+        if torch.is_autocast_enabled(x.device.type):
+            n = n.to(torch.get_autocast_dtype(x.device.type))
+        ctx.save_for_backward(s, mean, rstd, weight)
+        ctx.dtypes = [None if t is None else t.dtype for t in (x, y, bias, norm_bias)]
+        return (s.view_as(s) if y is None else s), n
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ds, dn = grads
+        x_dtype, y_dtype, bias_dtype, norm_bias_dtype = ctx.dtypes
+        s, mean, rstd, weight = ctx.saved_tensors
+        dx, sums = torch.ops.papilio.layer_norm_bwd(ds, dn, s, mean, rstd, weight)
+        return (
+            dx.to(x_dtype),
+            None if y_dtype is None else dx.to(y_dtype),
+            None if bias_dtype is None else sums[2].to(bias_dtype),
+            sums[0].to(weight.dtype),
+            sums[1].to(norm_bias_dtype),
+            None,
+        )
+
+
+torch.library.define(
+    "papilio::layer_norm_bwd",
+    "(Tensor ds, Tensor dn, Tensor s, Tensor mean, Tensor rstd, Tensor weight) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.impl("papilio::layer_norm_bwd", "CompositeExplicitAutograd")
+def _backward(
+    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of s, as s, and sums over rows, (3, C) fp32: for weight and bias of the
+    normalisation, and of the gradient itself."""
+    width = s.shape[-1]
+    with torch.cuda.device_of(s):
+        dx, sums = module_of("triton", "layer_norm").layer_norm_bwd(
+            *(t.contiguous().view(-1, width) for t in (ds, dn, s)),
+            mean.flatten(),
+            rstd.flatten(),
+            weight,
+        )
+    return dx.view(s.shape), sums
+
+
+@torch.library.register_fake("papilio::layer_norm_bwd")
+def _(
+    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    return s.new_empty(s.shape), s.new_empty(3, s.shape[-1], dtype=torch.float32)
