@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import triton
-from kernels.choice import module_of, pick
+from kernels.choice import in_autocast_dtype, module_of, pick
 
 
 def add_layer_norm(
@@ -41,8 +41,8 @@ def add_layer_norm(
             picks.
 
     Returns:
-        s in the dtype of x, and its normalisation, as `torch.nn.functional.layer_norm` gives it;
-        with "triton" under autocast in the dtype of autocast.
+        s in the dtype of x, and its normalisation, computed in fp32 or wider, in the dtype of x or
+        in that of autocast.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
@@ -54,7 +54,8 @@ def add_layer_norm(
     if pick(impl, x, obstacles) == "triton" and x.numel() > 0:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
     s = _sum(x, y, bias)
-    return s, F.layer_norm(s, weight.shape, weight, norm_bias, eps)
+    normal = F.layer_norm(_wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps)
+    return s, in_autocast_dtype(normal.to(s.dtype))
 
 
 def _check(
@@ -78,6 +79,11 @@ def _sum(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
     return x + (y if bias is None else y + bias.to(y.dtype))
 
 
+def _wide(x: Tensor) -> Tensor:
+    """x in fp32, or in fp64 as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class _AddLayerNorm(torch.autograd.Function):
     """PyTorch's forward, which torch.compile sees through, and a backward of one kernel."""
 
@@ -92,12 +98,12 @@ class _AddLayerNorm(torch.autograd.Function):
         eps: float,
     ) -> tuple[Tensor, Tensor]:
         s = _sum(x, y, bias)
-        n, mean, rstd = torch.native_layer_norm(s, weight.shape, weight, norm_bias, eps)
-        if torch.is_autocast_enabled(x.device.type):
-            n = n.to(torch.get_autocast_dtype(x.device.type))
+        normal, mean, rstd = torch.native_layer_norm(
+            _wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps
+        )
         ctx.save_for_backward(s, mean, rstd, weight)
         ctx.dtypes = [None if t is None else t.dtype for t in (x, y, bias, norm_bias)]
-        return (s.view_as(s) if y is None else s), n
+        return (s.view_as(s) if y is None else s), in_autocast_dtype(normal.to(s.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

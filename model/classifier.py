@@ -21,7 +21,7 @@ from model.positions import (
     rows_at,
     sinusoids,
 )
-from model.residual import add_and_normalise
+from model.residual import add
 
 N_WAVES = 8
 """Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
@@ -198,8 +198,7 @@ class Classifier(nn.Module):
         pending = None
         for block in self.blocks:
             x, pending = block(x, pending, rotary, mask=self.mask, kv_lengths=lengths)
-        _, normal = add_and_normalise(x, pending, self.ln_f)
-        return normal
+        return self.ln_f(add(x, pending))
 
     def _takes(self, n_tokens: int, *, placed: bool) -> bool:
         """Whether rows may have so many tokens, with places of their own or in order."""

@@ -20,7 +20,7 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
 from model.positions import rotary_tables
-from model.residual import add_and_normalise
+from model.residual import add
 
 
 class GPT(nn.Module):
@@ -152,8 +152,7 @@ class GPT(nn.Module):
             x, pending = block(x, pending, rotary, mask=mask, doc_start=doc_start, cache=cache)
         if cache is not None:
             cache.advance(tokens.shape[1])
-        _, normal = add_and_normalise(x, pending, self.ln_f)
-        return normal
+        return self.ln_f(add(x, pending))
 
     def _embed(
         self, tokens: Tensor, past: int, doc_start: Tensor | None

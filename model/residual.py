@@ -25,9 +25,17 @@ def leave(branch: Tensor, bias: Tensor, dropout: nn.Dropout) -> Pending:
     return Pending(branch, bias)
 
 
+def add(x: Tensor, pending: Pending | None) -> Tensor:
+    """The stream x (B, T, C) with what is pending added to it."""
+    if pending is None:
+        return x
+    branch, bias = pending
+    return x + (branch if bias is None else branch + bias.to(branch.dtype))
+
+
 def add_and_normalise(
     x: Tensor, pending: Pending | None, norm: nn.LayerNorm
 ) -> tuple[Tensor, Tensor]:
-    """The stream x (B, T, C) with what is pending added to it, and its normalisation."""
+    """The sum as of `add`, and its normalisation in the dtype of the next layer's products."""
     branch, bias = pending or (None, None)
     return add_layer_norm(x, branch, bias, norm.weight, norm.bias, eps=norm.eps)

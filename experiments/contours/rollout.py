@@ -20,6 +20,7 @@ from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.positions import apply_rotary
+from model.residual import Pending
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
 
@@ -159,7 +160,7 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
     layers: list[Layer] = []
     n_tokens = tokens.shape[1]
 
-    def note(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Tensor) -> None:
+    def note(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Pending) -> None:
         x, rotary = args
         qkv = block.qkv_proj(x).view(1, n_tokens, 3, block.n_head, block.head_dim)
         q, k, v = qkv.unbind(dim=2)
@@ -168,7 +169,8 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
         mask = keywords["mask"]
         visible = None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0]
         seen = {"softmax_scale": block.softmax_scale, "visible": visible}
-        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=out[0], **seen))
+        assert out.bias is not None  # without dropout
+        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=out.branch[0] + out.bias, **seen))
 
     blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
     hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.triton import cross_entropy, gelu
+from kernels.triton import cross_entropy, gelu, layer_norm
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
 TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
@@ -33,8 +33,19 @@ KERNELS = {
         LOSS | {"HAS_SOFTCAP": True, "WITH_GRADIENTS": True},
         {"num_warps": cross_entropy.NUM_WARPS},
     ),
+    **{
+        f"layer_norm_bwd, {width}": (
+            layer_norm.layer_norm_bwd_kernel,
+            {"BLOCK_C": width, "NUM_STAGES": layer_norm.NUM_STAGES},
+            {"num_warps": width // layer_norm.COLUMNS_PER_WARP},
+        )
+        for width in (1024, 2048)
+    },
 }
-FP32 = ("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss")
+FP32 = (
+    *("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss"),
+    *("mean_ptr", "rstd_ptr", "weight_ptr"),
+)
 
 
 def type_of(name: str, dtype: str) -> str:
