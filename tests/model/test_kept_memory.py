@@ -1,0 +1,58 @@
+"""What settings keep between the passes, in bytes, as torch.compile splits a step on the CPU."""
+
+from typing import Any
+
+import torch
+from torch._functorch import config as partitioner
+
+from model.config import ModelConfig
+from model.gpt import GPT
+
+B, T, C, LAYERS = 4, 128, 64, 3
+CONFIG: dict[str, Any] = {
+    "n_layer": LAYERS, "n_embd": C, "n_head": 2, "context_length": T, "vocab_size": 50,
+}  # fmt: skip
+
+
+def kept(share: float = 1.0, **settings: Any) -> tuple[int, float]:
+    """Bytes that a compiled forward pass under autocast leaves for the backward, and the loss."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**CONFIG, **settings))
+    tokens = torch.randint(50, (B, T))
+    found: dict[int, int] = {}
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    compiled = torch.compile(model, backend="aot_eager_decomp_partition")
+    with (
+        partitioner.patch(activation_memory_budget=share),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        compiled(tokens, tokens).backward()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            loss = compiled(tokens, tokens)
+    for parameter in model.parameters():
+        found.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(found.values()), loss.item()
+
+
+def test_a_gelu_that_is_computed_again_is_not_kept() -> None:
+    (less, loss), (more, same_loss) = kept(), kept(recompute_gelu=False)
+    assert more - less == LAYERS * B * T * 4 * C * 2  # (tokens, 4 C) in bfloat16, of each layer
+    assert loss == same_loss
+
+
+def test_a_residual_stream_in_bfloat16_takes_less() -> None:
+    # each layer keeps two sums for its normalisations; what else is kept is in bfloat16 either way
+    assert kept(residual_in_fp32=True)[0] - kept()[0] >= LAYERS * 2 * B * T * C * 2
+
+
+def test_a_share_of_the_memory_is_kept() -> None:
+    found = [kept(share) for share in (1.0, 0.9, 0.5)]
+    (most, loss), (less, _), (least, _) = found
+    assert most > less > least
+    assert {same for _, same in found} == {loss}
