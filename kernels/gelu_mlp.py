@@ -59,7 +59,7 @@ def gelu_mlp(
         "reference": None,
     }
     impl = pick(impl, x, obstacles)
-    y, _, _ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
+    y, *_ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
     return y.view(x.shape)
 
 
@@ -85,11 +85,11 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor) -> None:
 
 
 # h: (N, F), the first product, without its bias. g: (N, F), the GELU, or (0, F) where it is
-# computed again.
+# computed again. Weights in the dtype of x, where theirs is another, are cast once for both passes.
 torch.library.define(
     "papilio::gelu_mlp",
     "(Tensor x, Tensor w_in, Tensor b_in, Tensor w_out, bool recompute, str impl) "
-    "-> (Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "papilio::gelu_mlp_bwd",
@@ -101,21 +101,27 @@ torch.library.define(
 @torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
 def _forward(
     x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y (N, C), h and g."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y (N, C), h and g, and the weights in the dtype of x, or (0,) twice if that is theirs."""
+    first, second = w_in.to(x.dtype), w_out.to(x.dtype)
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        h, g = module_of(impl, "gelu").linear_gelu(x, w_in.to(x.dtype), b_in)
-        y = g @ w_out.to(x.dtype).T
-    return y, h, g.new_empty(0, g.shape[1]) if recompute else g
+        h, g = module_of(impl, "gelu").linear_gelu(x, first, b_in)
+        y = g @ second.T
+    if w_in.dtype == x.dtype:
+        first, second = x.new_empty(0), x.new_empty(0)  # an output cannot be an input
+    return y, h, g.new_empty(0, g.shape[1]) if recompute else g, first, second
 
 
 @torch.library.register_fake("papilio::gelu_mlp")
 def _(
     x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, width = x.shape[0], w_in.shape[0]
     kept = 0 if recompute else rows
-    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
+    y, h, g = x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
+    if w_in.dtype == x.dtype:
+        return y, h, g, x.new_empty(0), x.new_empty(0)
+    return y, h, g, x.new_empty(w_in.shape), x.new_empty(w_out.shape)
 
 
 @torch.library.impl("papilio::gelu_mlp_bwd", "CompositeExplicitAutograd")
@@ -129,27 +135,31 @@ def _backward(
     w_out: Tensor,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, w_in, b_in and w_out."""
+    """The gradients of x, w_in, b_in and w_out, all but the first in the dtype of b_in.
+
+    w_in and w_out are in the dtype of x.
+    """
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        recompute, w = g.shape[0] != h.shape[0], w_out.to(x.dtype)
-        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, w, h, b_in, recompute)
-        dw_out = product(dy.T, again if recompute else g, w_out.dtype)
-        dw_in = product(dh.T, x, w_in.dtype)
-        return dh @ w_in.to(x.dtype), dw_in, db_in, dw_out
+        recompute = g.shape[0] != h.shape[0]
+        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, w_out, h, b_in, recompute)
+        dw_out = product(dy.T, again if recompute else g, b_in.dtype)
+        dw_in = product(dh.T, x, b_in.dtype)
+        return dh @ w_in, dw_in, db_in, dw_out
 
 
 @torch.library.register_fake("papilio::gelu_mlp_bwd")
 def _(
     dy: Tensor, x: Tensor, h: Tensor, g: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx, dw_in, db_in, dw_out = (t.new_empty(t.shape) for t in (x, w_in, b_in, w_out))
-    return dx, dw_in, db_in, dw_out
+    dw_in, db_in, dw_out = (b_in.new_empty(t.shape) for t in (w_in, b_in, w_out))
+    return x.new_empty(x.shape), dw_in, db_in, dw_out
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, *weights, _, ctx.impl = inputs
-    _, h, g = output
-    ctx.save_for_backward(x, h, g, *weights)
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    x, w_in, b_in, w_out, _, ctx.impl = inputs
+    _, h, g, *cast = output
+    first, second = (w_in, w_out) if w_in.dtype == x.dtype else cast
+    ctx.save_for_backward(x, h, g, first, b_in, second)
     ctx.set_materialize_grads(False)
 
 
