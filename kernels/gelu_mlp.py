@@ -103,7 +103,7 @@ def _forward(
     x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y (N, C), h and g, and the weights in the dtype of x, or (0,) twice if that is theirs."""
-    first, second = w_in.to(x.dtype), w_out.to(x.dtype)
+    first, second = (w.to(x.dtype, memory_format=torch.contiguous_format) for w in (w_in, w_out))
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         h, g = module_of(impl, "gelu").linear_gelu(x, first, b_in)
         y = g @ second.T
