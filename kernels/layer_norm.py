@@ -33,7 +33,7 @@ def add_layer_norm(
 
     Args:
         x: (..., C), floating: the stream.
-        y: (..., C) in its dtype or a narrower one: what a layer adds to it; None: nothing.
+        y: (..., C): what a layer adds to it; None: nothing.
         bias: (C,), added to y; None: nothing.
         weight, norm_bias: (C,) each, of the normalisation.
         eps: added to the variance.
@@ -41,8 +41,8 @@ def add_layer_norm(
             picks.
 
     Returns:
-        s in the dtype of x, and its normalisation, computed in fp32 or wider, in the dtype of x or
-        in that of autocast.
+        s in the dtype to which x and y promote, and its normalisation, computed in fp32 or wider,
+        in the dtype of s or in that of autocast.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
@@ -139,7 +139,7 @@ def _backward(
             *(t.contiguous().view(-1, width) for t in (ds, dn, s)),
             mean.flatten(),
             rstd.flatten(),
-            weight,
+            weight.contiguous(),
         )
     return dx.view(s.shape), sums
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 from triton import runtime
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -246,7 +246,8 @@ def launch_product(
     Args:
         a: (rows, depth), b as the plan says: bf16 or fp16, depth and columns multiples of 8. A copy
             is made of what the copy engine cannot stride through.
-        h, g, dh: (rows, columns) of the same dtype, as in `Ends`; contiguous.
+        h, g, dh: (rows, columns) of the same dtype, as in `Ends`; what is stored is contiguous and
+            begins at a multiple of 16 bytes.
         bias: (columns,), floating.
 
     Returns:
@@ -256,15 +257,16 @@ def launch_product(
     down, across = -(-rows // ROWS), -(-columns // COLUMNS)
     # whole tiles of it, so that the kernel asks nowhere whether a column is there
     width = across * COLUMNS
-    bias = bias.float() if width == columns else functional.pad(bias.float(), (0, width - columns))
+    bias = bias.float() if width == columns else F.pad(bias.float(), (0, width - columns))
     sums = h.new_empty(down, width, dtype=torch.float32) if plan.gradient else None
     a_map, a = _described(a, ROWS)
     b_map, b = _described(b, COLUMNS if plan.transposed else DEPTH)
-    maps = [_described(x, ROWS)[0] for x in (h, g, dh) if x is not None]
+    h_map, h = _described(h, ROWS)
+    stored = [_described(x, ROWS)[0] for x in (g, dh) if x is not None]
     _kernel(h.device.index, h.dtype, plan).launch(
         min(n_multiprocessors(h.device), down * across),
         runtime.driver.active.get_current_stream(h.device.index),
-        a_map, b_map, *maps,
+        a_map, b_map, h_map, *stored,
         *[x.data_ptr() for x in (bias, sums) if x is not None],
         width, down, across, -(-depth // DEPTH),
     )  # fmt: skip

@@ -21,7 +21,7 @@ HALVES = gl.constexpr(2)
 class Ends(NamedTuple):
     """Where the tiles of a result end: descriptors of (rows, columns), and pointers."""
 
-    h: gl.tensor  # products without the bias: what "gelu" stores and "gelu_gradient" reads
+    h: gl.tensor  # products without the bias: stored, or read where a product is a gradient
     g: gl.tensor  # the GELU, or None where it is not asked for
     dh: gl.tensor  # the gradient of h, or None
     bias_ptr: gl.tensor  # (columns of all tiles,) fp32

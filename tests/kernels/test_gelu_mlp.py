@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.gelu_mlp import gelu_mlp
 from kernels.testing import assert_within_budget, poison_empty
+from tests.kernels.tensors import random_tensors
 
 on_gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
@@ -21,14 +22,9 @@ def impl(request):
 
 def inputs(n=300, width=24, inner=261, *, dtype=torch.float32, device="cpu", weights=None):
     """x and the weights, these perhaps of another dtype."""
-    generator = torch.Generator().manual_seed(1)
     shapes = (n, width), (inner, width), (inner,), (width, inner)
     scales = 1.0, width**-0.5 * 2, 1.0, inner**-0.5
-    dtypes = dtype, *[weights or dtype] * 3
-    return [
-        (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(device, kind)
-        for shape, scale, kind in zip(shapes, scales, dtypes, strict=True)
-    ]
+    return random_tensors(shapes, [dtype, *[weights or dtype] * 3], device, scales)
 
 
 def plain(x, w_in, b_in, w_out):

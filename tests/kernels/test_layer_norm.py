@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from kernels.layer_norm import add_layer_norm
 from kernels.testing import assert_within_budget, poison_empty
+from tests.kernels.tensors import random_tensors
 
 on_gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
@@ -22,13 +23,8 @@ def impl(request):
 
 def inputs(n=37, width=48, *, dtype=torch.float32, device="cpu", parameters=None):
     """The stream, what is added to it, and parameters, these perhaps of another dtype."""
-    generator = torch.Generator().manual_seed(1)
     shapes = (n, width), (n, width), (width,), (width,), (width,)
-    dtypes = dtype, dtype, *[parameters or dtype] * 3
-    return [
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(device, kind)
-        for shape, kind in zip(shapes, dtypes, strict=True)
-    ]
+    return random_tensors(shapes, [dtype, dtype, *[parameters or dtype] * 3], device)
 
 
 def plain(x, y, bias, weight, norm_bias, eps=1e-5):

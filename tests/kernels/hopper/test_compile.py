@@ -123,6 +123,6 @@ def test_products_with_a_gelu_compile_as_meant(printed_by):
         pointers = 1 + result["gradient"]
         assert result["parameters"] == maps * "128s" + pointers * "q" + "iiii", result
         # what is spilled is used at the end of a tile alone; Triton 3.9 brings a later ptxas
-        spilled = 144 if triton.__version__.startswith("3.9.") else 56
+        spilled = 144 if triton.__version__.startswith("3.9.") else 64
         both = result["gradient"] and result["gelu"]
         assert result["stack"] <= (spilled if both else 0), result

@@ -1,0 +1,20 @@
+"""Random tensors, the same on any device."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def random_tensors(
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[torch.dtype],
+    device: str = "cpu",
+    scales: Sequence[float] | None = None,
+) -> list[Tensor]:
+    """A normal one of each shape, times its scale, drawn on the CPU in float64 and then rounded."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(device, dtype)
+        for shape, dtype, scale in zip(shapes, dtypes, scales or [1.0] * len(shapes), strict=True)
+    ]
