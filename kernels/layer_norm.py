@@ -51,10 +51,14 @@ def add_layer_norm(
     """
     _check(x, y, bias, weight, norm_bias)
     obstacles = {"triton": triton.device_obstacle(x, "x"), "reference": None}
-    if pick(impl, x, obstacles) == "triton" and x.numel() > 0:
+    backward_follows = torch.is_grad_enabled() and x.numel() > 0
+    if pick(impl, x, obstacles) == "triton" and backward_follows:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
     s = _sum(x, y, bias)
-    normal = F.layer_norm(_wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps)
+    if s.dtype == weight.dtype == norm_bias.dtype:
+        normal = F.layer_norm(s, weight.shape, weight, norm_bias, eps)
+    else:
+        normal = F.layer_norm(_wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps)
     return s, in_autocast_dtype(normal.to(s.dtype))
 
 

@@ -92,6 +92,15 @@ def test_no_rows_and_leading_dimensions(impl):
     assert add_layer_norm(x[:0], y[:0], *parameters, impl=impl)[1].shape == (0, 48)
 
 
+def test_without_gradients_values_are_the_same(impl):
+    for parameters in (None, torch.float32):
+        given = inputs(dtype=torch.float16, parameters=parameters)
+        with torch.no_grad():
+            alone = add_layer_norm(*given, impl=impl)
+        wanted = [t.requires_grad_() for t in given]
+        torch.testing.assert_close(alone, add_layer_norm(*wanted, impl=impl))
+
+
 def test_nothing_to_add_and_no_bias(impl):
     x, y, _, *norm = inputs()
     for of, added in (((x,), ()), ((x, y), (y,))):
