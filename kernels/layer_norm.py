@@ -1,6 +1,6 @@
 """`add_layer_norm`: what a layer adds to the residual stream, and the LayerNorm of the next one.
 
-Forward is PyTorch's, which torch.compile fuses as well as can be. Backward is one pass over memory:
+Forward is PyTorch's, which torch.compile fuses. Backward is one pass over memory:
 the gradient of the normalisation, the addition of that of the stream, and three sums over all rows,
 for weight and bias of the normalisation and for the bias of the layer before it.
 
@@ -54,7 +54,7 @@ def add_layer_norm(
     backward_follows = torch.is_grad_enabled() and x.numel() > 0
     if pick(impl, x, obstacles) == "triton" and backward_follows:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
-    s = _sum(x, y, bias)
+    s = add_branch(x, y, bias)
     if s.dtype == weight.dtype == norm_bias.dtype:
         normal = F.layer_norm(s, weight.shape, weight, norm_bias, eps)
     else:
@@ -77,7 +77,8 @@ def _check(
             )
 
 
-def _sum(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
+def add_branch(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x + (y + bias), or less where one is None, as in `add_layer_norm`."""
     if y is None:
         return x
     return x + (y if bias is None else y + bias.to(y.dtype))
@@ -101,7 +102,7 @@ class _AddLayerNorm(torch.autograd.Function):
         norm_bias: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        s = _sum(x, y, bias)
+        s = add_branch(x, y, bias)
         normal, mean, rstd = torch.native_layer_norm(
             _wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps
         )

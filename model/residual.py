@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from kernels.layer_norm import add_layer_norm
+from kernels.layer_norm import add_branch, add_layer_norm
 
 
 class Pending(NamedTuple):
@@ -27,10 +27,7 @@ def leave(branch: Tensor, bias: Tensor, dropout: nn.Dropout) -> Pending:
 
 def add(x: Tensor, pending: Pending | None) -> Tensor:
     """The stream x (B, T, C) with what is pending added to it."""
-    if pending is None:
-        return x
-    branch, bias = pending
-    return x + (branch if bias is None else branch + bias.to(branch.dtype))
+    return x if pending is None else add_branch(x, *pending)
 
 
 def add_and_normalise(

@@ -59,13 +59,28 @@ def time_by_part(
         warmup: steps that the profiler sees and does not count: after the pause in which it begins
             a GPU runs faster than in a long run.
     """
-    plan = schedule(wait=0, warmup=warmup, active=steps)
-    with profile(activities=[ProfilerActivity.CUDA], schedule=plan) as found:
-        for _ in range(warmup + steps):
-            step()
-            torch.cuda.synchronize()  # what is counted is all of its steps, and nothing else
-            found.step()
-    events = found.key_averages()
-    parts = add_up(((e.key, e.device_time_total / 1000, e.count) for e in events), steps)
+
+    def synchronised() -> None:
+        step()
+        torch.cuda.synchronize()  # what is counted is all of its steps, and nothing else
+
+    parts = add_up(recorded(synchronised, ProfilerActivity.CUDA, steps, warmup), steps)
     busy = sum(part.ms for part in parts.values())
     return {**parts, IDLE: Part(max(0.0, step_ms - busy), 0)}
+
+
+def recorded(
+    step: Callable[[], object], activity: ProfilerActivity, steps: int, warmup: int
+) -> list[tuple[str, float, int]]:
+    """What PyTorch's profiler counts in `steps` steps after `warmup` others.
+
+    Returns:
+        Names, milliseconds on the GPU, and launches.
+    """
+    plan = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
+    with profile(activities=[activity], schedule=plan) as found:
+        for _ in range(warmup + steps):
+            step()
+            found.step()
+    events = ((str(e.key), e.device_time_total / 1000, e.count) for e in found.key_averages())
+    return [event for event in events if not event[0].startswith("ProfilerStep")]  # a whole step

@@ -3,8 +3,8 @@
 One program runs on each multiprocessor and works on every so-many-th tile of the result. Its
 producer warp loads the factors with the copy engine, into a ring of stages in shared memory. Two
 groups of four warps take tiles in turns: while one multiplies, the other ends its tile, which is to
-add a bias, to apply a GELU, to store. So the tensor cores have no pause between tiles, and what
-follows a product costs no pass over memory of its own. (CUTLASS calls this ping-pong.)
+add a bias, to apply a GELU, to store. So the tensor cores need not wait for the end of a tile, and
+what follows a product takes no pass over memory of its own. (CUTLASS calls this ping-pong.)
 
 Letters: M rows and N columns of a tile of the result, K what a stage adds up.
 """

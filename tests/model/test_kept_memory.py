@@ -1,5 +1,6 @@
 """What settings keep between the passes, in bytes, as torch.compile splits a step on the CPU."""
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+@functools.cache
 def kept(share: float = 1.0, **settings: Any) -> tuple[int, float]:
     """Bytes that a compiled forward pass under autocast leaves for the backward, and the loss."""
     torch._dynamo.reset()

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
-from experiments.train_steps.parts import IDLE, REST, add_up, part_of, time_by_part
+from experiments.train_steps.parts import IDLE, REST, add_up, part_of, recorded, time_by_part
 
 NORM, OPTIMIZER = "residuals and normalisation", "optimizer and clipping"
 
@@ -34,6 +35,21 @@ def test_parts(kernel, part):
 def test_times_and_launches_are_of_one_step():
     kernels = [("attn_fwd_kernel", 6.0, 24), ("attn_bwd_kernel", 9.0, 24), ("memset", 1.0, 2)]
     assert add_up(kernels, steps=2) == {"attention": (7.5, 24), REST: (0.5, 1)}
+
+
+def test_what_is_counted_is_the_steps_after_the_warmup_and_no_whole_step():
+    x = torch.randn(8, 8)
+    sizes = iter([4, 4, 8, 8, 8])
+
+    def step():
+        n = next(sizes)
+        return x[:n, :n] @ x[:n, :n] if n == 8 else x[:n].exp()
+
+    events = recorded(step, ProfilerActivity.CPU, steps=3, warmup=2)
+    counts = {name: count for name, _, count in events}
+    assert counts["aten::mm"] == 3
+    assert "aten::exp" not in counts
+    assert not any(key.startswith("ProfilerStep") for key in counts)
 
 
 @pytest.mark.gpu
