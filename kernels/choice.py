@@ -42,4 +42,13 @@ def in_autocast_dtype(x: Tensor) -> Tensor:
     """x as autocast gives it to a linear layer; x itself where autocast is off."""
     if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+    return cast(x, torch.get_autocast_dtype(x.device.type))
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in dtype: x itself, and no operator, where that is its dtype.
+
+    For what an `autograd.Function` returns: compiled by PyTorch 2.11, a `to` there that changes
+    nothing leaves the output without a gradient.
+    """
+    return x if x.dtype == dtype else x.to(dtype)

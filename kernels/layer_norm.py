@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import triton
-from kernels.choice import in_autocast_dtype, module_of, pick
+from kernels.choice import cast, in_autocast_dtype, module_of, pick
 
 
 def add_layer_norm(
@@ -59,7 +59,7 @@ def add_layer_norm(
         normal = F.layer_norm(s, weight.shape, weight, norm_bias, eps)
     else:
         normal = F.layer_norm(_wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps)
-    return s, in_autocast_dtype(normal.to(s.dtype))
+    return s, in_autocast_dtype(cast(normal, s.dtype))
 
 
 def _check(
@@ -81,12 +81,12 @@ def add_branch(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
     """x + (y + bias), or less where one is None, as in `add_layer_norm`."""
     if y is None:
         return x
-    return x + (y if bias is None else y + bias.to(y.dtype))
+    return x + (y if bias is None else y + cast(bias, y.dtype))
 
 
 def _wide(x: Tensor) -> Tensor:
     """x in fp32, or in fp64 as it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return cast(x, torch.promote_types(x.dtype, torch.float32))
 
 
 class _AddLayerNorm(torch.autograd.Function):
@@ -108,7 +108,7 @@ class _AddLayerNorm(torch.autograd.Function):
         )
         ctx.save_for_backward(s, mean, rstd, weight)
         ctx.dtypes = [None if t is None else t.dtype for t in (x, y, bias, norm_bias)]
-        return (s.view_as(s) if y is None else s), in_autocast_dtype(normal.to(s.dtype))
+        return (s.view_as(s) if y is None else s), in_autocast_dtype(cast(normal, s.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

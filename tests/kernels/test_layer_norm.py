@@ -40,7 +40,8 @@ def results(function, given, **options):
     signs = [torch.randint(2, t.shape, generator=generator) for t in outputs]
     grads = [(2 * sign - 1).to(t) for sign, t in zip(signs, outputs, strict=True)]
     found = torch.autograd.grad(outputs, leaves, grads)
-    named = dict(zip(NAMES, found, strict=True))
+    names = NAMES if len(given) == len(NAMES) else ("x", "weight", "norm_bias")
+    named = dict(zip(names, found, strict=True))
     return {"s": outputs[0].detach(), "n": outputs[1].detach()} | named
 
 
@@ -157,15 +158,35 @@ def test_repeating_changes_no_bit(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_torch_compile_takes_it_whole(device):
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_compile_takes_it_whole(dtype, autocast, device):
+    torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     function = partial(add_layer_norm, impl="triton")
     compiled = torch.compile(function, backend=counter, fullgraph=True)
-    given = inputs(device=device)
-    actual, expected = results(compiled, given), results(function, given)
+    given = inputs(dtype=dtype, device=device, parameters=torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        actual, expected = results(compiled, given), results(function, given)
+    error = 1e-4 if dtype == torch.float32 else 0.02
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], rtol=error, atol=error, msg=name)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_stream_with_nothing_to_add_has_its_gradient(device):
+    torch.compiler.reset()
+    x, _, _, *parameters = inputs(device=device)
+
+    def normalise(x, *parameters):
+        return add_layer_norm(x, None, None, *parameters, impl="triton")
+
+    backend = "aot_eager" if device == "cpu" else "inductor"
+    compiled = torch.compile(normalise, backend=backend, fullgraph=True)
+    actual, expected = (results(function, [x, *parameters]) for function in (compiled, normalise))
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
-    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
