@@ -168,7 +168,8 @@ def test_torch_compile_takes_it_whole(dtype, autocast, device):
     given = inputs(dtype=dtype, device=device, parameters=torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
         actual, expected = results(compiled, given), results(function, given)
-    error = 1e-4 if dtype == torch.float32 else 0.02
+    # a missing gradient is off by 1 and more; Inductor rounds to bfloat16 less often
+    error = 1e-4 if dtype == torch.float32 else 0.1
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=error, atol=error, msg=name)
     assert counter.frame_count == 1
