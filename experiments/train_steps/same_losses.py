@@ -23,14 +23,14 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("config", help="YAML file of the runs")
     add("overrides", nargs="*", metavar="key=value", help="values to replace")
     add("--name", required=True, help="of the result and of the runs' folder")
-    add("--triton", type=int, default=2, metavar="N", help="runs on our attention")
+    add("--ours", type=int, default=2, metavar="N", help="runs on our attention")
     add("--sdpa", type=int, default=2, metavar="N", help="on PyTorch's; 2 or more")
     add("--runs", type=Path, default=Path("out/compare_training"))
     add("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_intermixed_args(argv)
-    if args.triton < 1 or args.sdpa < 2:
+    if args.ours < 1 or args.sdpa < 2:
         parser.error(
-            f"--triton={args.triton} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
+            f"--ours={args.ours} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
             "two equal runs the noise is unknown"
         )
     return args
@@ -52,7 +52,7 @@ from experiments.train_steps.tables import draw_losses, gaps_table, losses, loss
 from training.language.config import TrainConfig, load_config
 from training.metrics import read_metrics
 
-IMPLS = ("triton", "sdpa")
+ATTENTION = {"ours": "auto", "sdpa": "sdpa"}  # of model.attention
 SKIPPED = 3  # records of the speed that are left out: compiling, and clocks that still rise
 
 
@@ -65,7 +65,7 @@ def train_all(
         ValueError: a folder holds a run with other settings.
     """
     folders, arguments = {}, {}
-    for impl in IMPLS:
+    for impl, attention in ATTENTION.items():
         for number in range(1, repeats[impl] + 1):
             name = f"{impl} {number}"
             folders[name] = folder / f"{impl}_{number}"
@@ -73,7 +73,7 @@ def train_all(
                 config,
                 *overrides,
                 "run.deterministic=false",
-                f"model.attention={impl}",
+                f"model.attention={attention}",
                 f"run.out_dir={folders[name]}",
             ]
             check_same_settings(folders[name], load_config(arguments[name]))
@@ -129,7 +129,7 @@ def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    repeats = {"triton": args.triton, "sdpa": args.sdpa}
+    repeats = {"ours": args.ours, "sdpa": args.sdpa}
     folders = train_all(args.config, args.overrides, args.runs / args.name, repeats)
     runs = {name: summarise(folder) for name, folder in folders.items()}
     corpus = Manifest.load(Path(load_config([args.config, *args.overrides]).data.path))

@@ -168,8 +168,10 @@ def draw_losses(result: Result, name: str) -> "Figure":
 
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])
+    ours = {"color": OURS, "lw": 2.5, "label": "ours"}
     looks = {
-        "triton": {"color": OURS, "lw": 2.5, "label": "ours"},
+        "ours": ours,
+        "triton": ours,  # the portable kernels, of which older results are
         "sdpa": {"color": PEERS["SDPA flash"], "lw": 1.5, "label": "PyTorch's (SDPA)"},
     }
     runs = result["runs"]

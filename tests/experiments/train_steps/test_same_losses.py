@@ -24,7 +24,7 @@ def write_run(folder, losses, val_loss):
 
 def test_distances_within_and_between_implementations(tmp_path):
     runs = {
-        "triton 1": write_run(tmp_path / "a", [5.0, 4.5, 4.0, 3.0, 2.0], 2.5),
+        "ours 1": write_run(tmp_path / "a", [5.0, 4.5, 4.0, 3.0, 2.0], 2.5),
         "sdpa 1": write_run(tmp_path / "b", [5.0, 4.0, 4.0, 3.5, 2.0], 2.25),
         "sdpa 2": write_run(tmp_path / "c", [5.0, 4.0, 4.0, 3.5, 2.5], 2.25),
     }
@@ -32,11 +32,11 @@ def test_distances_within_and_between_implementations(tmp_path):
         "same": {"pairs": 1, "curve": 0.1, "validation": 0.0},
         "different": {"pairs": 2, "curve": 0.25, "validation": 0.25},
     }
-    assert runs["triton 1"]["tokens_per_s"] == 45.0  # the median of steps 4 and 5
+    assert runs["ours 1"]["tokens_per_s"] == 45.0  # the median of steps 4 and 5
 
 
 def test_finished_runs_are_not_trained_again_and_others_are_refused(run, tmp_path, monkeypatch):
-    runs, repeats = tmp_path / "runs", {"triton": 0, "sdpa": 1}
+    runs, repeats = tmp_path / "runs", {"ours": 0, "sdpa": 1}
     run("run.deterministic=false", "model.attention=sdpa", f"run.out_dir={runs / 'sdpa_1'}")
     monkeypatch.setattr(same_losses.subprocess, "run", None)
     assert train_all(str(run.config), [], runs, repeats) == {"sdpa 1": runs / "sdpa_1"}
@@ -55,9 +55,9 @@ def test_trains_all_and_writes_the_result(run, tmp_path, monkeypatch):
     monkeypatch.setattr(same_losses, "subprocess", SimpleNamespace(run=train_here))
     options = ["optim.max_steps=4", "optim.batch_tokens=64", "model.n_layer=1"]
     folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
-    same_losses.main([str(run.config), *options, "--name", "tiny", "--triton", "1", *folders])
+    same_losses.main([str(run.config), *options, "--name", "tiny", "--ours", "1", *folders])
     result = json.loads((tmp_path / "compare_training_tiny.json").read_text())
-    assert set(result["runs"]) == {"triton 1", "sdpa 1", "sdpa 2"}
+    assert set(result["runs"]) == {"ours 1", "sdpa 1", "sdpa 2"}
     assert result["distances"]["same"]["curve"] == 0.0  # a CPU adds in a fixed order
     assert result["distances"]["different"]["curve"] < 1e-4
     assert (tmp_path / "compare_training_tiny.png").exists()

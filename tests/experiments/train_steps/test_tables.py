@@ -26,7 +26,7 @@ def test_speeds_are_told_beside_nanogpts():
 
 
 def test_distances_are_from_the_mean_of_pytorchs_runs():
-    losses = {"triton 1": (5, 3), "sdpa 1": (4, 2), "sdpa 2": (6, 2)}
+    losses = {"ours 1": (5, 3), "sdpa 1": (4, 2), "sdpa 2": (6, 2)}
     runs = {name: {"curve": [[100, a], [200, b]]} for name, (a, b) in losses.items()}
     _, distances = draw_losses({"runs": runs}, "tiny").axes
     drawn = [(line.get_color(), np.ravel(line.get_ydata()).tolist()) for line in distances.lines]
