@@ -30,10 +30,13 @@ class MaskLists(NamedTuple):
     cols: Tensor  # (H_m, n_k_blocks, 7), most blocks first; of equals, the earlier column first
     col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
     # for programs that add to rows in turns, in the order in which they are drawn: (number of the
-    # column, positions in `visits` where its own begin and end), and
-    walks: Tensor | None  # (H_m, n_k_blocks, 3)
-    # (number of the row, 2 * how many columns visit it before + 1 if others do so after it)
+    # column, and in the upper 16 bits, if it is cut, 1 + the number of the piece; positions in
+    # `visits` where its own begin and end), and
+    walks: Tensor | None  # (H_m, n_k_blocks or more, 3)
+    # (number of the row, 2 * how many walks visit it before + 1 if others do so after it)
     visits: Tensor | None  # (nnz, 2)
+    # (number of the column, its first piece, the end of its pieces); None if none is cut
+    cuts: Tensor | None  # (n, 3)
     n_full: int  # of all heads
     n_partial: int  # of all heads; n_full + n_partial is nnz
     n_empty: int  # rows without a block, of all heads
@@ -69,7 +72,7 @@ def make_lists(
     columns = "longest, then first" if longest_column_first else "first"
     by_row = _entries(full, partial, order="longest, then last", parts=parts)
     by_column = _entries(full.mT, partial.mT, order=columns)
-    walks, visits = None, None
+    walks, visits, cuts = None, None, None
     if in_turns:
         turns = walks_in_turns(
             full | partial,
@@ -78,11 +81,12 @@ def make_lists(
             window=WINDOW_KEYS // block_size,
             parts=parts,
         )
-        walks, visits = (x.to(device) for x in turns)
+        walks, visits, cuts = (None if x is None else x.to(device) for x in turns)
     return MaskLists(
         *(x.to(device) for x in (*by_row, *by_column)),
         walks=walks,
         visits=visits,
+        cuts=cuts,
         n_full=int(full.sum()),
         n_partial=int(partial.sum()),
         n_empty=int((~(full | partial).any(-1)).sum()),

@@ -33,6 +33,7 @@ class AttentionOptions(NamedTuple):
     mask_col_blocks: Tensor | None = None
     mask_walks: Tensor | None = None
     mask_visits: Tensor | None = None
+    mask_cuts: Tensor | None = None
     mask_block_size: int = 0  # of the lists, 0 without a mask
     mask_packed: bool = False
     mask_loops: int = UNMASKED_LOOP | MASKED_LOOP  # those that have a tile to visit
@@ -172,6 +173,7 @@ def with_mask(
         mask_col_blocks=lists.col_blocks,
         mask_walks=lists.walks,
         mask_visits=lists.visits,
+        mask_cuts=lists.cuts,
         mask_block_size=lists.block_size,
         mask_packed=lists.packed,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),

@@ -25,6 +25,7 @@ from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_dq import PANEL, make_dq
 from kernels.hopper.bwd_keys import own_keys
 from kernels.hopper.bwd_keys_and_dq import own_keys_and_dq
+from kernels.hopper.bwd_pieces import ROWS, attn_bwd_pieces_kernel
 from kernels.hopper.bwd_plan import (
     KEYS,
     QUERIES,
@@ -105,6 +106,7 @@ def attn_bwd_kernel(
     doc_tiles_ptr,
     walks_ptr,
     visits_ptr,
+    pieces_ptr,
     seq_q,
     seq_k,
     n_head,
@@ -162,7 +164,7 @@ def attn_bwd_kernel(
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
         threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
-        walks_ptr, visits_ptr, mask_stride,
+        walks_ptr, visits_ptr, pieces_ptr, mask_stride,
     )  # fmt: skip
     if plan.groups == 1:
         gl.warp_specialize(
@@ -217,6 +219,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
         "*i32" if plan.features.lengths else None,
         *["*i32" if plan.features.documents else None] * 3,
         *["*i32" if plan.listed else None] * 2,
+        "*fp32" if plan.listed else None,  # pieces
         *["i32"] * 5,
         *["fp32"] * 4,
         *["i32"] * 5,
@@ -236,6 +239,14 @@ def compile_rows(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) -> Any
     return compile_kernel(attn_bwd_rows_kernel, types, plan, divisors)
 
 
+def compile_pieces(plan: BackwardPlan, dtype: torch.dtype) -> Any:
+    """The kernel that runs after it where columns are cut."""
+    tensor = pointer_type(dtype)
+    types = ["*fp32", "*i32", tensor, tensor, *["i64"] * 6, *["i32"] * 4]
+    divisors = {0: 16, 2: 16, 3: 16, **dict.fromkeys(range(4, 10), 8), 11: 8}
+    return compile_kernel(attn_bwd_pieces_kernel, types, plan, divisors)
+
+
 @functools.cache
 def _kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
     return Kernel(compile_bwd(plan, dtype))
@@ -244,6 +255,11 @@ def _kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
 @functools.cache
 def _rows_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan, with_dlse: bool) -> Kernel:
     return Kernel(compile_rows(plan, dtype, with_dlse))
+
+
+@functools.cache
+def _pieces_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
+    return Kernel(compile_pieces(plan, dtype))
 
 
 def attn_bwd(
@@ -257,7 +273,7 @@ def attn_bwd(
     options: AttentionOptions,
     grads: Sequence[Tensor],
 ) -> None:
-    """Launch the two kernels of the backward pass, or those of `kernels.triton.bwd` for a call that
+    """Launch the kernels of the backward pass, or those of `kernels.triton.bwd` for a call that
     `backward_plan` has no plan for.
 
     Args:
@@ -297,8 +313,13 @@ def attn_bwd(
         *out.stride()[:3], *dout.stride()[:3],
         T_q, D, H, n_row_tiles,
     )  # fmt: skip
-    n_tiles = -(-T_k // plan.block)
-    walks = options.mask_walks
+    walks, cuts = options.mask_walks, options.mask_cuts
+    n_columns = -(-T_k // plan.block)
+    n_tiles = n_columns if walks is None else walks.shape[1]
+    pieces = sums  # not written
+    if cuts is not None:
+        n_pieces = n_tiles - n_columns + len(cuts)
+        pieces = numbers(n_pieces * B * H_kv * 2 * plan.block * plan.block_d, dtype=torch.float32)
     of_documents = (
         () if options.doc_start is None
         else (options.doc_start, *document_bounds(options.doc_start, T_k))
@@ -306,7 +327,7 @@ def attn_bwd(
     tensors = (
         sums, flags, tile_counters.pair(device, stream),
         options.dropout_seed, options.kv_lengths, *of_documents,
-        walks, options.mask_visits,
+        walks, options.mask_visits, None if walks is None else pieces,
     )  # fmt: skip
     _kernel(device.index, dtype, plan).launch(
         min(plan.programs * n_multiprocessors(device), n_tiles * B * H_kv),
@@ -320,3 +341,11 @@ def attn_bwd(
         n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan), B * H_kv),
         0 if walks is None or walks.shape[0] == 1 else walks.stride(0),
     )  # fmt: skip
+    if cuts is not None:
+        _pieces_kernel(device.index, dtype, plan).launch(
+            len(cuts) * B * H_kv * 2 * (plan.block // ROWS.value),
+            stream,
+            pieces.data_ptr(), cuts.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+            *dk.stride()[:3], *dv.stride()[:3],
+            T_k, D, H_kv, B * H_kv,
+        )  # fmt: skip

@@ -29,7 +29,7 @@ from kernels.hopper.bwd_step import (
     tile_in_loop,
 )
 from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
-from kernels.hopper.bwd_walk import GROUP_N, M, group_view, head_walk, take_walk
+from kernels.hopper.bwd_walk import GROUP_N, M, group_view, head_walk, piece_of, take_walk
 from kernels.hopper.gluon import opaque, reinterpret, thread_barrier
 from kernels.hopper.packed import number_of, parts_of
 from kernels.hopper.schedule import peek
@@ -127,8 +127,9 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
         thread_barrier()
         # they leave through the places of keys and values, which no warp's product reads any more
         put_dk_and_dv(
-            dk, dv, dk_out, dv_out, at, shared.k.index(slot), shared.v.index(slot), call, plan
-        )
+            dk, dv, dk_out, dv_out, at, piece_of(way, batch_kv, order, plan),
+            shared.k.index(slot), shared.v.index(slot), call, 0, plan,
+        )  # fmt: skip
         tma.store_wait(0)
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         i += 1

@@ -24,6 +24,7 @@ from kernels.hopper.bwd_walk import (
     M,
     group_view,
     head_walk,
+    piece_of,
     take_walk,
 )
 from kernels.hopper.schedule import peek
@@ -82,12 +83,13 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             st = warpgroup_mma_wait(0, deps=(st,))
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
+        piece = piece_of(way, batch_kv, order, plan)
         i += 1
         # read while dk and dv leave
         ticket = peek(box, i)
         key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         put_dk_and_dv(
-            dk, dv, dk_out, dv_out, at,
-            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, plan,
+            dk, dv, dk_out, dv_out, at, piece,
+            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip
     tma.store_wait(0)

@@ -33,6 +33,7 @@ from kernels.hopper.bwd_walk import (
     M,
     group_view,
     head_walk,
+    piece_of,
     take_walk,
 )
 from kernels.hopper.gluon import opaque, reinterpret
@@ -168,8 +169,8 @@ def own_keys_and_dq(
         mbarrier.arrive(shared.kv_empty.index(slot), count=1)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         put_dk_and_dv(
-            dk, dv, dk_out, dv_out, at,
-            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, plan,
+            dk, dv, dk_out, dv_out, at, piece_of(way, batch_kv, order, plan),
+            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip
         i += 1
         ticket = peek(box, i)

@@ -228,12 +228,37 @@ def pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr)
 
 
 @gluon.jit
-def put_dk_and_dv(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, call, plan: gl.constexpr):
-    """Write dk and dv of a group's keys to the tiles at `at`, by way of two in shared memory."""
-    D: gl.constexpr = plan.block_d
+def put_dk_and_dv(
+    dk, dv, dk_out, dv_out, at, piece, dk_tile, dv_tile, call, cid: gl.constexpr,
+    plan: gl.constexpr,
+):  # fmt: skip
+    """Write dk and dv of a group's keys to the tiles at `at`, by way of two in shared memory; or in
+    fp32 to where a `piece_of` their column belongs."""
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale
+    if plan.listed:
+        if piece >= 0:
+            _put_piece(dk, 2 * piece, call, cid, plan)
+            _put_piece(dv, 2 * piece + 1, call, cid, plan)
+        else:
+            _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+    else:
+        _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+
+
+@gluon.jit
+def _put_piece(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
+    layout: gl.constexpr = grad.type.layout
+    key = cid * GROUP_N + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, layout))
+    column = gl.arange(0, plan.block_d, layout=gl.SliceLayout(0, layout))
+    first = call.pieces_ptr + place.to(gl.int64) * (plan.block * plan.block_d)
+    gl.store(first + gl.expand_dims(key, 1) * plan.block_d + gl.expand_dims(column, 0), grad)
+
+
+@gluon.jit
+def _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexpr):
+    D: gl.constexpr = plan.block_d
     tma.store_wait(0)
     dv_tile.reshape([GROUP_N, D]).store(round_to(dv, dv_out.dtype))
     dk_tile.reshape([GROUP_N, D]).store(round_to(dk, dk_out.dtype))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels import mask_turns
 from kernels.hopper import bwd_plan
 from kernels.hopper.schedule import (
     Order,
@@ -29,6 +30,7 @@ GROUP_N = gl.constexpr(bwd_plan.KEYS)  # keys of a group
 N = gl.constexpr(bwd_plan.BLOCK)  # keys of a program, but for masks in blocks of 64
 BLOCK = gl.constexpr(bwd_plan.BLOCK)
 WALK = gl.constexpr(5)  # numbers that a `drawn_walk` is
+PIECE = gl.constexpr(mask_turns.PIECE)
 
 
 class Call(NamedTuple):
@@ -51,6 +53,7 @@ class Call(NamedTuple):
     doc_tiles_ptr: gl.tensor
     walks_ptr: gl.tensor  # of a block-sparse mask, its `kernels.mask_lists.MaskLists`
     visits_ptr: gl.tensor
+    pieces_ptr: gl.tensor  # fp32 (pieces, B * H_kv, 2, plan.block, D): dk and dv of each
     mask_stride: gl.tensor  # from one head to the next in walks, 0 if all share them
 
 
@@ -120,8 +123,17 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def _walk_of(place, head, call):
-    """Where a list has the walk of a query head that is drawn at this place."""
-    return call.walks_ptr + (head * call.mask_stride + place * 3)
+    """Where a list has the walk of a query head that is drawn at this place, or on this way."""
+    return call.walks_ptr + (head * call.mask_stride + place % PIECE * 3)
+
+
+@gluon.jit
+def piece_of(way, batch_kv, order, plan: gl.constexpr):
+    """Where in `Call.pieces_ptr` a program leaves dk and dv; negative if its column is not cut."""
+    if plan.listed:
+        return (way // PIECE - 1) * order.n_heads + batch_kv
+    else:
+        return -1
 
 
 @gluon.jit
@@ -279,8 +291,8 @@ def take_walk(box, i, ticket, order, call, plan: gl.constexpr):
 def key_tile_of(ticket, order, call, plan: gl.constexpr):
     """(key tile, batch times key-value head, way of the walk) of the ticket-th tile that is drawn.
 
-    Under a block-sparse mask they come in the order of its list, in which the place of the key tile
-    stands for the way of the walk.
+    Under a block-sparse mask they come in the order of its list, and the place there stands for the
+    way of the walk, with the number of the piece in its upper 16 bits.
 
     The heads of a section are worked on together. Under a causal mask their last keys come first:
     a walk begins where its keys begin, so that programs which start together follow each other at a
@@ -292,7 +304,8 @@ def key_tile_of(ticket, order, call, plan: gl.constexpr):
         rest, batch_kv = locate(ticket, order, True)
         place = order.n_tiles - 1 - rest
         head = batch_kv % (call.n_head // call.group) * call.group
-        return gl.load(_walk_of(place, head, call)), batch_kv, place
+        number = gl.load(_walk_of(place, head, call))
+        return number % PIECE, batch_kv, place + number // PIECE * PIECE
     elif plan.features.causal:
         heads = order.n_heads - order.section  # before the last section
         last = ticket - heads * order.n_tiles

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from triton import knobs
 
-from kernels.hopper.bwd import compile_bwd, compile_rows
+from kernels.hopper.bwd import compile_bwd, compile_pieces, compile_rows
 from kernels.hopper.bwd_plan import BLOCK, KEYS, BackwardPlan, backward_plan
 from kernels.hopper.fwd import compile_fwd
 from kernels.hopper.launch import DTYPES, parameter_layout
@@ -63,18 +63,21 @@ class Case:
     plan: Plan | BackwardPlan
     dtype: torch.dtype = torch.bfloat16
     rows: bool = False  # that of lse and delta
+    pieces: bool = False  # that of columns in pieces
 
     @property
     def kernel(self) -> str:
         if isinstance(self.plan, Plan):
             return "fwd"
-        return "bwd_rows" if self.rows else "bwd"
+        return "bwd_rows" if self.rows else "bwd_pieces" if self.pieces else "bwd"
 
     def compile(self) -> Any:
         if isinstance(self.plan, Plan):
             return compile_fwd(self.plan, self.dtype)
         if self.rows:
             return compile_rows(self.plan, self.dtype, with_dlse=True)
+        if self.pieces:
+            return compile_pieces(self.plan, self.dtype)
         return compile_bwd(self.plan, self.dtype)
 
 
@@ -103,6 +106,7 @@ def backward_cases() -> Iterator[Case]:
             plan = backward_plan(head_dim, 4096, features)
             assert plan is not None
             yield Case(plan)
+        yield Case(plan, pieces=True)  # of a mask
 
 
 def forward_cases() -> Iterator[Case]:

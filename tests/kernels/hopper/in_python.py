@@ -94,9 +94,12 @@ def what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
 
 
 def mask_of(draw, seq_q, seq_k, block_size, n_head):
-    """A layout of coin flips, some of its rows and columns empty."""
+    """A layout of coin flips, some of its rows and columns empty; or with a long column."""
     n_q, n_k = -(-seq_q // block_size), -(-seq_k // block_size)
     layout = np.random.default_rng(draw.randint(0, 2**31)).random((n_head, n_q, n_k)) < 0.5
     layout[:, draw.randint(0, 6) :: 7] = False
     layout[:, :, draw.randint(0, 6) :: 7] = False
+    if draw.random() < 0.5:
+        layout &= np.random.default_rng(draw.randint(0, 2**31)).random((n_head, n_q, n_k)) < 0.2
+        layout[:, :, draw.randint(0, n_k - 1)] = True
     return BlockSparseMask(torch.from_numpy(layout), block_size)

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from kernels import mask_turns
 from kernels.hopper import bwd_walk, schedule
 from kernels.hopper.bwd_documents import document_bounds
 from kernels.hopper.bwd_plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
@@ -38,6 +39,8 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
         monkeypatch.setattr(bwd_walk, name, value)
     monkeypatch.setattr(bwd_walk, "locate", schedule.locate.fn)
+    monkeypatch.setattr(bwd_walk, "PIECE", mask_turns.PIECE)
+    monkeypatch.setattr(mask_turns, "PIECE_VISITS", 2)  # so that short calls have pieces
     functions = packed_in_python(monkeypatch)
     for name, function in vars(bwd_walk).copy().items():
         if hasattr(function, "fn"):
@@ -140,7 +143,7 @@ def masked_calls(seed):
             seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2, group=1,
             lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
             doc_tiles_ptr=Pointer(tiles.numpy()), walks_ptr=Pointer(walks),
-            visits_ptr=Pointer(lists.visits.numpy()),
+            visits_ptr=Pointer(lists.visits.numpy()), n_walks=walks.shape[1], cuts=lists.cuts,
             mask_stride=walks[0].size if mask.n_head > 1 else 0,
         )  # fmt: skip
         of_others = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
@@ -153,9 +156,8 @@ def masked_calls(seed):
 
 def drawn_walks(call, plan):
     """(key tile, head, way, (first, end) of its walk) for two heads, as they are drawn."""
-    n_tiles = -(-call.seq_k // plan.block)
-    for ticket in range(n_tiles * 2):
-        order = SimpleNamespace(n_tiles=n_tiles, n_heads=2, section=2)
+    order = SimpleNamespace(n_tiles=call.n_walks, n_heads=2, section=2)
+    for ticket in range(call.n_walks * 2):
         drawn = bwd_walk.drawn_walk(ticket, order, call, plan)
         key_tile, head, way, first, end = map(int, drawn)
         yield key_tile, head, way, bwd_walk.head_walk(first, end, way, head, 0, call, plan)
@@ -164,9 +166,8 @@ def drawn_walks(call, plan):
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_visit_the_blocks_of_their_column(seed, in_python):
     for call, plan, visible, of_others in masked_calls(seed):
-        done = set()
+        done = {}
         for key_tile, head, way, (first, end) in drawn_walks(call, plan):
-            done.add((key_tile, head))
             steps = (end - first) * plan.block // QUERIES
             walk = [bwd_walk.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
             for cid in range(plan.groups):
@@ -178,19 +179,42 @@ def test_groups_visit_the_blocks_of_their_column(seed, in_python):
                     and steps > 0
                     and bool(bwd_walk.passes_over(walk[0], key_tile, cid, call, plan))
                 )
-                tiles = {
+                # of all pieces of a column
+                tiles, _ = done.setdefault((key_tile, head, cid), ({}, whole))
+                assert not any(in_python.number_of(x, plan) in tiles for x in walk), said
+                tiles |= {
                     in_python.number_of(x, plan): in_python.parts_of(x, plan) for x in walk[skips:]
                 }
-                check_visits(tiles, whole, key_tile, cid, visible[head], plan, said)
-                if plan.features.packed:
-                    for row_tile, parts in tiles.items():
-                        tile = slice(row_tile * QUERIES, (row_tile + 1) * QUERIES)
-                        keys = slice(key_tile * KEYS, (key_tile + 1) * KEYS)
-                        seen = visible[head][tile, keys]
-                        shown = all_in_parts(in_python.in_parts, parts)
-                        shown = shown[: seen.shape[0], : seen.shape[1]]
-                        assert torch.equal(seen, of_others[tile, keys] & shown), said
-        assert len(done) == 2 * -(-call.seq_k // plan.block)
+        for (key_tile, head, cid), (tiles, whole) in done.items():
+            said = (call, plan, key_tile, cid, head)
+            check_visits(tiles, whole, key_tile, cid, visible[head], plan, said)
+            if plan.features.packed:
+                for row_tile, parts in tiles.items():
+                    tile = slice(row_tile * QUERIES, (row_tile + 1) * QUERIES)
+                    keys = slice(key_tile * KEYS, (key_tile + 1) * KEYS)
+                    seen = visible[head][tile, keys]
+                    shown = all_in_parts(in_python.in_parts, parts)
+                    shown = shown[: seen.shape[0], : seen.shape[1]]
+                    assert torch.equal(seen, of_others[tile, keys] & shown), said
+        assert len(done) == 2 * plan.groups * -(-call.seq_k // plan.block)
+
+
+def test_each_piece_of_a_column_has_a_place_of_its_own(in_python):
+    cut = 0
+    for call, plan, *_ in masked_calls(8):
+        order = SimpleNamespace(n_heads=2)
+        places = {}
+        for key_tile, head, way, _ in drawn_walks(call, plan):
+            place = bwd_walk.piece_of(way, head, order, plan)
+            places.setdefault((head, key_tile), []).append(int(place))
+        ranges = {} if call.cuts is None else {c: range(i, j) for c, i, j in call.cuts.tolist()}
+        cut += len(ranges)
+        for (head, key_tile), found in places.items():
+            if key_tile in ranges:
+                assert sorted(found) == [2 * piece + head for piece in ranges[key_tile]]
+            else:
+                assert len(found) == 1 and found[0] < 0
+    assert cut > 2
 
 
 @pytest.mark.parametrize("seed", range(4, 8))

@@ -127,6 +127,23 @@ def test_few_blocks(block_size, layout):
 
 @each_head_dim
 @causal_or_full
+@pytest.mark.parametrize("n_layouts", [1, 4])
+@each_block_size
+def test_columns_that_all_see(block_size, n_layouts, causal, head_dim):
+    """They are cut into pieces; in some heads others are as long, and the last one is ragged."""
+    seq = 32 * min(max(block_size, 64), 128) - 5
+    n = -(-seq // block_size)
+    layout = butterfly(n, global_blocks=max(1, 64 // block_size)).repeat(n_layouts, 1, 1)
+    layout[0, :, -1] = True
+    mask = BlockSparseMask(layout, block_size)
+    listed = min(max(64, block_size), 128)
+    lists = mask.lists(seq, seq, causal=causal, in_turns=True, block_size=listed)
+    assert lists.cuts is not None
+    check(2, seq, seq, 4, 2, head_dim, causal=causal, mask=mask)
+
+
+@each_head_dim
+@causal_or_full
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_runs_repeat(block_size, causal, head_dim):
     """Rows of all lengths on all multiprocessors, again and again: the same bits."""
@@ -136,6 +153,7 @@ def test_runs_repeat(block_size, causal, head_dim):
     listed, n = max(block_size, 64), 4096 // max(block_size, 64)
     layout = torch.stack([random(n, 1 + head % 9, seed=head) for head in range(16)])
     layout |= torch.eye(n, dtype=torch.bool)
+    layout[:, :, 1] = True  # which is cut into pieces
     layout = layout.repeat_interleave(listed // block_size, 1)
     layout = layout.repeat_interleave(listed // block_size, 2)
     layout &= coin_flips(16, 4096, 4096, block_size).layout | (block_size == listed)
