@@ -62,21 +62,20 @@ class Case:
 
     plan: Plan | BackwardPlan
     dtype: torch.dtype = torch.bfloat16
-    rows: bool = False  # that of lse and delta
-    pieces: bool = False  # that of columns in pieces
+    side: str = ""  # "rows", lse and delta, or "pieces", of columns: a small kernel
 
     @property
     def kernel(self) -> str:
         if isinstance(self.plan, Plan):
             return "fwd"
-        return "bwd_rows" if self.rows else "bwd_pieces" if self.pieces else "bwd"
+        return f"bwd_{self.side}" if self.side else "bwd"
 
     def compile(self) -> Any:
         if isinstance(self.plan, Plan):
             return compile_fwd(self.plan, self.dtype)
-        if self.rows:
+        if self.side == "rows":
             return compile_rows(self.plan, self.dtype, with_dlse=True)
-        if self.pieces:
+        if self.side == "pieces":
             return compile_pieces(self.plan, self.dtype)
         return compile_bwd(self.plan, self.dtype)
 
@@ -95,7 +94,7 @@ def backward_cases() -> Iterator[Case]:
             assert plan is not None
             yield Case(plan)
         yield Case(plan, torch.float16)
-        yield Case(plan, rows=True)
+        yield Case(plan, side="rows")
         masks = [
             replace(features, mask_block_size=block_size, packed=packed)
             for block_size, packed in [(KEYS, False), (KEYS, True), (BLOCK, False)]
@@ -106,7 +105,7 @@ def backward_cases() -> Iterator[Case]:
             plan = backward_plan(head_dim, 4096, features)
             assert plan is not None
             yield Case(plan)
-        yield Case(plan, pieces=True)  # of a mask
+        yield Case(plan, side="pieces")  # of a mask
 
 
 def forward_cases() -> Iterator[Case]:
@@ -192,7 +191,7 @@ def measure(case: Case) -> dict[str, object]:
                 for operands in re.findall(r"\bBAR\.\S+ (0x[^;]*?) *;", sass)
             }
         ),
-        "reused_barriers": [] if case.rows else reused_barriers(compiled.asm["ptx"]),
+        "reused_barriers": [] if case.side else reused_barriers(compiled.asm["ptx"]),
         # of memory that other programs write: what is read after them, and what is read to wait
         "acquires": len(re.findall(r"ld\.global\.gpu\.acquire", compiled.asm["ptx"])),
         "relaxed": len(re.findall(r"ld\.global\.gpu\.relaxed", compiled.asm["ptx"])),

@@ -37,6 +37,9 @@ def assert_as_meant(result):
         assert count["LDG.E.128"] == result["block_d"] // 8, result
         assert result["stack"] == 0, result
         return
+    if result["kernel"] == "bwd_pieces":
+        assert result["instructions"]["LDG.E.128"] > 0 and result["stack"] == 0, result
+        return
     # no wgmma that waits for the one before it (C7510 to C7514), no setmaxnreg ignored (C7508)
     assert result["notes"] == [], result
     for instruction in (
@@ -57,7 +60,7 @@ def assert_as_meant(result):
 
 def assert_backward(result):
     # what kernels.hopper.bwd.attn_bwd packs for a launch
-    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 2}
+    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 3}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
     assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiii", result
     # sums of dq are added 16 bytes at a time, at 128 columns by each of two groups in and behind a
@@ -70,7 +73,7 @@ def assert_backward(result):
     # and nobody gives up what another thread has yet to read
     assert result["before_discards"] == ["bar.sync"] * additions, result
     # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
-    spilled = 320 if triton.__version__.startswith("3.9.") else 112
+    spilled = 320 if triton.__version__.startswith("3.9.") else 240
     dense = set(result["features"]) <= {"causal"}
     assert result["stack"] <= ((spilled if wide else 96) if dense else 464), result
 
