@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from kernels.layer_norm import add_layer_norm
 from kernels.testing import assert_within_budget, poison_empty
@@ -173,6 +174,29 @@ def test_torch_compile_takes_it_whole(dtype, autocast, device):
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=error, atol=error, msg=name)
     assert counter.frame_count == 1
+
+
+class Unchanged(TorchFunctionMode):
+    """Names of the functions called that gave an argument back as it is."""
+
+    def __init__(self):
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and any(result is x for x in args):
+            self.names.append(func.__name__)
+        return result
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_cast_leaves_a_tensor_as_it_is(dtype, autocast):
+    # compiled by PyTorch 2.11, the output of such a cast has no gradient
+    x, y, *parameters = (t.requires_grad_() for t in inputs(dtype=dtype, parameters=torch.float32))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Unchanged() as unchanged:
+        add_layer_norm(x, y, *parameters, impl="triton")
+    assert unchanged.names == []
 
 
 @pytest.mark.parametrize("device", DEVICES)
