@@ -20,7 +20,7 @@ class AttentionOptions(NamedTuple):
     """The options of one call, as the operators of kernels/ops.py take them, in their order.
 
     Meanings are those of `kernels.flash_attention`. The lists of a block-sparse mask are those of
-    `kernels.mask_lists.MaskLists`: none, the first four, or all for the Hopper kernels.
+    `kernels.mask_lists.MaskLists`: none, the first four, or for the Hopper kernels all there are.
     """
 
     dropout_seed: Tensor | None = None  # (1,) int64, needed where dropout_p > 0
