@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.mask_packing import with_parts
 
-PIECE_VISITS = 16  # of a piece of a column at least, and at least twice the mean of all columns
+PIECE_VISITS = 16  # of a column that is never too long
 PIECE = 1 << 16  # what the number of a piece is multiplied by, beside that of its column
 WINDOW_KEYS = 32_768  # of columns whose programs run side by side
 PROGRAMS = 66  # that are at the columns of one head at a time
@@ -47,10 +47,18 @@ def walks_in_turns(
         one_order: the same order of columns for all heads.
         window: columns, at least 1.
         parts: of packed lists, int64 of the same shape, from `kernels.mask_packing.parts_of`.
+
+    Raises:
+        ValueError: there are more columns than have numbers of 16 bits.
     """
     blocks, layout = blocks.cpu(), layout.cpu()
     simulated = layout.shape[2] <= window
     cut = _cut_columns(blocks)
+    if len(cut.numbers) > PIECE:
+        raise ValueError(
+            f"layout has {len(cut.numbers)} columns and pieces of columns, and there are numbers "
+            f"for {PIECE}: use larger blocks, or impl='triton'"
+        )
     if cut.cuts is not None:
         simulated = True  # colours of rows that are in one piece are all different
         blocks, layout = (_pieces_of(kind, blocks, cut) for kind in (blocks, layout))
@@ -90,7 +98,7 @@ class _Cut(NamedTuple):
 
 
 def _cut_columns(blocks: Tensor) -> _Cut:
-    """Cut what is `_longest` no more, alike for all heads."""
+    """Cut the columns that are too long, each into as many pieces in all heads."""
     lengths = blocks.sum(1).amax(0)
     n_pieces = (-(-lengths // _longest(lengths))).clamp(min=1)
     column = torch.arange(len(lengths)).repeat_interleave(n_pieces)
@@ -105,8 +113,8 @@ def _cut_columns(blocks: Tensor) -> _Cut:
 
 
 def _longest(lengths: Tensor) -> int:
-    """How long a column or row is that is not much longer than the others, of which the empty ones
-    do not count."""
+    """Visits up to which a column or row is not too long: PIECE_VISITS, or twice the mean of those
+    that have any."""
     mean = lengths.sum() / (lengths > 0).sum().clamp(min=1)
     return max(PIECE_VISITS, int(2 * mean))
 

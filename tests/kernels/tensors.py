@@ -1,9 +1,20 @@
-"""Random tensors, the same on any device."""
+"""Random tensors, the same on any device, and what they are of."""
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
+
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "device"),
+    [
+        (torch.float32, "cpu"),
+        (torch.float16, "cpu"),
+        pytest.param(torch.float32, "cuda", marks=pytest.mark.gpu),
+        pytest.param(torch.bfloat16, "cuda", marks=pytest.mark.gpu),
+    ],
+)
 
 
 def random_tensors(

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.gelu_mlp import gelu_mlp
 from kernels.testing import assert_within_budget, poison_empty
-from tests.kernels.tensors import random_tensors
+from tests.kernels.tensors import each_dtype, random_tensors
 
 on_gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
@@ -42,15 +42,7 @@ def results(function, given, **options):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "device"),
-    [
-        (torch.float32, "cpu"),
-        (torch.float16, "cpu"),
-        pytest.param(torch.float32, "cuda", marks=on_gpu),
-        pytest.param(torch.bfloat16, "cuda", marks=on_gpu),
-    ],
-)
+@each_dtype
 def test_values_and_gradients(impl, dtype, device, recompute):
     given = inputs(dtype=dtype, device=device)
     with poison_empty():

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from kernels.layer_norm import add_layer_norm
 from kernels.testing import assert_within_budget, poison_empty
-from tests.kernels.tensors import random_tensors
+from tests.kernels.tensors import each_dtype, random_tensors
 
 on_gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
@@ -33,7 +33,7 @@ def plain(x, y, bias, weight, norm_bias, eps=1e-5):
     return s, F.layer_norm(s, weight.shape, weight, norm_bias, eps)
 
 
-def results(function, given, **options):
+def results(function, given, names=NAMES, **options):
     """Both outputs and all gradients, of random gradients of the outputs."""
     leaves = [x.detach().requires_grad_() for x in given]
     outputs = function(*leaves, **options)
@@ -41,20 +41,11 @@ def results(function, given, **options):
     signs = [torch.randint(2, t.shape, generator=generator) for t in outputs]
     grads = [(2 * sign - 1).to(t) for sign, t in zip(signs, outputs, strict=True)]
     found = torch.autograd.grad(outputs, leaves, grads)
-    names = NAMES if len(given) == len(NAMES) else ("x", "weight", "norm_bias")
     named = dict(zip(names, found, strict=True))
     return {"s": outputs[0].detach(), "n": outputs[1].detach()} | named
 
 
-@pytest.mark.parametrize(
-    ("dtype", "device"),
-    [
-        (torch.float32, "cpu"),
-        (torch.float16, "cpu"),
-        pytest.param(torch.float32, "cuda", marks=on_gpu),
-        pytest.param(torch.bfloat16, "cuda", marks=on_gpu),
-    ],
-)
+@each_dtype
 def test_values_and_gradients(impl, dtype, device):
     given = inputs(dtype=dtype, device=device)
     with poison_empty():
@@ -209,7 +200,8 @@ def test_a_compiled_stream_with_nothing_to_add_has_its_gradient(device):
 
     backend = "aot_eager" if device == "cpu" else "inductor"
     compiled = torch.compile(normalise, backend=backend, fullgraph=True)
-    actual, expected = (results(function, [x, *parameters]) for function in (compiled, normalise))
+    names, given = ("x", "weight", "norm_bias"), [x, *parameters]
+    actual, expected = (results(function, given, names) for function in (compiled, normalise))
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 

@@ -152,3 +152,13 @@ def test_a_column_that_all_rows_see_is_cut_and_others_hardly_wait_for_it(
         for found in ((in_pieces[0], visits), (whole[0], whole_visits))
     ]
     assert times[0] < 0.7 * times[1]
+
+
+def test_more_columns_than_there_are_numbers_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mask_turns, "PIECE", 8)
+    layout = torch.eye(9, dtype=torch.bool).unsqueeze(0)
+    walks_in_turns(layout[:, :8, :8], layout[:, :8, :8], one_order=False, window=9)
+    with pytest.raises(ValueError, match="layout has 9 columns.*numbers for 8: use larger blocks"):
+        walks_in_turns(layout, layout, one_order=False, window=9)
