@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from training.adamw import AdamW
 from training.config import AdamWConfig
 
 
@@ -40,9 +41,7 @@ def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | N
     )
 
 
-def make_optimizer(
-    model: nn.Module, config: AdamWConfig, *, capturable: bool = False
-) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = False) -> AdamW:
     """AdamW over the parameters of `model`: matrices and embeddings decay, vectors do not.
 
     If `capturable`, the learning rate and the number of steps stay on the GPU, so that a step can
@@ -53,13 +52,11 @@ def make_optimizer(
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return AdamW(
         groups,
         lr=torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr,
         betas=config.betas,
         eps=config.eps,
-        # One kernel for all parameters instead of a dozen for each, which can skip a step.
-        fused=True,
         capturable=capturable,
     )
 

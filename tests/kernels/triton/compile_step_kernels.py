@@ -10,13 +10,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.triton import cross_entropy, gelu, layer_norm
+from kernels.triton import adamw, cross_entropy, gelu, layer_norm, sums
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
 TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
 LOSS = {"BLOCK_V": cross_entropy.BLOCK_V, "weights_ptr": None}
 # name -> kernel, its constants, and what it is launched with
 KERNELS = {
+    "adamw": (
+        adamw.adamw_kernel,
+        {"BETA1": 0.9, "BETA2": 0.95, "LOG2_BETA1": -0.152, "LOG2_BETA2": -0.074}
+        | {"ALIGNED": True, "BLOCK": adamw.BLOCK},
+        {"num_warps": adamw.NUM_WARPS},
+    ),
+    "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
     "bias_gelu": (gelu.bias_gelu_kernel, TILES, {"num_warps": gelu.NUM_WARPS}),
     "bias_gelu_bwd": (
         gelu.bias_gelu_bwd_kernel,
@@ -44,14 +51,17 @@ KERNELS = {
 }
 FP32 = (
     *("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss"),
-    *("mean_ptr", "rstd_ptr", "weight_ptr"),
+    *("mean_ptr", "rstd_ptr", "weight_ptr", "parts_ptr"),
+    *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay"),
 )
 
 
 def type_of(name: str, dtype: str) -> str:
     """Of a parameter that is no constant."""
-    if name == "targets_ptr":
+    if name in ("targets_ptr", "addresses_ptr", "sizes_ptr"):
         return "*i64"
+    if name == "blocks_ptr":
+        return "*i32"
     if name.endswith("_ptr"):
         return f"*{'fp32' if name in FP32 else dtype}"
     return "fp32" if name in FP32 else "i32"
@@ -66,7 +76,7 @@ def measure(name: str, capability: int, dtype: str) -> dict[str, object]:
         (i,): [["tt.divisibility", 16]]
         for i, arg in enumerate(names)
         if arg not in constants
-        and (arg.endswith("_ptr") or arg in ("width", "logits_stride", "n_columns"))
+        and (arg.endswith("_ptr") or arg in ("width", "logits_stride", "n_columns", "parts_stride"))
     }
     compiled = triton.compile(
         ASTSource(kernel, signature, places, aligned),

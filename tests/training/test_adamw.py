@@ -1,0 +1,151 @@
+"""The kernel of AdamW against PyTorch's, and against AdamW in fp64."""
+
+import pytest
+import torch
+from torch import nn
+
+from training.adamw import AdamW
+from training.graphs import GraphedStep
+
+pytest.importorskip("triton")
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ODD = ((7,), (3, 5), (1,), (), (4100,), (33, 130))
+EVEN = ((8,), (4, 1024), (4100,))
+
+
+def weights(shapes, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(s, generator=generator).to(device)) for s in shapes]
+
+
+def make(kind, shapes, device="cpu", betas=(0.9, 0.95), **options):
+    """Weights and an optimizer of two groups, of which one decays."""
+    made = weights(shapes, device)
+    groups = [{"params": made[1:], "weight_decay": 0.1}, {"params": made[:1], "weight_decay": 0.0}]
+    return made, kind(groups, lr=1e-2, betas=betas, eps=1e-8, **options)
+
+
+def give_gradients(all_weights, seed):
+    """Equal gradients to lists of equal weights."""
+    generator = torch.Generator().manual_seed(seed)
+    for same in zip(*all_weights, strict=True):
+        gradient = torch.randn(same[0].shape, generator=generator)
+        for weight in same:
+            weight.grad = gradient.to(weight, copy=True)
+
+
+def assert_equal_steps(optimizers, all_weights):
+    """Weights, moments and counts of steps of two optimizers, up to rounding."""
+    for mine, other in zip(*all_weights, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+        states = [o.state[w] for o, w in zip(optimizers, (mine, other), strict=True)]
+        assert states[0].keys() == states[1].keys()
+        for name, value in states[0].items():
+            torch.testing.assert_close(value, states[1][name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shapes", [ODD, EVEN])
+@pytest.mark.parametrize("lr_on_device", [False, True])
+def test_steps_are_those_of_pytorch(shapes, lr_on_device, device):
+    mine, optimizer = make(AdamW, shapes, device, impl="triton", capturable=lr_on_device)
+    theirs, other = make(torch.optim.AdamW, shapes, device, fused=True, capturable=lr_on_device)
+    for step in range(5):
+        give_gradients((mine, theirs), step)
+        kept = [w.grad.clone() for w in mine]
+        for o in (optimizer, other):
+            for group in o.param_groups:
+                lr = 1e-2 * (step + 1)
+                group["lr"] = torch.tensor(lr, device=device) if lr_on_device else lr
+            o.grad_scale = torch.tensor(1.5, device=device)
+            o.found_inf = torch.tensor(float(step == 2), device=device)
+            o.step()
+        assert all(torch.equal(w.grad, g) for w, g in zip(mine, kept, strict=True))
+    assert_equal_steps((optimizer, other), (mine, theirs))
+
+
+def test_early_steps_keep_their_digits():
+    """Where 1 - beta^step is small, as in fp64."""
+    betas = 0.999, 0.99999
+    (mine,), optimizer = make(AdamW, [(5,)], betas=betas, impl="triton")
+    exact = nn.Parameter(mine.detach().double())
+    other = torch.optim.AdamW([exact], lr=1e-2, betas=betas, eps=1e-8, weight_decay=0.0)
+    for step in range(3):
+        give_gradients(([mine],), step)
+        exact.grad = mine.grad.double()
+        optimizer.step()
+        other.step()
+    torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=1e-7)
+
+
+def test_no_first_moment_and_weights_without_a_gradient():
+    mine, optimizer = make(AdamW, ODD, betas=(0.0, 0.9), impl="triton")
+    theirs, other = make(torch.optim.AdamW, ODD, betas=(0.0, 0.9), fused=True)
+    for step in range(3):
+        give_gradients((mine, theirs), step)
+        for some in (mine, theirs):  # others in each step, once all of a group
+            for number in ((1,), (0,), (2, 5))[step]:
+                some[number].grad = None
+        optimizer.step()
+        other.step()
+    assert_equal_steps((optimizer, other), (mine, theirs))
+
+
+def test_either_goes_on_from_what_the_other_saved():
+    mine, optimizer = make(AdamW, ODD, impl="triton")
+    theirs, other = make(torch.optim.AdamW, ODD, fused=True)
+    give_gradients((mine, theirs), 0)
+    optimizer.step()
+    other.step()
+    saved = optimizer.state_dict(), other.state_dict()
+    optimizer.load_state_dict(saved[1])
+    other.load_state_dict(saved[0])
+    give_gradients((mine, theirs), 1)
+    optimizer.step()
+    other.step()
+    assert_equal_steps((optimizer, other), (mine, theirs))
+
+
+def test_on_a_cpu_pytorch_steps():
+    mine, optimizer = make(AdamW, ODD)
+    theirs, other = make(torch.optim.AdamW, ODD, fused=True)
+    give_gradients((mine, theirs), 0)
+    optimizer.step()
+    other.step()
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_weights_that_the_kernel_cannot_serve():
+    weight = nn.Parameter(torch.randn(4, 3).T)
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .*plain tensors"):
+        AdamW([weight], impl="triton").step()
+    half = nn.Parameter(torch.randn(3, dtype=torch.bfloat16))
+    half.grad = torch.ones_like(half)
+    with pytest.raises(ValueError, match=r"in float32 on one device, and one is torch\.bfloat16"):
+        AdamW([half], impl="triton").step()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", [ODD, EVEN])
+def test_captured_steps(shapes):
+    """Gradients of a captured step lie where those of the steps before did not."""
+    made = [
+        make(AdamW, shapes, "cuda", impl=impl, capturable=True) for impl in ("triton", "reference")
+    ]
+    factors = torch.arange(1, 9, device="cuda").float()
+    for mine, optimizer in made:
+
+        def step(factor, mine=mine, optimizer=optimizer):
+            optimizer.zero_grad(set_to_none=True)
+            sum((w * w).sum() for w in mine).mul(factor).backward()
+            optimizer.step()
+
+        take = GraphedStep(step, optimizer, torch.device("cuda"))
+        for factor in factors:
+            take(factor)
+            for size in (32, 64):  # where the addresses were, if their memory is free
+                torch.full((size,), -1).pin_memory()
+    torch.cuda.synchronize()
+    assert_equal_steps([o for _, o in made], [w for w, _ in made])

@@ -1,0 +1,88 @@
+"""AdamW whose step is one kernel on a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import triton
+from kernels.choice import module_of, pick
+
+
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW(fused=True)` with one launch for each group of weights on a GPU.
+
+    PyTorch's takes several, as it has the addresses of tensors in the arguments of a kernel, and
+    writes gradients that it divides back to memory, where this leaves them as they were. State and
+    settings are the same: what one has saved, the other loads.
+    """
+
+    _impl: str | None = None
+    _launches: Sequence[Any] = ()
+
+    def __init__(self, groups: Any, *, impl: str | None = None, **settings: Any) -> None:
+        """As the parent's.
+
+        Args:
+            impl: "triton" (the kernel) or "reference" (PyTorch's); None picks at each step. One
+                that cannot serve it makes the step raise ValueError.
+        """
+        super().__init__(groups, fused=True, **settings)
+        self._impl = impl
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take a step with the gradients that are there.
+
+        As of PyTorch's fused optimizers, attributes are read if they are set: `grad_scale`, which
+        divides all gradients, and `found_inf`, which skips the step where it is not 0, () fp32
+        each on the device of the weights.
+        """
+        weights = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if closure is not None or not weights:
+            return super().step(closure)
+        obstacles = {"triton": _obstacle(weights), "reference": None}
+        if pick(self._impl, weights[0], obstacles) == "reference":
+            return super().step()
+        if len(self._launches) != len(self.param_groups):
+            launch = module_of("triton", "adamw").AdamWLaunch
+            self._launches = [launch() for _ in self.param_groups]
+        for group, launch in zip(self.param_groups, self._launches, strict=True):
+            self._step_of(group, launch)
+        return None
+
+    def _step_of(self, group: dict[str, Any], launch: Any) -> None:
+        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        self._init_group(group, *lists)
+        weights, grads, means, squares, _, steps = lists
+        if not weights:
+            return
+        skip: Tensor | None = getattr(self, "found_inf", None)
+        torch._foreach_add_(steps, 1 if skip is None else (skip == 0).to(steps[0]))
+        lr = group["lr"]
+        launch(
+            list(zip(weights, [g.contiguous() for g in grads], means, squares, steps, strict=True)),
+            lr=lr if isinstance(lr, Tensor) else torch.full((), lr, device=weights[0].device),
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            divisor=getattr(self, "grad_scale", None),
+            skip=skip,
+        )
+
+
+def _obstacle(weights: Sequence[Tensor]) -> str | None:
+    """Why the kernel cannot serve them, None if it can."""
+    for weight in weights:
+        reason = triton.device_obstacle(weight, "a weight")
+        if reason is not None:
+            return reason
+        if type(weight.grad) is not Tensor or not weight.is_contiguous():
+            return "it takes plain tensors, and a weight or its gradient is none"
+        if weight.dtype != torch.float32 or weight.device != weights[0].device:
+            return (
+                "it takes weights in float32 on one device, and one is "
+                f"{weight.dtype} on {weight.device}"
+            )
+    return None
