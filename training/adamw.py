@@ -59,7 +59,9 @@ class AdamW(torch.optim.AdamW):
         if not weights:
             return
         skip: Tensor | None = getattr(self, "found_inf", None)
-        torch._foreach_add_(steps, 1 if skip is None else (skip == 0).to(steps[0]))
+        # one of the numbers is on the GPU, and PyTorch waits for it unless each has one of its own
+        taken = [torch.ones_like(steps[0]) if skip is None else (skip == 0).to(steps[0])]
+        torch._foreach_add_(steps, taken * len(steps))
         lr = group["lr"]
         launch(
             list(zip(weights, [g.contiguous() for g in grads], means, squares, steps, strict=True)),
