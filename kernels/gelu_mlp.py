@@ -22,7 +22,7 @@ from kernels.products import product
 def gelu_mlp(
     x: Tensor,
     w_in: Tensor,
-    b_in: Tensor,
+    b_in: Tensor | None,
     w_out: Tensor,
     *,
     recompute: bool = False,
@@ -36,7 +36,8 @@ def gelu_mlp(
 
     Args:
         x: (..., C), fp16, bf16, fp32 or fp64.
-        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, that of their gradients.
+        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, that of their gradients;
+            b_in may be None, for 0.
         recompute: keep (N, F) numbers for the backward pass, not twice as many, and compute the
             GELU again there.
         impl: "hopper" (kernels for H100 and H200), "triton" (for any GPU) or "reference" (PyTorch,
@@ -63,44 +64,42 @@ def gelu_mlp(
     return y.view(x.shape)
 
 
-def _check(x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor) -> None:
+def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
     width = w_in.shape[0]
     if x.dim() < 2 or w_in.shape != (width, x.shape[-1]) or w_out.shape != (x.shape[-1], width):
         raise ValueError(
             "x must be (..., C), w_in (F, C) and w_out (C, F), got "
             f"{tuple(x.shape)}, {tuple(w_in.shape)} and {tuple(w_out.shape)}"
         )
-    if b_in.shape != (width,):
+    if b_in is not None and b_in.shape != (width,):
         raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
-    if not x.is_floating_point() or not w_in.dtype == b_in.dtype == w_out.dtype:
-        raise ValueError(
-            "x must be floating-point and w_in, b_in and w_out of one dtype, got "
-            f"{x.dtype}, {w_in.dtype}, {b_in.dtype} and {w_out.dtype}"
-        )
-    if not x.device == w_in.device == b_in.device == w_out.device:
-        raise ValueError(
-            f"all must be on one device, got x on {x.device}, w_in on {w_in.device}, b_in on "
-            f"{b_in.device} and w_out on {w_out.device}"
-        )
+    weights = {"w_in": w_in, "b_in": b_in, "w_out": w_out}
+    there = {name: w for name, w in weights.items() if w is not None}
+    if not x.is_floating_point() or any(w.dtype != w_in.dtype for w in there.values()):
+        dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in {"x": x, **there}.items())
+        raise ValueError(f"x must be floating-point and the weights of one dtype, got {dtypes}")
+    if any(w.device != x.device for w in there.values()):
+        places = ", ".join(f"{name} on {t.device}" for name, t in {"x": x, **there}.items())
+        raise ValueError(f"all must be on one device, got {places}")
 
 
 # h: (N, F), the first product, without its bias. g: (N, F), the GELU, or (0, F) where it is
 # computed again. Weights in the dtype of x, where theirs is another, are cast once for both passes.
 torch.library.define(
     "papilio::gelu_mlp",
-    "(Tensor x, Tensor w_in, Tensor b_in, Tensor w_out, bool recompute, str impl) "
+    "(Tensor x, Tensor w_in, Tensor? b_in, Tensor w_out, bool recompute, str impl) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "papilio::gelu_mlp_bwd",
-    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor b_in, Tensor w_out, str impl) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor? b_in, Tensor w_out, "
+    "ScalarType dtype, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
 def _forward(
-    x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y (N, C), h and g, and the weights in the dtype of x, or (0,) twice if that is theirs."""
     first, second = (w.to(x.dtype, memory_format=torch.contiguous_format) for w in (w_in, w_out))
@@ -114,7 +113,7 @@ def _forward(
 
 @torch.library.register_fake("papilio::gelu_mlp")
 def _(
-    x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, recompute: bool, impl: str
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, width = x.shape[0], w_in.shape[0]
     kept = 0 if recompute else rows
@@ -131,32 +130,43 @@ def _backward(
     h: Tensor,
     g: Tensor,
     w_in: Tensor,
-    b_in: Tensor,
+    b_in: Tensor | None,
     w_out: Tensor,
+    dtype: torch.dtype,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, w_in, b_in and w_out, all but the first in the dtype of b_in.
+    """The gradients of x, w_in, b_in and w_out, all but the first in `dtype`; (0,) for no b_in.
 
     w_in and w_out are in the dtype of x.
     """
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         recompute = g.shape[0] != h.shape[0]
         dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, w_out, h, b_in, recompute)
-        dw_out = product(dy.T, again if recompute else g, b_in.dtype)
-        dw_in = product(dh.T, x, b_in.dtype)
-        return dh @ w_in, dw_in, db_in, dw_out
+        dw_out = product(dy.T, again if recompute else g, dtype)
+        dw_in = product(dh.T, x, dtype)
+        return dh @ w_in, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out
 
 
 @torch.library.register_fake("papilio::gelu_mlp_bwd")
 def _(
-    dy: Tensor, x: Tensor, h: Tensor, g: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, *_: Any
+    dy: Tensor,
+    x: Tensor,
+    h: Tensor,
+    g: Tensor,
+    w_in: Tensor,
+    b_in: Tensor | None,
+    w_out: Tensor,
+    dtype: torch.dtype,
+    impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dw_in, db_in, dw_out = (b_in.new_empty(t.shape) for t in (w_in, b_in, w_out))
+    dw_in, dw_out = (x.new_empty(w.shape, dtype=dtype) for w in (w_in, w_out))
+    db_in = x.new_empty(0) if b_in is None else b_in.new_empty(b_in.shape)
     return x.new_empty(x.shape), dw_in, db_in, dw_out
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, w_in, b_in, w_out, _, ctx.impl = inputs
+    ctx.dtype, ctx.has_bias = w_in.dtype, b_in is not None
     _, h, g, *cast = output
     first, second = (w_in, w_out) if w_in.dtype == x.dtype else cast
     ctx.save_for_backward(x, h, g, first, b_in, second)
@@ -166,8 +176,10 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
 def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 6
-    grads = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
-    return *grads, None, None
+    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(
+        dy, *ctx.saved_tensors, ctx.dtype, ctx.impl
+    )
+    return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:

@@ -7,7 +7,7 @@ for weight and bias of the normalisation and for the bias of the layer before it
 Shapes: N rows, C width of the stream.
 """
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def add_layer_norm(
     y: Tensor | None,
     bias: Tensor | None,
     weight: Tensor,
-    norm_bias: Tensor,
+    norm_bias: Tensor | None,
     *,
     eps: float = 1e-5,
     impl: str | None = None,
@@ -35,7 +35,7 @@ def add_layer_norm(
         x: (..., C), floating: the stream.
         y: (..., C): what a layer adds to it; None: nothing.
         bias: (C,), added to y; None: nothing.
-        weight, norm_bias: (C,) each, of the normalisation.
+        weight, norm_bias: (C,) each, of the normalisation; norm_bias may be None, for 0.
         eps: added to the variance.
         impl: "triton" (backward by a kernel, on a GPU) or "reference" (PyTorch's, anywhere); None
             picks.
@@ -55,7 +55,7 @@ def add_layer_norm(
     if pick(impl, x, obstacles) == "triton" and backward_follows:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
     s = add_branch(x, y, bias)
-    if s.dtype == weight.dtype == norm_bias.dtype:
+    if s.dtype == weight.dtype and (norm_bias is None or norm_bias.dtype == s.dtype):
         normal = F.layer_norm(s, weight.shape, weight, norm_bias, eps)
     else:
         normal = F.layer_norm(_wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps)
@@ -63,7 +63,7 @@ def add_layer_norm(
 
 
 def _check(
-    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor
+    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor | None
 ) -> None:
     if y is not None and y.shape != x.shape:
         raise ValueError(f"y must be as x, {tuple(x.shape)}, got {tuple(y.shape)}")
@@ -79,13 +79,22 @@ def _check(
 
 def add_branch(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
     """x + (y + bias), or less where one is None, as in `add_layer_norm`."""
-    if y is None:
-        return x
-    return x + (y if bias is None else y + cast(bias, y.dtype))
+    return x if y is None else x + add_bias(y, bias)
 
 
-def _wide(x: Tensor) -> Tensor:
+def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + bias in the dtype of y."""
+    return y if bias is None else y + cast(bias, y.dtype)
+
+
+@overload
+def _wide(x: Tensor) -> Tensor: ...
+@overload
+def _wide(x: None) -> None: ...
+def _wide(x: Tensor | None) -> Tensor | None:
     """x in fp32, or in fp64 as it is."""
+    if x is None:
+        return None
     return cast(x, torch.promote_types(x.dtype, torch.float32))
 
 
@@ -99,7 +108,7 @@ class _AddLayerNorm(torch.autograd.Function):
         y: Tensor | None,
         bias: Tensor | None,
         weight: Tensor,
-        norm_bias: Tensor,
+        norm_bias: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
         s = add_branch(x, y, bias)
@@ -121,7 +130,7 @@ class _AddLayerNorm(torch.autograd.Function):
             None if y_dtype is None else dx.to(y_dtype),
             None if bias_dtype is None else sums[2].to(bias_dtype),
             sums[0].to(weight.dtype),
-            sums[1].to(norm_bias_dtype),
+            None if norm_bias_dtype is None else sums[1].to(norm_bias_dtype),
             None,
         )
 

@@ -33,8 +33,8 @@ class SelfAttention(nn.Module):
         self.softmax_scale = 1.0 / math.sqrt(config.head_dim)
         if config.scale_attn_by_inverse_layer_idx:
             self.softmax_scale /= layer + 1
-        self.qkv_proj = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.out_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.qkv_proj = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(

@@ -23,8 +23,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.fc_in = nn.Linear(config.n_embd, config.mlp_width)
-        self.fc_out = nn.Linear(config.mlp_width, config.n_embd)
+        self.fc_in = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.fc_out = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.recompute = config.recompute_gelu
 
@@ -40,9 +40,9 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = SelfAttention(config, layer, causal=causal)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(
@@ -79,6 +79,7 @@ def init_linear_and_norm(model: nn.Module, n_layer: int) -> None:
             adds_to_residual = name.endswith(("attn.out_proj", "mlp.fc_out"))
             depth_scale = math.sqrt(2 * n_layer) if adds_to_residual else 1.0
             nn.init.normal_(module.weight, std=INIT_STD / depth_scale)
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             module.reset_parameters()

@@ -83,7 +83,7 @@ class Classifier(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, layer, causal=causal) for layer in range(config.n_layer)
         )
-        self.ln_f = nn.LayerNorm(C)
+        self.ln_f = nn.LayerNorm(C, bias=config.bias)
         pooled = C * (2 if config.pooling == "mean_max" else 1)
         # of a pair: both, their product and their difference
         pooled *= 4 if config.documents == 2 else 1

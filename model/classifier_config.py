@@ -97,6 +97,11 @@ class ClassifierConfig(BlockConfig):
                 f"model.local_start={self.local_start} would have the cls begin by seeing the "
                 "first tokens alone: set model.pooling to mean, max or mean_max, or leave it 0."
             )
+        if self.local_start and not self.bias:
+            raise ValueError(
+                f"model.local_start={self.local_start} is made of biases of queries and keys: set "
+                "model.bias=true, or leave it 0."
+            )
         multiple = {"none": 1, "sequence": 2, "axial": 4}[self.rotary]
         if self.head_dim % multiple:
             raise ValueError(

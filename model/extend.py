@@ -25,6 +25,7 @@ MUST_AGREE = (
     "n_head",
     "n_embd",
     "positions",
+    "bias",
     "scale_attn_by_inverse_layer_idx",
 )
 # How rotary positions are turned. Each run says it anew: another context may need other values.

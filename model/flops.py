@@ -55,8 +55,10 @@ def count_params(config: ModelConfig) -> int:
     """N: parameters without learned positions and without vocabulary padding."""
     C = config.n_embd
     linear = 3 * C * C + C * C + 4 * C * C + 4 * C * C  # qkv_proj, out_proj, fc_in, fc_out
-    vectors = 3 * C + C + 4 * C + C + 2 * 2 * C  # their biases, and two LayerNorms
-    return config.vocab_size * C + config.n_layer * (linear + vectors) + 2 * C
+    biases = 3 * C + C + 4 * C + C if config.bias else 0
+    norm = 2 * C if config.bias else C  # of which a block has two, and the model one more
+    layers = config.n_layer * (linear + biases + 2 * norm)
+    return config.vocab_size * C + layers + norm
 
 
 def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:

@@ -43,7 +43,7 @@ class GPT(nn.Module):
             self.register_buffer("rotary_sin", sin, persistent=False)
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self._masks: dict[int, BlockSparseMask | None] = {}
         self.prepare_mask(config.context_length)
         self.init_weights()

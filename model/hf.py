@@ -48,6 +48,7 @@ _FREE = {
     *_SIZES.values(),
     *("dropout", "attention_dropout", "scale_attn_by_inverse_layer_idx"),  # config.json says them
     *("positions", "mask"),  # `check_expressible` looks at them
+    "bias",  # one of 0 is none
     *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),  # at most rounding
 }
 _MAX_NAMES = 12
@@ -217,6 +218,8 @@ def state_to_hf(
 ) -> dict[str, Tensor]:
     """The state of GPT2LMHeadModel from that of our `GPT`; the inverse of `state_from_hf`.
 
+    Biases that a model does not have are 0 there.
+
     Args:
         state: `GPT.state_dict()`, float32.
         config: of that model.
@@ -232,10 +235,11 @@ def state_to_hf(
     """
     check_expressible(config)
     pairs = _pairs(config)
-    assert state.keys() == {pair.ours for pair in pairs}
+    absent = {p.ours for p in pairs if p.ours.endswith(".bias") and not config.bias}
+    assert state.keys() == {pair.ours for pair in pairs} - absent
     tensors = {}
     for pair in pairs:
-        tensor = state[pair.ours]
+        tensor = torch.zeros(pair.shape) if pair.ours in absent else state[pair.ours]
         if pair.ours == "tok_emb.weight":
             tensor = tensor[: config.vocab_size]
         converted = (tensor.T if pair.transposed else tensor).to(dtype).contiguous()

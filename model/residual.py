@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from kernels.layer_norm import add_branch, add_layer_norm
+from kernels.layer_norm import add_bias, add_branch, add_layer_norm
 
 
 class Pending(NamedTuple):
@@ -18,10 +18,10 @@ class Pending(NamedTuple):
     bias: Tensor | None  # (C,)
 
 
-def leave(branch: Tensor, bias: Tensor, dropout: nn.Dropout) -> Pending:
+def leave(branch: Tensor, bias: Tensor | None, dropout: nn.Dropout) -> Pending:
     """What `add_and_normalise` is to add: branch + bias, after dropout."""
     if dropout.training and dropout.p > 0.0:
-        return Pending(dropout(branch + bias.to(branch.dtype)), None)
+        return Pending(dropout(add_bias(branch, bias)), None)
     return Pending(branch, bias)
 
 

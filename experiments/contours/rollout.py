@@ -16,6 +16,7 @@ from torch import Tensor
 from data.lra.batches import PixelExamples
 from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import open_contours
+from kernels.layer_norm import add_bias
 from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
@@ -169,8 +170,7 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
         mask = keywords["mask"]
         visible = None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0]
         seen = {"softmax_scale": block.softmax_scale, "visible": visible}
-        assert out.bias is not None  # without dropout
-        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=out.branch[0] + out.bias, **seen))
+        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=add_bias(*out)[0], **seen))
 
     blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
     hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]

@@ -7,23 +7,30 @@ from kernels.hopper.product import ProductPlan, launch_product
 from kernels.triton.sums import add_parts
 
 FORWARD = ProductPlan(transposed=True, gradient=False)
-BACKWARD = ProductPlan(transposed=False, gradient=True, gelu=False)
-BACKWARD_AND_GELU = ProductPlan(transposed=False, gradient=True)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def backward_plan(*, bias: bool, gelu: bool) -> ProductPlan:
+    """Of the gradients, and perhaps of the GELU once more."""
+    return ProductPlan(transposed=False, gradient=True, gelu=gelu, bias=bias)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """As `kernels.reference.gelu.linear_gelu`, for what `kernels.hopper.linear_obstacle` allows."""
     h, g = (x.new_empty(x.shape[0], weight.shape[0]) for _ in range(2))
+    if bias is None:
+        # where none is read, the compiler begins both halves of a tile at once, and spills
+        bias = h.new_zeros(h.shape[1], dtype=torch.float32)
     launch_product(x, weight, h, g, None, bias, FORWARD)
     return h, g
 
 
 def linear_gelu_bwd(
-    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor, recompute: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As `kernels.reference.gelu.linear_gelu_bwd`."""
     dh, g = torch.empty_like(h), torch.empty_like(h) if recompute else None
-    plan = BACKWARD_AND_GELU if recompute else BACKWARD
+    plan = backward_plan(bias=bias is not None, gelu=recompute)
     sums = launch_product(dy, weight, h, g, dh, bias, plan)
-    assert sums is not None
+    if bias is None or sums is None:
+        return dh, None, g
     return dh, add_parts(sums, bias.dtype), g

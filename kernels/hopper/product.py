@@ -51,11 +51,13 @@ class ProductPlan:
         transposed: whether b is (columns of the result, depth), not (depth, columns).
         gradient: whether the product is the gradient of a GELU, not what one is applied to.
         gelu: whether the GELU is stored: always, unless gradient.
+        bias: whether one is added before the GELU, and its gradient wanted: always, unless gradient.
     """
 
     transposed: bool
     gradient: bool
     gelu: bool = True
+    bias: bool = True
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -220,8 +222,8 @@ def compile_product(plan: ProductPlan, dtype: torch.dtype) -> Any:
         half,
         half if plan.gelu else None,
         half if plan.gradient else None,
-        "*fp32",
-        "*fp32" if plan.gradient else None,
+        "*fp32" if plan.bias else None,
+        "*fp32" if plan.bias and plan.gradient else None,
         *["i32"] * 4,
     ]
     return compile_kernel(product_kernel, types, plan)
@@ -238,7 +240,7 @@ def launch_product(
     h: Tensor,
     g: Tensor | None,
     dh: Tensor | None,
-    bias: Tensor,
+    bias: Tensor | None,
     plan: ProductPlan,
 ) -> Tensor | None:
     """Multiply a and b, and do what the plan says.
@@ -248,17 +250,21 @@ def launch_product(
             is made of what the copy engine cannot stride through.
         h, g, dh: (rows, columns) of the same dtype, as in `Ends`; what is stored is contiguous and
             begins at a multiple of 16 bytes.
-        bias: (columns,), floating.
+        bias: (columns,), floating; None where the plan has none.
 
     Returns:
-        The sums of dh by columns, in parts: (parts, columns) fp32; None unless the plan has it.
+        The sums of dh by columns, in parts: (parts, columns) fp32; None unless the plan
+        has a gradient and a bias.
     """
     (rows, depth), columns = a.shape, h.shape[1]
     down, across = -(-rows // ROWS), -(-columns // COLUMNS)
     # whole tiles of it, so that the kernel asks nowhere whether a column is there
     width = across * COLUMNS
-    bias = bias.float() if width == columns else F.pad(bias.float(), (0, width - columns))
-    sums = h.new_empty(down, width, dtype=torch.float32) if plan.gradient else None
+    sums = None
+    if bias is not None:
+        bias = bias.float() if width == columns else F.pad(bias.float(), (0, width - columns))
+        if plan.gradient:
+            sums = h.new_empty(down, width, dtype=torch.float32)
     a_map, a = _described(a, ROWS)
     b_map, b = _described(b, COLUMNS if plan.transposed else DEPTH)
     h_map, h = _described(h, ROWS)

@@ -24,7 +24,7 @@ class Ends(NamedTuple):
     h: gl.tensor  # products without the bias: stored, or read where a product is a gradient
     g: gl.tensor  # the GELU, or None where it is not asked for
     dh: gl.tensor  # the gradient of h, or None
-    bias_ptr: gl.tensor  # (columns of all tiles,) fp32
+    bias_ptr: gl.tensor  # (columns of all tiles,) fp32; or None
     sums_ptr: gl.tensor  # (tiles down, columns of all tiles) fp32: of dh in a tile; or None
     n_columns: gl.tensor  # of all tiles
     buffers: gl.shared_memory_descriptor  # (2 * HALVES, 1, 1, M, half of N)
@@ -75,10 +75,11 @@ def end_gelu_gradient(low, high, m, n, ends, j, group: gl.constexpr):
     mbarrier.wait(ends.h_full.index(group), j & 1)
     low_sums = _end_half(low, m, n, ends, ends.buffers.index(group * HALVES), L)
     high_sums = _end_half(high, m, n + HALF, ends, ends.buffers.index(group * HALVES + 1), L)
-    columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
-    sums = ends.sums_ptr + m // M * ends.n_columns + columns
-    gl.store(sums, low_sums)
-    gl.store(sums + HALF, high_sums)
+    if ends.sums_ptr is not None:
+        columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
+        sums = ends.sums_ptr + m // M * ends.n_columns + columns
+        gl.store(sums, low_sums)
+        gl.store(sums + HALF, high_sums)
 
 
 @gluon.jit
@@ -87,7 +88,7 @@ def _end_half(dg, m, n, ends, buffer, L: gl.constexpr):
     columns are returned."""
     M: gl.constexpr = dg.shape[0]
     HALF: gl.constexpr = dg.shape[1]
-    x = buffer.reshape([M, HALF]).load(L).to(gl.float32) + _bias(n, ends, L)
+    x = _with_bias(buffer.reshape([M, HALF]).load(L), n, ends, L)
     s = _gate(x)
     g = x * s
     dx = gl.convert_layout(dg, L) * (s + (g - g * s) * (TWICE + x * x * (3.0 * CUBIC * TWICE)))
@@ -102,17 +103,19 @@ def _end_half(dg, m, n, ends, buffer, L: gl.constexpr):
 
 @gluon.jit
 def _gelu(h, n, ends, L: gl.constexpr):
-    """The GELU of h (M, half of N) and the bias from column n on, in the dtype of h."""
-    x = h.to(gl.float32) + _bias(n, ends, L)
+    """The GELU of h (M, half of N) and the bias, in the dtype of h."""
+    x = _with_bias(h, n, ends, L)
     return round_to(x * _gate(x), h.dtype)
 
 
 @gluon.jit
-def _bias(n, ends, L: gl.constexpr):
-    """(1, half of N) of it, from column n on."""
-    HALF: gl.constexpr = ends.buffers.shape[4]
-    columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
-    return gl.expand_dims(gl.load(ends.bias_ptr + columns), 0)
+def _with_bias(h, n, ends, L: gl.constexpr):
+    """h (M, half of N) in fp32, and the bias from column n on if there is one."""
+    x = h.to(gl.float32)
+    if ends.bias_ptr is not None:
+        columns = n + gl.arange(0, h.shape[1], layout=gl.SliceLayout(0, L))
+        x += gl.expand_dims(gl.load(ends.bias_ptr + columns), 0)
+    return x
 
 
 @gluon.jit

@@ -27,15 +27,22 @@ def gate(x):
 
 @triton.jit
 def bias_gelu_kernel(
-    h_ptr, bias_ptr, g_ptr, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    h_ptr,
+    bias_ptr,  # or None
+    g_ptr,
+    n_rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """One tile a program."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
     at = rows[:, None] * width + columns[None, :]
-    bias = tl.load(bias_ptr + columns, columns < width, other=0.0).to(tl.float32)
-    x = tl.load(h_ptr + at, inside, other=0.0).to(tl.float32) + bias[None, :]
+    x = tl.load(h_ptr + at, inside, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + columns, columns < width, other=0.0).to(tl.float32)[None, :]
     tl.store(g_ptr + at, (x * gate(x)).to(g_ptr.dtype.element_ty), inside)
 
 
@@ -43,10 +50,10 @@ def bias_gelu_kernel(
 def bias_gelu_bwd_kernel(
     dg_ptr,
     h_ptr,
-    bias_ptr,
+    bias_ptr,  # or None
     dh_ptr,
     g_ptr,  # the GELU again, or None
-    sums_ptr,  # (programs down, width) fp32: of dh, by columns
+    sums_ptr,  # (programs down, width) fp32: of dh, by columns; None without a bias
     n_rows,
     width,
     ROWS: tl.constexpr,
@@ -57,7 +64,9 @@ def bias_gelu_bwd_kernel(
     """A column of tiles a program, loaded ahead of their use."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * STEPS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    bias = tl.load(bias_ptr + columns, columns < width, other=0.0).to(tl.float32)
+    bias = tl.zeros((COLUMNS,), tl.float32)
+    if bias_ptr is not None:
+        bias += tl.load(bias_ptr + columns, columns < width, other=0.0).to(tl.float32)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for step in tl.range(0, STEPS, num_stages=NUM_STAGES):
         rows = first + step * ROWS + tl.arange(0, ROWS)
@@ -71,24 +80,25 @@ def bias_gelu_bwd_kernel(
         tl.store(dh_ptr + at, dx.to(dh_ptr.dtype.element_ty), inside)
         if g_ptr is not None:
             tl.store(g_ptr + at, (x * s).to(g_ptr.dtype.element_ty), inside)
-    of_program = sums_ptr + tl.program_id(0) * width + columns
-    tl.store(of_program, tl.sum(sums, 0), columns < width)
+    if sums_ptr is not None:
+        of_program = sums_ptr + tl.program_id(0) * width + columns
+        tl.store(of_program, tl.sum(sums, 0), columns < width)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """As `kernels.reference.gelu.linear_gelu`."""
     h = x @ weight.T
     return h, bias_gelu(h, bias)
 
 
 def linear_gelu_bwd(
-    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor, recompute: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As `kernels.reference.gelu.linear_gelu_bwd`."""
     return bias_gelu_bwd(dy @ weight, h, bias, recompute)
 
 
-def bias_gelu(h: Tensor, bias: Tensor) -> Tensor:
+def bias_gelu(h: Tensor, bias: Tensor | None) -> Tensor:
     """As `kernels.reference.gelu.bias_gelu`; h is contiguous."""
     n_rows, width = h.shape
     g = torch.empty_like(h)
@@ -100,15 +110,15 @@ def bias_gelu(h: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_gelu_bwd(
-    dg: Tensor, h: Tensor, bias: Tensor, recompute: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    dg: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As `kernels.reference.gelu.bias_gelu_bwd`; all are contiguous."""
     n_rows, width = h.shape
     dh, again = torch.empty_like(h), torch.empty_like(h) if recompute else None
     grid = triton.cdiv(n_rows, ROWS * STEPS), triton.cdiv(width, COLUMNS)
-    sums = h.new_empty(grid[0], width, dtype=torch.float32)
+    sums = None if bias is None else h.new_empty(grid[0], width, dtype=torch.float32)
     bias_gelu_bwd_kernel[grid](
         dg, h, bias, dh, again, sums, n_rows, width,
         ROWS=ROWS, COLUMNS=COLUMNS, STEPS=STEPS, NUM_STAGES=NUM_STAGES, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return dh, add_parts(sums, bias.dtype), again
+    return dh, None if bias is None else add_parts(sums, bias.dtype), again

@@ -1,5 +1,7 @@
 """Two linear layers and a GELU: values and every gradient, and what is kept in between."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -31,14 +33,18 @@ def plain(x, w_in, b_in, w_out):
     return F.linear(F.gelu(F.linear(x, w_in, b_in), approximate="tanh"), w_out)
 
 
-def results(function, given, **options):
+def without_bias(x, w_in, w_out, **options):
+    return gelu_mlp(x, w_in, None, w_out, **options)
+
+
+def results(function, given, names=NAMES, **options):
     """The output and all gradients, of a random gradient of the output."""
     leaves = [x.detach().requires_grad_() for x in given]
     y = function(*leaves, **options)
     generator = torch.Generator().manual_seed(2)
     dy = torch.randn(y.shape, generator=generator).to(y)
     grads = torch.autograd.grad(y, leaves, dy)
-    return {"y": y.detach()} | dict(zip(NAMES, grads, strict=True))
+    return {"y": y.detach()} | dict(zip(names, grads, strict=True))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -51,6 +57,17 @@ def test_values_and_gradients(impl, dtype, device, recompute):
     for name, value in actual.items():
         assert value.dtype == dtype
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_a_bias_it_is_as_with_one_of_zero(impl, recompute, device):
+    x, w_in, b_in, w_out = inputs(dtype=torch.float16, weights=torch.float32, device=device)
+    expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), impl=impl, recompute=recompute)
+    without = partial(without_bias, impl=impl, recompute=recompute)
+    actual = results(without, (x, w_in, w_out), ("x", "w_in", "w_out"))
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], msg=name)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 257), (257, 5, 2), (0, 3, 4)])
@@ -119,6 +136,10 @@ def test_weights_are_cast_once_for_both_passes(impl):
 def test_operators_are_well_registered_for_any_weights(weights):
     given = [x.requires_grad_() for x in inputs(dtype=torch.float16, weights=weights)]
     torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*given, True, "triton"))
+    x, w_in, _, w_out = given
+    torch.library.opcheck(
+        torch.ops.papilio.gelu_mlp.default, (x, w_in, None, w_out, True, "triton")
+    )
 
 
 def test_leading_dimensions_stay(impl):
@@ -154,7 +175,7 @@ def test_operators_are_well_registered(recompute, device):
     torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*given, recompute, "triton"))
     x, *weights = (t.detach() for t in given)
     y, h, g, *_ = torch.ops.papilio.gelu_mlp(x, *weights, recompute, "triton")
-    backward = (torch.randn_like(y), x, h, g, *weights, "triton")
+    backward = (torch.randn_like(y), x, h, g, *weights, x.dtype, "triton")
     torch.library.opcheck(torch.ops.papilio.gelu_mlp_bwd.default, backward)
 
 

@@ -110,6 +110,18 @@ def test_nothing_to_add_and_no_bias(impl):
         )
 
 
+def test_without_a_bias_of_the_norm(impl):
+    x, y, bias, weight, _ = (t.requires_grad_() for t in inputs())
+    actual = add_layer_norm(x, y, bias, weight, None, impl=impl)
+    expected = plain(x, y, bias, weight, None)
+    torch.testing.assert_close(actual, expected)
+    leaves = x, y, bias, weight
+    grads, others = (
+        torch.autograd.grad(s.sum() + n.square().sum(), leaves) for s, n in (actual, expected)
+    )
+    torch.testing.assert_close(grads, others)
+
+
 def test_one_output_alone_has_gradients(impl):
     for only in (0, 1):
         leaves = [t.requires_grad_() for t in inputs()]

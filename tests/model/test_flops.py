@@ -17,10 +17,11 @@ from model.gpt import GPT
 A100 = "NVIDIA A100-SXM4-80GB"
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 @pytest.mark.parametrize("size", GPT2_SIZES)
-def test_count_params_agrees_with_the_model(size: str, positions: str) -> None:
-    config = ModelConfig(**GPT2_SIZES[size], positions=positions)
+def test_count_params_agrees_with_the_model(size: str, positions: str, bias: bool) -> None:
+    config = ModelConfig(**GPT2_SIZES[size], positions=positions, bias=bias)
     with torch.device("meta"):
         assert count_params(config) == GPT(config).n_params(positions=False)
 

@@ -31,10 +31,12 @@ def test_dropout_takes_the_bias_too() -> None:
         assert kept.branch is branch and kept.bias is bias
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_block_is_attention_and_mlp_each_behind_a_norm(dropout: float) -> None:
+def test_a_block_is_attention_and_mlp_each_behind_a_norm(dropout: float, bias: bool) -> None:
     torch.manual_seed(0)
-    block = Block(ModelConfig(n_head=4, n_embd=C, dropout=dropout), layer=0).double()
+    config = ModelConfig(n_head=4, n_embd=C, dropout=dropout, bias=bias)
+    block = Block(config, layer=0).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.3)
     x = torch.randn(B, T, C, dtype=torch.float64)

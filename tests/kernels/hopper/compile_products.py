@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels.hopper.gelu import BACKWARD, BACKWARD_AND_GELU, FORWARD
+from kernels.hopper.gelu import FORWARD, backward_plan
 from kernels.hopper.launch import parameter_layout
 from kernels.hopper.product import ProductPlan, compile_product
 from tests.kernels.hopper.compile_kernels import compile_case, reused_barriers
@@ -36,6 +36,7 @@ def measure(case: Case) -> dict[str, object]:
     return {
         "gradient": case.plan.gradient,
         "gelu": case.plan.gelu,
+        "bias": case.plan.bias,
         "dtype": str(case.dtype),
         "stack": stack,
         "shared": compiled.metadata.shared,
@@ -47,7 +48,8 @@ def measure(case: Case) -> dict[str, object]:
 
 
 def main() -> None:
-    plans = (FORWARD, BACKWARD, BACKWARD_AND_GELU)
+    kinds = [(bias, gelu) for bias in (True, False) for gelu in (False, True)]
+    plans = [FORWARD, *(backward_plan(bias=bias, gelu=gelu) for bias, gelu in kinds)]
     cases = [Case(plan, torch.bfloat16) for plan in plans] + [Case(FORWARD, torch.float16)]
     sys.stdout.write(json.dumps([measure(case) for case in cases]))
 

@@ -7,7 +7,7 @@ from kernels import hopper
 from kernels.gelu_mlp import gelu_mlp
 from kernels.hopper import linear_obstacle
 from kernels.testing import assert_within_budget, poison_empty
-from tests.kernels.test_gelu_mlp import inputs, plain, results
+from tests.kernels.test_gelu_mlp import inputs, plain, results, without_bias
 
 on_gpu = pytest.mark.gpu
 
@@ -44,6 +44,16 @@ def test_with_weights_in_fp32_it_is_as_exact_as_the_portable_kernels():
     for name, value in actual.items():
         assert value.dtype == portable[name].dtype
         assert (value - exact[name]).norm() <= 1.1 * (portable[name] - exact[name]).norm(), name
+
+
+@on_gpu
+@pytest.mark.parametrize("recompute", [False, True])
+def test_without_a_bias_it_is_as_with_one_of_zero(recompute):
+    x, w_in, b_in, w_out = inputs(300, 72, 264, dtype=torch.bfloat16, device="cuda")
+    options = {"impl": "hopper", "recompute": recompute}
+    expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), **options)
+    actual = results(without_bias, (x, w_in, w_out), ("x", "w_in", "w_out"), **options)
+    assert all(torch.equal(value, expected[name]) for name, value in actual.items())
 
 
 @on_gpu
