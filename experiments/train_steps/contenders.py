@@ -61,6 +61,8 @@ def contenders(
     ours = partial(our_step, tokens=tokens, targets=targets)
     # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
     found: dict[str, Callable[[], Step]] = {"ours": partial(ours, config, deterministic=True)}
+    if nanogpt is not None:  # whose model has no biases
+        found["ours, no biases"] = partial(ours, replace(config, bias=False), deterministic=True)
     if attentions:
         portable, sdpa = (replace(config, attention=name) for name in ("triton", "sdpa"))
         found["ours, portable"] = partial(ours, portable, deterministic=True)

@@ -51,7 +51,7 @@ class ProductPlan:
         transposed: whether b is (columns of the result, depth), not (depth, columns).
         gradient: whether the product is the gradient of a GELU, not what one is applied to.
         gelu: whether the GELU is stored: always, unless gradient.
-        bias: whether one is added before the GELU, and its gradient wanted: always, unless gradient.
+        bias: whether one is added before the GELU, and has a gradient: always, unless gradient.
     """
 
     transposed: bool

@@ -225,6 +225,10 @@ def test_compiles_whole(positions: dict[str, Any]) -> None:
         ({"local_start": 9.0}, r"model.local_start=9.0 is made of rotary positions"),
         ({"local_start": -1.0, "rotary": "sequence"}, r"model.local_start=-1.0 must be"),
         (
+            {"local_start": 9.0, "rotary": "sequence", "bias": False},
+            "model.local_start=9.0 is made of biases .* set model.bias=true",
+        ),
+        (
             {"local_start": 9.0, "rotary": "sequence", "pooling": "cls"},
             r"model.local_start=9.0 would have the cls .* set model.pooling to mean, max or",
         ),

@@ -40,6 +40,7 @@ SMALL = ModelConfig(vocab_size=50, context_length=8, n_layer=2, n_head=2, n_embd
             {"scale_attn_by_inverse_layer_idx": True},
             ["model.scale_attn_by_inverse_layer_idx is False there and True here"],
         ),
+        ({"bias": False}, ["model.bias is True there and False here"]),
     ],
 )
 def test_differences_name_each_field_and_both_values(changes, expected):

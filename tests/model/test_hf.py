@@ -125,6 +125,21 @@ def test_other_tensors_are_refused_by_name(tensors, change, message):
         state_from_hf(changed, CONFIG)
 
 
+def test_a_model_without_biases_is_exported_with_zeros(make_gpt2):
+    config = replace(CONFIG, bias=False)
+    state = random_state(config)
+    assert not [name for name in state if name.endswith("bias")]
+    ours = GPT(config).eval()
+    ours.load_state_dict(state)
+    theirs = make_gpt2(vocab_size=VOCAB)
+    theirs.load_state_dict(state_to_hf(state, config), strict=False)  # the head is tied
+    tokens = torch.randint(VOCAB, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(AssertionError):
+        state_to_hf(state, CONFIG)
+
+
 def test_many_names_are_cut():
     with pytest.raises(ValueError, match=r"lacks (\S+, ){11}\S+ and 28 more"):
         state_from_hf({}, CONFIG)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from evaluation.style import OURS, PEERS
-from experiments.train_steps.tables import draw_losses, draw_speed
+from experiments.train_steps.tables import draw_losses, draw_speed, parts_table
 
 
 def made_up_row(context_length, name, tokens_per_s):
@@ -23,6 +23,15 @@ def test_speeds_are_told_beside_nanogpts():
     assert [text.get_text() for text in beside.texts] == ["300, 1.25x", "240, 1.00x"]
     colours = [patch.get_facecolor() for patch in beside.patches]
     assert colours[0] != colours[1]
+
+
+def test_parts_are_of_the_model_that_nanogpt_has_where_it_was_measured():
+    names = ["ours", "ours, no biases", "nanoGPT, flash", "nanoGPT, cuDNN"]
+    parts = {"attention": {"ms": 7.0, "launches": 36}}
+    rows = [made_up_row(1024, name, 1) | {"step_s": 0.1, "parts": parts} for name in names]
+    for left, ours in ((rows, "ours, no biases"), ([rows[0], rows[3]], "ours")):
+        header, *_ = parts_table({"rows": left}).splitlines()
+        assert header == f"| ms, launches | {ours}, 1,024 | nanoGPT, cuDNN, 1,024 |"
 
 
 def test_distances_are_from_the_mean_of_pytorchs_runs():
