@@ -62,10 +62,12 @@ class AdamW(torch.optim.AdamW):
         # one of the numbers is on the GPU, and PyTorch waits for it unless each has one of its own
         taken = [torch.ones_like(steps[0]) if skip is None else (skip == 0).to(steps[0])]
         torch._foreach_add_(steps, taken * len(steps))
-        lr = group["lr"]
+        lr, device = group["lr"], weights[0].device
+        if not isinstance(lr, Tensor) or lr.device != device:  # as it is while state is loaded
+            lr = torch.full((), float(lr), device=device)
         launch(
             list(zip(weights, [g.contiguous() for g in grads], means, squares, steps, strict=True)),
-            lr=lr if isinstance(lr, Tensor) else torch.full((), lr, device=weights[0].device),
+            lr=lr,
             betas=group["betas"],
             eps=group["eps"],
             weight_decay=group["weight_decay"],

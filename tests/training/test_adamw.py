@@ -128,6 +128,19 @@ def test_weights_that_the_kernel_cannot_serve():
 
 
 @pytest.mark.gpu
+def test_a_learning_rate_may_lie_on_the_cpu():
+    """PyTorch puts one there to make an optimizer's state before it loads another."""
+    mine, optimizer = make(AdamW, ODD, "cuda", impl="triton", capturable=True)
+    theirs, other = make(AdamW, ODD, "cuda", impl="triton")
+    give_gradients((mine, theirs), 0)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(1e-2)
+    optimizer.step()
+    other.step()
+    assert_equal_steps((optimizer, other), (mine, theirs))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shapes", [ODD, EVEN])
 def test_captured_steps(shapes):
     """Gradients of a captured step lie where those of the steps before did not."""
