@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels import triton
+from kernels.casts import cast_weight
 from kernels.choice import in_autocast_dtype, module_of, pick
 from kernels.options import LossOptions
 from kernels.products import add_product
@@ -178,7 +179,7 @@ def _by_chunks(
     with_gradients: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses (N,) and, if wanted, the gradients of their weighted sum."""
-    n_rows, table = hidden.shape[0], weight.to(hidden.dtype)
+    n_rows, table = hidden.shape[0], cast_weight(weight, hidden.dtype)
     targets = targets.contiguous()
     if row_weights is not None:
         row_weights = row_weights.contiguous()  # of a sum's gradient all are one number

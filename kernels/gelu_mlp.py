@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels import hopper, triton
+from kernels.casts import cast_weight
 from kernels.choice import in_autocast_dtype, module_of, pick
 from kernels.products import product
 
@@ -84,43 +85,37 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
 
 
 # h: (N, F), the first product, without its bias. g: (N, F), the GELU, or (0, F) where it is
-# computed again. Weights in the dtype of x, where theirs is another, are cast once for both passes.
+# computed again.
 torch.library.define(
     "papilio::gelu_mlp",
     "(Tensor x, Tensor w_in, Tensor? b_in, Tensor w_out, bool recompute, str impl) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "papilio::gelu_mlp_bwd",
-    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor? b_in, Tensor w_out, "
-    "ScalarType dtype, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor? b_in, Tensor w_out, str impl) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
 def _forward(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y (N, C), h and g, and the weights in the dtype of x, or (0,) twice if that is theirs."""
-    first, second = (w.to(x.dtype, memory_format=torch.contiguous_format) for w in (w_in, w_out))
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (N, C), h and g."""
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        h, g = module_of(impl, "gelu").linear_gelu(x, first, b_in)
-        y = g @ second.T
-    if w_in.dtype == x.dtype:
-        first, second = x.new_empty(0), x.new_empty(0)  # an output cannot be an input
-    return y, h, g.new_empty(0, g.shape[1]) if recompute else g, first, second
+        h, g = module_of(impl, "gelu").linear_gelu(x, cast_weight(w_in, x.dtype), b_in)
+        y = g @ cast_weight(w_out, x.dtype).T
+    return y, h, g.new_empty(0, g.shape[1]) if recompute else g
 
 
 @torch.library.register_fake("papilio::gelu_mlp")
 def _(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, width = x.shape[0], w_in.shape[0]
     kept = 0 if recompute else rows
-    y, h, g = x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
-    if w_in.dtype == x.dtype:
-        return y, h, g, x.new_empty(0), x.new_empty(0)
-    return y, h, g, x.new_empty(w_in.shape), x.new_empty(w_out.shape)
+    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
 
 
 @torch.library.impl("papilio::gelu_mlp_bwd", "CompositeExplicitAutograd")
@@ -132,19 +127,16 @@ def _backward(
     w_in: Tensor,
     b_in: Tensor | None,
     w_out: Tensor,
-    dtype: torch.dtype,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, w_in, b_in and w_out, all but the first in `dtype`; (0,) for no b_in.
-
-    w_in and w_out are in the dtype of x.
-    """
+    """The gradients of x, w_in, b_in and w_out, each in its dtype; (0,) for no b_in."""
+    first, second = cast_weight(w_in, x.dtype), cast_weight(w_out, x.dtype)
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         recompute = g.shape[0] != h.shape[0]
-        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, w_out, h, b_in, recompute)
-        dw_out = product(dy.T, again if recompute else g, dtype)
-        dw_in = product(dh.T, x, dtype)
-        return dh @ w_in, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out
+        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, second, h, b_in, recompute)
+        dw_out = product(dy.T, again if recompute else g, w_out.dtype)
+        dw_in = product(dh.T, x, w_in.dtype)
+        return dh @ first, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out
 
 
 @torch.library.register_fake("papilio::gelu_mlp_bwd")
@@ -156,29 +148,24 @@ def _(
     w_in: Tensor,
     b_in: Tensor | None,
     w_out: Tensor,
-    dtype: torch.dtype,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dw_in, dw_out = (x.new_empty(w.shape, dtype=dtype) for w in (w_in, w_out))
     db_in = x.new_empty(0) if b_in is None else b_in.new_empty(b_in.shape)
-    return x.new_empty(x.shape), dw_in, db_in, dw_out
+    return x.new_empty(x.shape), w_in.new_empty(w_in.shape), db_in, w_out.new_empty(w_out.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, w_in, b_in, w_out, _, ctx.impl = inputs
-    ctx.dtype, ctx.has_bias = w_in.dtype, b_in is not None
-    _, h, g, *cast = output
-    first, second = (w_in, w_out) if w_in.dtype == x.dtype else cast
-    ctx.save_for_backward(x, h, g, first, b_in, second)
+    _, h, g = output
+    ctx.save_for_backward(x, h, g, w_in, b_in, w_out)
+    ctx.has_bias = b_in is not None
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 6
-    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(
-        dy, *ctx.saved_tensors, ctx.dtype, ctx.impl
-    )
+    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
     return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None
 
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from kernels import triton
+from kernels.casts import kept_casts
 from kernels.choice import module_of, pick
 
 
 class AdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW(fused=True)` with one launch for each group of weights on a GPU.
+    """`torch.optim.AdamW(fused=True)` with one launch for each group of weights on a GPU, which
+    also writes the casts of weights that `KeptCasts` has.
 
     PyTorch's takes several, as it has the addresses of tensors in the arguments of a kernel, and
     writes gradients that it divides back to memory, where this leaves them as they were. State and
@@ -65,8 +67,11 @@ class AdamW(torch.optim.AdamW):
         lr, device = group["lr"], weights[0].device
         if not isinstance(lr, Tensor) or lr.device != device:  # as it is while state is loaded
             lr = torch.full((), float(lr), device=device)
+        kept = kept_casts()
+        casts = [None if kept is None else kept.find(weight) for weight in weights]
         launch(
             list(zip(weights, [g.contiguous() for g in grads], means, squares, steps, strict=True)),
+            casts,
             lr=lr,
             betas=group["betas"],
             eps=group["eps"],
@@ -74,6 +79,9 @@ class AdamW(torch.optim.AdamW):
             divisor=getattr(self, "grad_scale", None),
             skip=skip,
         )
+        torch.autograd.graph.increment_version(weights)
+        if kept is not None:
+            kept.follow(w for w, cast in zip(weights, casts, strict=True) if cast is not None)
 
 
 def _obstacle(weights: Sequence[Tensor]) -> str | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.casts import KeptCasts
+
 _WARM_UP = 3  # calls in which torch.compile, cuBLAS and the optimizer allocate what they keep
 
 
@@ -36,6 +38,7 @@ class GraphedStep:
         self._optimizer = optimizer
         self._captures = capture and device.type == "cuda"
         self._device = device
+        self._casts = KeptCasts()
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
@@ -53,6 +56,10 @@ class GraphedStep:
             self._inputs = tuple(torch.empty_like(x, device=self._device) for x in inputs)
         for static, value in zip(self._inputs, inputs, strict=True):
             static.copy_(value, non_blocking=True)
+        with self._casts.on():
+            self._run()
+
+    def _run(self) -> None:
         if self._graph is not None:
             self._graph.replay()
             return

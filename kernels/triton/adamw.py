@@ -14,11 +14,13 @@ from torch import Tensor
 
 BLOCK, NUM_WARPS = 2048, 8
 
+_TRITON = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
 
 @triton.jit
-def _numbers_at(address, ALIGNED: tl.constexpr):
-    """A pointer to fp32 from an address, which 16 bytes divide if it is `ALIGNED`."""
-    pointer = tl.load(address).to(tl.pointer_type(tl.float32))
+def _numbers_at(address, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer to numbers from their address, which 16 bytes divide if it is `ALIGNED`."""
+    pointer = tl.load(address).to(tl.pointer_type(DTYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -27,7 +29,8 @@ def _numbers_at(address, ALIGNED: tl.constexpr):
 @triton.jit
 def adamw_kernel(
     blocks_ptr,  # (programs, 2) int32: which tensor, and which block of it
-    addresses_ptr,  # (n, 5) int64: of a weight, its gradient, its two moments and its steps
+    # (n, 6) int64: of a weight, its gradient, its two moments, its cast or 0, and its steps
+    addresses_ptr,
     sizes_ptr,  # (n,) int64: numbers in it
     lr_ptr,  # () fp32
     divisor_ptr,  # () fp32: of all gradients; None: 1
@@ -38,6 +41,7 @@ def adamw_kernel(
     BETA2: tl.constexpr,
     LOG2_BETA1: tl.constexpr,
     LOG2_BETA2: tl.constexpr,
+    CAST: tl.constexpr,  # the dtype of casts; None: there are none
     ALIGNED: tl.constexpr,  # 16 bytes divide all tensors and where they lie: vectors are loaded
     BLOCK: tl.constexpr,
 ):
@@ -51,12 +55,12 @@ def adamw_kernel(
     if ALIGNED:
         size = tl.multiple_of(size, 4)
     inside = at < size
-    row = addresses_ptr + 5 * tensor
-    weights = _numbers_at(row, ALIGNED) + at
-    gradients = _numbers_at(row + 1, ALIGNED) + at
-    means = _numbers_at(row + 2, ALIGNED) + at
-    squares = _numbers_at(row + 3, ALIGNED) + at
-    step = tl.load(_numbers_at(row + 4, False))
+    row = addresses_ptr + 6 * tensor
+    weights = _numbers_at(row, tl.float32, ALIGNED) + at
+    gradients = _numbers_at(row + 1, tl.float32, ALIGNED) + at
+    means = _numbers_at(row + 2, tl.float32, ALIGNED) + at
+    squares = _numbers_at(row + 3, tl.float32, ALIGNED) + at
+    step = tl.load(_numbers_at(row + 5, tl.float32, False))
     lr = tl.load(lr_ptr)
 
     w = tl.load(weights, inside, other=0.0)
@@ -75,6 +79,11 @@ def adamw_kernel(
     tl.store(weights, w, inside)
     tl.store(means, m, inside)
     tl.store(squares, v, inside)
+    if CAST is not None:
+        size = tl.where(tl.load(row + 4) == 0, 0, size)
+        if ALIGNED:
+            size = tl.multiple_of(size, 4)
+        tl.store(_numbers_at(row + 4, CAST, ALIGNED) + at, w.to(CAST), at < size)
 
 
 class AdamWLaunch:
@@ -89,6 +98,7 @@ class AdamWLaunch:
     def __call__(
         self,
         tensors: Sequence[tuple[Tensor, ...]],
+        casts: Sequence[Tensor | None],
         *,
         lr: Tensor,
         betas: tuple[float, float],
@@ -102,22 +112,31 @@ class AdamWLaunch:
         Args:
             tensors: of each weight: itself, its gradient, its two moments, all fp32, contiguous and
                 of one shape, and the number of this step, () fp32, from 1. All on one device.
+            casts: of each weight, contiguous and of its shape, all of one dtype: written, too.
             lr, divisor, skip: () fp32; gradients are divided by the second, and nothing changes
                 where the third is not 0. None: 1 and 0.
         """
         weight = tensors[0][0]
-        self._find(tensors, weight.device)
+        dtypes = {cast.dtype for cast in casts if cast is not None}
+        (dtype,) = dtypes or {None}
+        self._find(tensors, casts, weight.device)
         blocks, sizes, addresses = self._tables
-        of_numbers = [a for i, a in enumerate(self._addresses) if i % 5 != 4]
+        of_numbers = [a for i, a in enumerate(self._addresses) if i % 6 != 5]
         aligned = all(n % 4 == 0 for n in self._sizes) and all(a % 16 == 0 for a in of_numbers)
         with torch.cuda.device_of(weight):
             adamw_kernel[(len(blocks),)](
                 blocks, addresses, sizes, lr, divisor, skip, eps, weight_decay,
                 BETA1=betas[0], BETA2=betas[1], LOG2_BETA1=_log2(betas[0]),
-                LOG2_BETA2=_log2(betas[1]), ALIGNED=aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
+                LOG2_BETA2=_log2(betas[1]), CAST=_TRITON[dtype], ALIGNED=aligned, BLOCK=BLOCK,
+                num_warps=NUM_WARPS,
             )  # fmt: skip
 
-    def _find(self, tensors: Sequence[tuple[Tensor, ...]], device: torch.device) -> None:
+    def _find(
+        self,
+        tensors: Sequence[tuple[Tensor, ...]],
+        casts: Sequence[Tensor | None],
+        device: torch.device,
+    ) -> None:
         """Make the tables that are not of these tensors."""
         numbers = tuple(of_weight[0].numel() for of_weight in tensors)
         if numbers != self._sizes:
@@ -128,7 +147,11 @@ class AdamWLaunch:
             blocks = torch.stack([tensor, block], 1).int()
             self._sizes, self._addresses = numbers, ()
             self._tables = [self._put(blocks, device), self._put(sizes, device)]
-        addresses = tuple(x.data_ptr() for of_weight in tensors for x in of_weight)
+        addresses = tuple(
+            0 if x is None else x.data_ptr()
+            for (*numbers, step), cast in zip(tensors, casts, strict=True)
+            for x in (*numbers, cast, step)
+        )
         if addresses != self._addresses:
             self._addresses = addresses
             self._tables[2:] = [self._put(torch.tensor(addresses), device)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kernels.casts import KeptCasts, cast_weight
 from training.adamw import AdamW
 from training.graphs import GraphedStep
 
@@ -77,6 +78,25 @@ def test_early_steps_keep_their_digits():
         optimizer.step()
         other.step()
     torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shapes", [ODD, EVEN])
+def test_casts_that_are_kept_are_written(shapes, device):
+    mine, optimizer = make(AdamW, shapes, device, impl="triton")
+    kept = KeptCasts()
+    with kept.on():
+        casts = [cast_weight(weight, torch.float16) for weight in mine[::2]]
+        for step in range(3):
+            give_gradients([mine], step)
+            optimizer.found_inf = torch.tensor(float(step == 1), device=device)
+            before = [weight._version for weight in mine]
+            optimizer.step()
+            assert all(w._version > b for w, b in zip(mine, before, strict=True))
+            for weight, cast in zip(mine[::2], casts, strict=True):
+                assert torch.equal(cast, weight.half())
+                assert cast_weight(weight, torch.float16) is cast
+    assert all(kept.find(weight) is None for weight in mine[1::2])
 
 
 def test_no_first_moment_and_weights_without_a_gradient():

@@ -7,6 +7,7 @@ import json
 import sys
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -20,7 +21,7 @@ KERNELS = {
     "adamw": (
         adamw.adamw_kernel,
         {"BETA1": 0.9, "BETA2": 0.95, "LOG2_BETA1": -0.152, "LOG2_BETA2": -0.074}
-        | {"ALIGNED": True, "BLOCK": adamw.BLOCK},
+        | {"CAST": tl.bfloat16, "ALIGNED": True, "BLOCK": adamw.BLOCK},
         {"num_warps": adamw.NUM_WARPS},
     ),
     "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),

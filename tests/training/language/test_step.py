@@ -1,6 +1,6 @@
 """A step of a GPT: its micro-batches against one batch, and captured against plain."""
 
-from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from training.distributed import Processes
 from training.finite_steps import FiniteSteps
 from training.graphs import GraphedStep
 from training.language.step import LanguageStep
-from training.numerics import deterministic_algorithms
+from training.numerics import autocast, deterministic_algorithms
 from training.optim import make_optimizer, set_learning_rate
 
 CONTEXT = 32
 
 
-def make(device="cpu", *, grad_clip=1.0, **config):
+def make(device="cpu", *, grad_clip=1.0, dtype="float32", **config):
     """A tiny GPT, the means of its steps, and its step."""
     device = torch.device(device)
     torch.manual_seed(0)
@@ -29,7 +29,7 @@ def make(device="cpu", *, grad_clip=1.0, **config):
     optimizer = make_optimizer(model, AdamWConfig(max_steps=9, lr=1e-2), capturable=capturable)
     alone = Processes(rank=0, world_size=1, device=device)
     finite = FiniteSteps(optimizer, alone, ["loss"], grad_clip=grad_clip)
-    return model, finite, LanguageStep(model, finite, nullcontext)
+    return model, finite, LanguageStep(model, finite, partial(autocast, dtype, device))
 
 
 def batches(n_steps, n_micro_batches, *, documents=False):
@@ -69,6 +69,37 @@ def test_micro_batches_take_the_step_of_one_batch(documents, grad_clip):
     assert window.grad_norm == pytest.approx(norm.item(), rel=1e-3)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("impl", "device"),
+    [
+        ("reference", "cpu"),
+        pytest.param("reference", "cuda", marks=pytest.mark.gpu),
+        pytest.param("triton", "cuda", marks=pytest.mark.gpu),  # interpreted, it rounds otherwise
+    ],
+)
+def test_kept_casts_change_no_bit(impl, device):
+    """Casts that the optimizer writes, or that are made each step; and weights that change in
+    between, as those of a checkpoint do."""
+    found = []
+    for keep in (False, True):
+        model, finite, step = make(device, dtype="bfloat16")
+        finite.optimizer._impl = impl
+        take = GraphedStep(step, finite.optimizer, torch.device(device)) if keep else step
+        losses = []
+        with deterministic_algorithms(True):
+            for number, micro_batches in enumerate(batches(9, 3)):
+                if number == 6:
+                    with torch.no_grad():
+                        for parameter in model.parameters():
+                            parameter.mul_(0.9)
+                take(*(part.to(device) for part in micro_batches))
+                losses.append(finite.read().means["loss"])
+        found.append((losses, nn.utils.parameters_to_vector(model.parameters())))
+    (plain, weights), (kept, others) = found
+    assert plain == kept
+    assert torch.equal(weights, others)
 
 
 @pytest.mark.gpu
