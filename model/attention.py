@@ -3,12 +3,12 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import flash_attention, flash_attention_packed
 from kernels.block_mask import BlockSparseMask
 from kernels.call import AttentionArguments
+from kernels.linear import linear
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
@@ -62,7 +62,8 @@ class SelfAttention(nn.Module):
             What is to be added to the residual stream.
         """
         B, T, C = x.shape
-        qkv = self.qkv_proj(x).view(B, T, 3, self.n_head, self.head_dim)
+        qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
+        qkv = qkv.view(B, T, 3, self.n_head, self.head_dim)
         dropout_p = self.attention_dropout if self.training else 0.0
         # these draw their dropout from torch's generator themselves
         seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
@@ -85,7 +86,7 @@ class SelfAttention(nn.Module):
             if cache is not None:
                 k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T
             out = flash_attention(q, k, v, impl=self.impl, **options)
-        branch = F.linear(out.reshape(B, T, C), self.out_proj.weight)
+        branch = linear(out.reshape(B, T, C), self.out_proj.weight)
         return leave(branch, self.out_proj.bias, self.resid_dropout)
 
 
