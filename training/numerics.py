@@ -2,18 +2,27 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 
+from kernels.casts import KeptCasts, kept_casts
 from training.config import Dtype
 
 
-def autocast(dtype: Dtype, device: torch.device) -> AbstractContextManager:
-    """The context for a forward pass whose activations and matrix products are in `dtype`."""
+@contextmanager
+def autocast(dtype: Dtype, device: torch.device) -> Iterator[None]:
+    """The context for forward passes whose activations and matrix products are in `dtype`.
+
+    A weight is cast once in it, by PyTorch and by `kernels.casts`; where a step keeps its casts
+    already, not even that.
+    """
     if dtype == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+        yield
+        return
+    casts = nullcontext() if kept_casts() else KeptCasts().on()
+    with casts, torch.autocast(device.type, dtype=torch.bfloat16):
+        yield
 
 
 @contextmanager
