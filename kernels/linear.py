@@ -39,7 +39,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             "x must be (..., C), weight (F, C) and bias (F,) or None, got "
             f"{tuple(x.shape)}, {tuple(weight.shape)} and {of_bias}"
         )
-    y = torch.ops.papilio.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    # a call of the operator costs the CPU more time than a small product
+    as_operator = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    product_of = torch.ops.papilio.linear if as_operator else _forward
+    y = product_of(x.reshape(-1, x.shape[-1]), weight, bias)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -49,10 +52,12 @@ torch.library.define(
 )
 
 
-@torch.library.impl("papilio::linear", "CompositeExplicitAutograd")
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x, cast_weight(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+torch.library.impl("papilio::linear", "CompositeExplicitAutograd", _forward)
 
 
 @torch.library.register_fake("papilio::linear")

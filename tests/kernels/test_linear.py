@@ -63,6 +63,13 @@ def test_leading_dimensions(shape):
     torch.testing.assert_close(linear(strided, weight.clone()), F.linear(strided, weight))
 
 
+def test_without_gradients_values_are_the_same():
+    given = [t.requires_grad_() for t in inputs(dtype=torch.float16, weights=torch.float32)]
+    with torch.no_grad():
+        alone = linear(*given)
+    assert torch.equal(alone, linear(*given)) and not alone.requires_grad
+
+
 def test_autocast_chooses_the_dtype():
     given = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
