@@ -138,19 +138,19 @@ class AdamWLaunch:
         device: torch.device,
     ) -> None:
         """Make the tables that are not of these tensors."""
-        numbers = tuple(of_weight[0].numel() for of_weight in tensors)
-        if numbers != self._sizes:
-            sizes = torch.tensor(numbers)
+        of_weights = tuple(weight.numel() for weight, *_ in tensors)
+        if of_weights != self._sizes:
+            sizes = torch.tensor(of_weights)
             n_blocks = (sizes + BLOCK - 1) // BLOCK
             tensor = torch.arange(len(sizes)).repeat_interleave(n_blocks)
             block = torch.arange(len(tensor)) - (n_blocks.cumsum(0) - n_blocks)[tensor]
             blocks = torch.stack([tensor, block], 1).int()
-            self._sizes, self._addresses = numbers, ()
+            self._sizes, self._addresses = of_weights, ()
             self._tables = [self._put(blocks, device), self._put(sizes, device)]
         addresses = tuple(
             0 if x is None else x.data_ptr()
-            for (*numbers, step), cast in zip(tensors, casts, strict=True)
-            for x in (*numbers, cast, step)
+            for (*of_weight, step), cast in zip(tensors, casts, strict=True)
+            for x in (*of_weight, cast, step)
         )
         if addresses != self._addresses:
             self._addresses = addresses
