@@ -90,8 +90,15 @@ def _obstacle(weights: Sequence[Tensor]) -> str | None:
         reason = triton.device_obstacle(weight, "a weight")
         if reason is not None:
             return reason
-        if type(weight.grad) is not Tensor or not weight.is_contiguous():
-            return "it takes plain tensors, and a weight or its gradient is none"
+        if weight.is_cuda and triton.is_interpreted():
+            return "TRITON_INTERPRET=1 is set, and the CPU cannot read where a GPU's tensors lie"
+        if type(weight.grad) is not Tensor:
+            return f"it takes plain tensors, and a gradient is a {type(weight.grad).__name__}"
+        if not weight.is_contiguous():
+            return (
+                "it takes contiguous weights, and one has shape "
+                f"{tuple(weight.shape)} and strides {weight.stride()}"
+            )
         if weight.dtype != torch.float32 or weight.device != weights[0].device:
             return (
                 "it takes weights in float32 on one device, and one is "

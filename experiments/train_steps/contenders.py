@@ -55,7 +55,8 @@ def contenders(
         config: of our model; the others get its shape.
         tokens, targets: (B, T) int64, what each step learns.
         attentions: also ours on other attention than its fastest.
-        nanogpt: folder of a checkout of karpathy/nanoGPT, for its model.
+        nanogpt: folder of a checkout of karpathy/nanoGPT, for its model; and ours without biases,
+            of which it has none.
         hugging_face: also transformers' GPT-2.
     """
     ours = partial(our_step, tokens=tokens, targets=targets)

@@ -5,10 +5,10 @@ python -m experiments.train_steps.speed --butterfly --out docs/results/train_spe
 
 Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16. All contenders run in this
 process on the same tokens: ours as train.py takes a step; with --nanogpt, karpathy/nanoGPT's model
-from a checkout of it; with --hugging-face, transformers' at a context of 1,024, where the
-FlashAttention paper has it in its Table 2; with --butterfly, ours alone, dense and under a
-butterfly. Nothing is printed for a contender whose loss differs from the others'. A run that is
-stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
+from a checkout of it, and ours without biases, as that one is; with --hugging-face, transformers'
+at a context of 1,024, where the FlashAttention paper has it in its Table 2; with --butterfly, ours
+alone, dense and under a butterfly. Nothing is printed for a contender whose loss differs from the
+others'. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
 import argparse

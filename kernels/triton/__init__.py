@@ -18,6 +18,11 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on the CPU."""
+    return _INTERPRETED
+
+
 def device_obstacle(x: Tensor, name: str) -> str | None:
     """Why no kernel here can serve a call with this tensor, None if they can."""
     if not _HAS_TRITON:

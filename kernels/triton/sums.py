@@ -33,8 +33,7 @@ def add_parts_kernel(
 def add_parts(parts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The sum of the rows of (parts, width) fp32, each contiguous, in `dtype`.
 
-    PyTorch's takes three times as long for the few hundred parts that kernels leave: it has few
-    programs then.
+    Of the few hundred parts that kernels leave, PyTorch's sum takes longer: it has few programs.
     """
     n_parts, width = parts.shape
     totals = parts.new_empty(width, dtype=dtype)

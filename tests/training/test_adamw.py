@@ -1,11 +1,14 @@
 """The kernel of AdamW against PyTorch's, and against AdamW in fp64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
+from kernels import triton
 from kernels.casts import KeptCasts, cast_weight
-from training.adamw import AdamW
+from training.adamw import AdamW, _obstacle
 from training.graphs import GraphedStep
 
 pytest.importorskip("triton")
@@ -127,6 +130,22 @@ def test_either_goes_on_from_what_the_other_saved():
     assert_equal_steps((optimizer, other), (mine, theirs))
 
 
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_gradients_may_lie_in_one_bucket(first):
+    """As those of DistributedDataParallel do, wherever each begins."""
+    mine, optimizer = make(AdamW, EVEN, impl="triton")
+    theirs, other = make(torch.optim.AdamW, EVEN, fused=True)
+    give_gradients((mine, theirs), 0)
+    bucket = torch.zeros(first + sum(w.numel() for w in mine))
+    for weight in mine:
+        place = bucket[first : first + weight.numel()].view_as(weight)
+        weight.grad = place.copy_(weight.grad)
+        first += weight.numel()
+    optimizer.step()
+    other.step()
+    assert_equal_steps((optimizer, other), (mine, theirs))
+
+
 def test_on_a_cpu_pytorch_steps():
     mine, optimizer = make(AdamW, ODD)
     theirs, other = make(torch.optim.AdamW, ODD, fused=True)
@@ -139,12 +158,20 @@ def test_on_a_cpu_pytorch_steps():
 def test_weights_that_the_kernel_cannot_serve():
     weight = nn.Parameter(torch.randn(4, 3).T)
     weight.grad = torch.ones_like(weight)
-    with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .*plain tensors"):
+    with pytest.raises(
+        ValueError, match=r"impl='triton' cannot serve this call: .*strides \(1, 3\)"
+    ):
         AdamW([weight], impl="triton").step()
     half = nn.Parameter(torch.randn(3, dtype=torch.bfloat16))
     half.grad = torch.ones_like(half)
     with pytest.raises(ValueError, match=r"in float32 on one device, and one is torch\.bfloat16"):
         AdamW([half], impl="triton").step()
+
+
+def test_an_interpreted_kernel_cannot_reach_a_gpu(monkeypatch):
+    monkeypatch.setattr(triton, "_INTERPRETED", True)
+    on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
+    assert "TRITON_INTERPRET=1 is set" in (_obstacle([on_gpu]) or "")
 
 
 @pytest.mark.gpu

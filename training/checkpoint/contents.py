@@ -48,6 +48,10 @@ MODEL, OPTIMIZER, PROCESSES = (
 )
 
 
+_LATER = {"model.bias": True}
+"""Settings that older checkpoints do not have, and what was always so before."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """What a run has done so far."""
@@ -163,7 +167,8 @@ def load_checkpoint(
             f"{folder} holds weights and no state of an optimizer, so no run can go on from it: to "
             f"start from its weights, choose another run.out_dir and set run.init_from={run}"
         )
-    if changes := differing(saved, must_match):
+    earlier = {name: _LATER[name] for name in _LATER.keys() & must_match.keys()}
+    if changes := differing(earlier | saved, must_match):
         raise ValueError(
             f"{folder} is a checkpoint of another run: {'; '.join(changes)}. "
             "Give these the checkpoint's values to go on from it, or choose another run.out_dir"

@@ -83,6 +83,15 @@ def test_weights_by_name_leave_the_optimizer_out(tmp_path):
         assert torch.equal(weights[name], value)
 
 
+def test_a_checkpoint_older_than_a_setting_goes_on_with_what_was_always_so(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    folder = save(tmp_path / "run", 1, model, optimizer)
+    load_checkpoint(folder, model, optimizer, MUST_MATCH | {"model.bias": True}, ALONE)
+    with pytest.raises(ValueError, match="model.bias is True there and False here"):
+        load_checkpoint(folder, model, optimizer, MUST_MATCH | {"model.bias": False}, ALONE)
+
+
 def test_another_run_is_refused_with_both_values(tmp_path):
     model, optimizer = make(0)
     folder = save(tmp_path, 1, model, optimizer)

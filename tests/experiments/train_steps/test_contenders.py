@@ -1,0 +1,25 @@
+"""Which steps are measured, and of which models."""
+
+from pathlib import Path
+
+import torch
+
+from experiments.train_steps import contenders
+from model.config import ModelConfig
+
+
+def test_beside_nanogpt_ours_has_its_model_too(monkeypatch):
+    made = []
+    monkeypatch.setattr(contenders, "our_step", lambda config, **_: made.append(config))
+    config, tokens = ModelConfig(context_length=64), torch.zeros(1, 64, dtype=torch.int64)
+    alone, beside = (
+        contenders.contenders(
+            config, tokens, tokens, attentions=False, nanogpt=folder, hugging_face=False
+        )
+        for folder in (None, Path("nanoGPT"))
+    )
+    assert [*alone] == ["ours"]
+    assert [*beside] == ["ours", "ours, no biases", "nanoGPT, flash", "nanoGPT, cuDNN"]
+    for name in ("ours", "ours, no biases"):
+        beside[name]()
+    assert [ours.bias for ours in made] == [True, False]
