@@ -20,8 +20,8 @@ from kernels.options import LossOptions
 from kernels.products import add_product
 
 CHUNK_BYTES = 2**30
-"""Memory of the logits that exist at a time: so much that what each chunk costs, a pass over the
-gradient of the weight, is small beside its products."""
+"""The most memory that the logits which exist at a time may take: so much that what each chunk
+costs, a pass over the gradient of the weight, is small beside its products."""
 
 
 def linear_cross_entropy(
@@ -185,9 +185,13 @@ def _by_chunks(
         row_weights = row_weights.contiguous()  # of a sum's gradient all are one number
     losses = hidden.new_empty(n_rows, dtype=_sum_dtype(hidden))
     dhidden = hidden.new_empty(hidden.shape) if with_gradients else None
-    dweight = weight.new_zeros(weight.shape, dtype=losses.dtype) if with_gradients else None
+    # the first chunk's is stored, those of the others are added
+    make = weight.new_empty if n_rows > 0 else weight.new_zeros
+    dweight = make(weight.shape, dtype=losses.dtype) if with_gradients else None
     rows_of = module_of(impl, "cross_entropy")
-    rows = max(1, CHUNK_BYTES // (table.shape[0] * table.element_size()))
+    most = max(1, CHUNK_BYTES // (table.shape[0] * table.element_size()))
+    n_chunks = max(1, -(-n_rows // most))
+    rows = max(1, -(-n_rows // n_chunks))  # as many in each: a small rest would cost a pass, too
     room = hidden.new_empty(min(rows, n_rows), table.shape[0])
     # Triton launches on the current GPU, which need not be the one that holds the tensors; and the
     # dtype of the products was chosen above.
@@ -202,7 +206,7 @@ def _by_chunks(
             )
             if dhidden is not None and dweight is not None:
                 torch.mm(logits, table, out=dhidden[chunk])
-                add_product(dweight, logits.T, states)
+                add_product(dweight, logits.T, states, keep=first > 0)
     return losses, dhidden, None if dweight is None else dweight.to(weight.dtype)
 
 

@@ -19,11 +19,16 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a.to(wide) @ b.to(wide)).to(dtype)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b for a total (M, N) in the dtype of a and b, or in a wider one."""
+def add_product(total: Tensor, a: Tensor, b: Tensor, *, keep: bool = True) -> None:
+    """total += a @ b for a total (M, N) in the dtype of a and b, or in a wider one.
+
+    Args:
+        keep: whether the total is added to; otherwise what it holds, be it NaN, is overwritten.
+    """
+    beta = int(keep)
     if total.dtype == a.dtype:
-        total.addmm_(a, b)
+        total.addmm_(a, b, beta=beta)
     elif a.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
     else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)

@@ -37,6 +37,8 @@ class GraphedStep:
         self._step = step
         self._optimizer = optimizer
         self._captures = capture and device.type == "cuda"
+        # one for all: cuBLAS keeps memory to work in for each stream that it has seen
+        self._stream = torch.cuda.Stream(device) if self._captures else None
         self._device = device
         self._casts = KeptCasts()
         self._calls = 0
@@ -73,7 +75,8 @@ class GraphedStep:
 
     def _on_side_stream(self) -> None:
         """One plain call on another stream, as what is captured afterwards must have been once."""
-        stream = torch.cuda.Stream(self._device)
+        stream = self._stream
+        assert stream is not None
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             self._step(*self._inputs)
@@ -84,7 +87,7 @@ class GraphedStep:
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         # a checkpoint may be on its way to the disk in another thread
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._step(*self._inputs)
         self._graph = graph
         graph.replay()
