@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import cross_entropy
 from kernels.cross_entropy import linear_cross_entropy
+from kernels.reference import cross_entropy as reference
 from kernels.testing import assert_within_budget, at_least_fp32, poison_empty
 
 on_gpu = pytest.mark.gpu
@@ -186,6 +187,18 @@ def test_logits_of_all_rows_are_never_in_memory(impl, reduction, small_chunks):
     allocated = [event.self_cpu_memory_usage for event in profile.events()]
     # the gradient of the table, and no copy of 64 rows of 131 logits
     assert 4 * weight.numel() <= max(allocated) < 4 * 64 * 131
+
+
+def test_chunks_are_as_few_as_can_be_and_of_one_size(monkeypatch, small_chunks):
+    sizes = []
+    of_rows = reference.cross_entropy_of_rows
+    monkeypatch.setattr(
+        reference,
+        "cross_entropy_of_rows",
+        lambda logits, *others: sizes.append(len(logits)) or of_rows(logits, *others),
+    )
+    linear_cross_entropy(*inputs(n=9), reduction="sum", impl="reference")
+    assert sizes == [3, 3, 3]  # where four have room
 
 
 @pytest.mark.parametrize("device", DEVICES)
