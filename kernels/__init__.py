@@ -4,15 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels.attention import flash_attention, flash_attention_packed
-    from kernels.block_mask import BlockSparseMask
+    from .attention import flash_attention, flash_attention_packed
+    from .block_mask import BlockSparseMask
 
 __all__ = ["BlockSparseMask", "flash_attention", "flash_attention_packed"]
 
 _MODULES = {
-    "flash_attention": "kernels.attention",
-    "flash_attention_packed": "kernels.attention",
-    "BlockSparseMask": "kernels.block_mask",
+    "flash_attention": ".attention",
+    "flash_attention_packed": ".attention",
+    "BlockSparseMask": ".block_mask",
 }
 
 
@@ -20,4 +20,4 @@ def __getattr__(name: str) -> Any:
     """Load PyTorch when a name is asked for: a configuration reads nothing but limits."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)

@@ -5,13 +5,13 @@ from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
-from kernels import hopper, triton
-from kernels.block_mask import BlockSparseMask
-from kernels.call import AttentionArguments, AttentionCall
-from kernels.checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
-from kernels.ops import IMPLEMENTATIONS, attention
-from kernels.options import make_options
-from kernels.reference import sdpa, standard, unfused
+from . import hopper, triton
+from .block_mask import BlockSparseMask
+from .call import AttentionArguments, AttentionCall
+from .checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
+from .ops import IMPLEMENTATIONS, attention
+from .options import make_options
+from .reference import sdpa, standard, unfused
 
 # By name, what stands in the way of each implementation; the fastest first.
 OBSTACLES: dict[str, Callable[[AttentionCall], str | None]] = {

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from kernels.limits import BLOCK_SIZES
-from kernels.mask_lists import MaskLists, make_lists
-from kernels.mask_packing import ALL_PARTS, MOST_PACKED, PACKED_BLOCK, packed_fill, parts_of
+from .limits import BLOCK_SIZES
+from .mask_lists import MaskLists, make_lists
+from .mask_packing import ALL_PARTS, MOST_PACKED, PACKED_BLOCK, packed_fill, parts_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kernels.block_mask import BlockSparseMask
-from kernels.limits import MAX_HEAD_DIM
+from .block_mask import BlockSparseMask
+from .limits import MAX_HEAD_DIM
 
 # The kernels add the start of a tile in int64 and offsets within it in int32, which spares
 # registers. A tile has at most 128 rows: 127 * 2^24 + head_dim < 2^31.

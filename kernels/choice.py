@@ -35,7 +35,7 @@ def pick(impl: str | None, x: Tensor, obstacles: dict[str, str | None]) -> str:
 
 def module_of(impl: str, name: str) -> ModuleType:
     """kernels/IMPL/NAME.py, imported when first used: Triton need not be there."""
-    return importlib.import_module(f"kernels.{impl}.{name}")
+    return importlib.import_module(f".{impl}.{name}", __package__)
 
 
 def in_autocast_dtype(x: Tensor) -> Tensor:

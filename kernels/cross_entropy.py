@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels import triton
-from kernels.casts import cast_weight
-from kernels.choice import in_autocast_dtype, module_of, pick
-from kernels.options import LossOptions
-from kernels.products import add_product
+from . import triton
+from .casts import cast_weight
+from .choice import in_autocast_dtype, module_of, pick
+from .options import LossOptions
+from .products import add_product
 
 CHUNK_BYTES = 2**30
 """The most memory that the logits which exist at a time may take: so much that what each chunk

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels import hopper, triton
-from kernels.casts import cast_weight
-from kernels.choice import in_autocast_dtype, module_of, pick
-from kernels.products import product
+from . import hopper, triton
+from .casts import cast_weight
+from .choice import in_autocast_dtype, module_of, pick
+from .products import product
 
 
 def gelu_mlp(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import triton
-from kernels.choice import cast, in_autocast_dtype, module_of, pick
+from . import triton
+from .choice import cast, in_autocast_dtype, module_of, pick
 
 
 def add_layer_norm(

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.casts import cast_weight
-from kernels.choice import in_autocast_dtype
-from kernels.products import product
+from .casts import cast_weight
+from .choice import in_autocast_dtype
+from .products import product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

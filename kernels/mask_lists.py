@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.mask_packing import with_parts
-from kernels.mask_turns import WINDOW_KEYS, walks_in_turns
+from .mask_packing import with_parts
+from .mask_turns import WINDOW_KEYS, walks_in_turns
 
 ENTRY_NUMBERS = 7  # of `MaskLists.rows` and `.cols`
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.mask_packing import with_parts
+from .mask_packing import with_parts
 
 PIECE_VISITS = 16  # of a column that is never too long
 PIECE = 1 << 16  # what the number of a piece is multiplied by, beside that of its column

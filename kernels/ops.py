@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.options import OPTIONS_SCHEMA, AttentionOptions
+from .options import OPTIONS_SCHEMA, AttentionOptions
 
-# name -> (module of the forward pass, module of the backward pass)
+# name -> (module of the forward pass, module of the backward pass), within this package
 IMPLEMENTATIONS = {
-    "hopper": ("kernels.hopper.fwd", "kernels.hopper.bwd"),
-    "triton": ("kernels.triton.fwd", "kernels.triton.bwd"),
+    "hopper": (".hopper.fwd", ".hopper.bwd"),
+    "triton": (".triton.fwd", ".triton.bwd"),
 }
 
 N_OPTIONS = len(AttentionOptions._fields)
 
 
 def _module(impl: str, backward: bool) -> ModuleType:
-    return importlib.import_module(IMPLEMENTATIONS[impl][backward])
+    return importlib.import_module(IMPLEMENTATIONS[impl][backward], __package__)
 
 
 # Defined without `torch.library.custom_op`, whose checks at each call cost the CPU more time.

@@ -8,8 +8,8 @@ from typing import NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from kernels.block_mask import BlockSparseMask
-from kernels.call import AttentionCall
+from .block_mask import BlockSparseMask
+from .call import AttentionCall
 
 # Kernels visit the tiles that need no mask in one loop, the others in another.
 UNMASKED_LOOP, MASKED_LOOP = 1, 2

@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from kernels.call import AttentionArguments
-from kernels.reference.standard import standard_attention
+from .call import AttentionArguments
+from .reference.standard import standard_attention
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
 

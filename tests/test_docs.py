@@ -64,12 +64,6 @@ def test_the_readme_is_short():
     assert len(text.splitlines()) <= 130 and len(text.encode()) <= 9000
 
 
-def test_the_program_of_the_readme_runs(capsys):
-    (program,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    exec(compile(program, str(README), "exec"), {})
-    assert "torch.Size([1, 2048, 8, 64])" in capsys.readouterr().out
-
-
 def told(document: Path) -> str:
     """What a page says of our measurements."""
     text = document.read_text()  # evaluation.md goes on with methods, and papers'

@@ -30,11 +30,29 @@ def imports() -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                below = {f"{node.module}.{alias.name}" for alias in node.names}
-                imported |= below & modules or {node.module}
+            elif isinstance(node, ast.ImportFrom):
+                of = package_of(file, node.level) + ([node.module] if node.module else [])
+                below = {".".join([*of, alias.name]) for alias in node.names}
+                imported |= below & modules or {".".join(of)}
         found[name.removesuffix(".__init__")] = imported & modules
     return found
+
+
+def package_of(file: Path, level: int) -> list[str]:
+    """The names of the package that an import with so many dots begins at."""
+    return [*file.relative_to(ROOT).parts[:-level]] if level else []
+
+
+def test_kernels_import_their_own_relatively() -> None:
+    """As they are papilio.kernels in a wheel."""
+    absolute = [
+        (str(file), node.lineno)
+        for file in (ROOT / "kernels").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kernels")
+        or (isinstance(node, ast.Import) and any(n.name.startswith("kernels") for n in node.names))
+    ]
+    assert absolute == []
 
 
 def test_rooms_import_what_lies_below_them() -> None:

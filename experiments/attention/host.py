@@ -76,7 +76,7 @@ def calls(tensors: Tensors) -> Iterator[tuple[str, Callable[[], Any]]]:
     if torch.cuda.get_device_capability()[0] == 9:
         names["hopper"] = "ours"
     for impl, name in names.items():
-        kernel = importlib.import_module(IMPLEMENTATIONS[impl][0])
+        kernel = importlib.import_module(IMPLEMENTATIONS[impl][0], "kernels")
         yield f"{name}, launch", partial(kernel.attn_fwd, *detached, asked)
     yield "ours, CUDA graph", graph_of(partial(ours, *detached)).replay
     for name in NAMES:

@@ -6,10 +6,10 @@ Importing this needs neither a GPU nor Triton; fwd.py is imported by the first c
 import torch
 from torch import Tensor
 
-from kernels import triton
-from kernels.block_mask import BlockSparseMask
-from kernels.call import AttentionCall
-from kernels.mask_packing import MOST_PACKED, PACKED_BLOCK
+from .. import triton
+from ..block_mask import BlockSparseMask
+from ..call import AttentionCall
+from ..mask_packing import MOST_PACKED, PACKED_BLOCK
 
 _SERVED = frozenset(
     {

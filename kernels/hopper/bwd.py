@@ -20,24 +20,26 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kernels.hopper.bwd_block import own_block
-from kernels.hopper.bwd_documents import document_bounds
-from kernels.hopper.bwd_dq import PANEL, make_dq
-from kernels.hopper.bwd_keys import own_keys
-from kernels.hopper.bwd_keys_and_dq import own_keys_and_dq
-from kernels.hopper.bwd_pieces import ROWS, attn_bwd_pieces_kernel
-from kernels.hopper.bwd_plan import (
+from ..options import AttentionOptions
+from ..triton import bwd as portable
+from .bwd_block import own_block
+from .bwd_documents import document_bounds
+from .bwd_dq import PANEL, make_dq
+from .bwd_keys import own_keys
+from .bwd_keys_and_dq import own_keys_and_dq
+from .bwd_pieces import ROWS, attn_bwd_pieces_kernel
+from .bwd_plan import (
     KEYS,
     QUERIES,
     BackwardPlan,
     backward_plan,
     heads_together,
 )
-from kernels.hopper.bwd_producer import produce_rows
-from kernels.hopper.bwd_rows import attn_bwd_rows_kernel
-from kernels.hopper.bwd_turns import Turns, carry_turns, make_turns
-from kernels.hopper.bwd_walk import GROUP_N, WALK, Call, M
-from kernels.hopper.launch import (
+from .bwd_producer import produce_rows
+from .bwd_rows import attn_bwd_rows_kernel
+from .bwd_turns import Turns, carry_turns, make_turns
+from .bwd_walk import GROUP_N, WALK, Call, M
+from .launch import (
     Kernel,
     as_int32,
     compile_kernel,
@@ -49,9 +51,7 @@ from kernels.hopper.launch import (
     tile_counters,
     tile_type,
 )
-from kernels.hopper.schedule import Order, make_mailbox, make_numbers
-from kernels.options import AttentionOptions
-from kernels.triton import bwd as portable
+from .schedule import Order, make_mailbox, make_numbers
 
 
 class Shared(NamedTuple):

@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_dq import PANEL, add_dq
-from kernels.hopper.bwd_step import (
+from .bwd_dq import PANEL, add_dq
+from .bwd_step import (
     View,
     add_dk,
     dropout_key,
@@ -28,11 +28,11 @@ from kernels.hopper.bwd_step import (
     store_ds,
     tile_in_loop,
 )
-from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
-from kernels.hopper.bwd_walk import GROUP_N, M, group_view, head_walk, piece_of, take_walk
-from kernels.hopper.gluon import opaque, reinterpret, thread_barrier
-from kernels.hopper.packed import number_of, parts_of
-from kernels.hopper.schedule import peek
+from .bwd_turns import end_turn, place_in_turn, take_turn
+from .bwd_walk import GROUP_N, M, group_view, head_walk, piece_of, take_walk
+from .gluon import opaque, reinterpret, thread_barrier
+from .packed import number_of, parts_of
+from .schedule import peek
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.hopper.bwd_plan import BLOCK, KEYS
+from .bwd_plan import BLOCK, KEYS
 
 
 def document_bounds(doc_start: Tensor, seq_k: int) -> tuple[Tensor, Tensor]:

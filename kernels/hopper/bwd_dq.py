@@ -15,15 +15,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
-from kernels.hopper.bwd_walk import (
+from .bwd_turns import end_turn, place_in_turn, take_turn
+from .bwd_walk import (
     GROUP_N,
     M,
     head_walk,
     take_walk,
 )
-from kernels.hopper.gluon import discard_lines, round_to, tma_store
-from kernels.hopper.schedule import peek
+from .gluon import discard_lines, round_to, tma_store
+from .schedule import peek
 
 PANEL = gl.constexpr(64)  # columns of dq that a group makes
 LINE = gl.constexpr(32)  # numbers of fp32 in a line of a cache

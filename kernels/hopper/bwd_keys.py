@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
-from kernels.hopper.bwd_step import (
+from .bwd_step import (
     View,
     add_dk,
     await_rows,
@@ -19,7 +19,7 @@ from kernels.hopper.bwd_step import (
     share_ds,
     store_ds,
 )
-from kernels.hopper.bwd_walk import (
+from .bwd_walk import (
     GROUP_N,
     M,
     group_view,
@@ -27,7 +27,7 @@ from kernels.hopper.bwd_walk import (
     piece_of,
     take_walk,
 )
-from kernels.hopper.schedule import peek
+from .schedule import peek
 
 
 @gluon.jit

@@ -10,8 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_dq import PANEL, add_dq
-from kernels.hopper.bwd_step import (
+from .bwd_dq import PANEL, add_dq
+from .bwd_step import (
     View,
     add_dk,
     await_rows,
@@ -27,8 +27,8 @@ from kernels.hopper.bwd_step import (
     store_ds,
     tile_in_loop,
 )
-from kernels.hopper.bwd_turns import end_turn, place_in_turn, take_turn
-from kernels.hopper.bwd_walk import (
+from .bwd_turns import end_turn, place_in_turn, take_turn
+from .bwd_walk import (
     GROUP_N,
     M,
     group_view,
@@ -36,8 +36,8 @@ from kernels.hopper.bwd_walk import (
     piece_of,
     take_walk,
 )
-from kernels.hopper.gluon import opaque, reinterpret
-from kernels.hopper.schedule import peek
+from .gluon import opaque, reinterpret
+from .schedule import peek
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ from typing import Any
 
 import triton
 
-from kernels.options import Features
+from ..options import Features
 
 KEYS = 64  # of a group
 QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time

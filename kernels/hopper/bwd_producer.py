@@ -4,15 +4,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.bwd_walk import (
+from .bwd_walk import (
     M,
     head_walk,
     post_walk,
     row_tile_at,
 )
-from kernels.hopper.gluon import tma_load
-from kernels.hopper.packed import number_of
-from kernels.hopper.schedule import finish, post_number
+from .gluon import tma_load
+from .packed import number_of
+from .schedule import finish, post_number
 
 
 @gluon.jit

@@ -9,8 +9,8 @@ d lse_i / d s_ij = p_ij, so that ds = p * (dp - delta).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper.bwd_walk import M
-from kernels.triton.primitives import LOG2E
+from ..triton.primitives import LOG2E
+from .bwd_walk import M
 
 
 @gluon.jit

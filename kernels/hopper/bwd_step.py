@@ -16,14 +16,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.bwd_walk import GROUP_N, M, n_keys, passes_over, row_tile_at
-from kernels.hopper.gluon import exp2, log2, round_to, tma_store
-from kernels.hopper.packed import ALL_PARTS, in_parts
-from kernels.hopper.schedule import read_number
-from kernels.hopper.softmax import capped
-from kernels.hopper.walk import doc_starts
-from kernels.triton.primitives import dropout_head_key, dropout_keep
-from kernels.triton.walks import visible_keys
+from ..triton.primitives import dropout_head_key, dropout_keep
+from ..triton.walks import visible_keys
+from .bwd_walk import GROUP_N, M, n_keys, passes_over, row_tile_at
+from .gluon import exp2, log2, round_to, tma_store
+from .packed import ALL_PARTS, in_parts
+from .schedule import read_number
+from .softmax import capped
+from .walk import doc_starts
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.bwd_walk import (
+from .bwd_walk import (
     M,
     head_walk,
     row_tile_at,
@@ -23,9 +23,9 @@ from kernels.hopper.bwd_walk import (
     turn,
     visit_at,
 )
-from kernels.hopper.gluon import thread_barrier
-from kernels.hopper.packed import number_of
-from kernels.hopper.schedule import make_numbers, peek, post_number, read_number
+from .gluon import thread_barrier
+from .packed import number_of
+from .schedule import make_numbers, peek, post_number, read_number
 
 
 class Turns(NamedTuple):

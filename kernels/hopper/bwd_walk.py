@@ -11,9 +11,9 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels import mask_turns
-from kernels.hopper import bwd_plan
-from kernels.hopper.schedule import (
+from .. import mask_turns
+from ..hopper import bwd_plan
+from .schedule import (
     Order,
     await_room,
     clear,

@@ -10,9 +10,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.gluon import announce, exp2, meet, round_to, tma_store
-from kernels.hopper.schedule import first_tile, receive
-from kernels.hopper.softmax import (
+from .gluon import announce, exp2, meet, round_to, tma_store
+from .schedule import first_tile, receive
+from .softmax import (
     as_operand,
     finish_rows,
     make_rows,
@@ -21,7 +21,7 @@ from kernels.hopper.softmax import (
     row_max,
     times_rows,
 )
-from kernels.hopper.walk import M, first_tile_of, group_tiles, row_of, tile_of
+from .walk import M, first_tile_of, group_tiles, row_of, tile_of
 
 FIRST_TURN = gl.constexpr(8)  # the named barrier at which group 0 waits for its turn; others follow
 

@@ -18,8 +18,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kernels.hopper.consumer import consume
-from kernels.hopper.launch import (
+from ..options import AttentionOptions
+from .consumer import consume
+from .launch import (
     Kernel,
     as_int32,
     compile_kernel,
@@ -28,11 +29,10 @@ from kernels.hopper.launch import (
     tile_counters,
     tile_type,
 )
-from kernels.hopper.producer import produce
-from kernels.hopper.schedule import Order, make_mailbox
-from kernels.hopper.tiles import ROWS, SECTION_BYTES, Plan, forward_plan
-from kernels.hopper.walk import Call, M
-from kernels.options import AttentionOptions
+from .producer import produce
+from .schedule import Order, make_mailbox
+from .tiles import ROWS, SECTION_BYTES, Plan, forward_plan
+from .walk import Call, M
 
 
 class Shared(NamedTuple):

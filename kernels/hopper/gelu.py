@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.hopper.product import ProductPlan, launch_product
-from kernels.triton.sums import add_parts
+from ..triton.sums import add_parts
+from .product import ProductPlan, launch_product
 
 FORWARD = ProductPlan(transposed=True, gradient=False)
 

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernels.hopper import describable, driver
+from ..hopper import describable, driver
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper.schedule import locate
-from kernels.mask_lists import ENTRY_NUMBERS
+from ..mask_lists import ENTRY_NUMBERS
+from .schedule import locate
 
 ENTRY = gl.constexpr(ENTRY_NUMBERS)
 

@@ -4,7 +4,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels import mask_packing
+from .. import mask_packing
 
 PART = gl.constexpr(mask_packing.PART)
 ALL_PARTS = gl.constexpr(mask_packing.ALL_PARTS)

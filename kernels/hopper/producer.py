@@ -4,11 +4,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.gluon import tma_load
-from kernels.hopper.listed import last_tile, listed_row, listed_tile, n_places
-from kernels.hopper.packed import number_of
-from kernels.hopper.schedule import draw, finish, first_tile, locate, post
-from kernels.hopper.walk import M, row_tile_keys
+from .gluon import tma_load
+from .listed import last_tile, listed_row, listed_tile, n_places
+from .packed import number_of
+from .schedule import draw, finish, first_tile, locate, post
+from .walk import M, row_tile_keys
 
 
 @gluon.jit

@@ -27,9 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.hopper.gluon import tma_load
-from kernels.hopper.launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
-from kernels.hopper.product_ends import (
+from .gluon import tma_load
+from .launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
+from .product_ends import (
     HALVES,
     Ends,
     end_gelu,

@@ -11,9 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kernels.hopper.gluon import exp2, reciprocal, round_to, tma_load, tma_store
-from kernels.triton.gelu import CUBIC, TWICE
-from kernels.triton.primitives import LOG2E
+from ..triton.gelu import CUBIC, TWICE
+from ..triton.primitives import LOG2E
+from .gluon import exp2, reciprocal, round_to, tma_load, tma_store
 
 HALVES = gl.constexpr(2)
 

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.gluon import first_lane
+from .gluon import first_lane
 
 SLOTS = gl.constexpr(2)
 

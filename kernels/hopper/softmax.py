@@ -8,10 +8,10 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper.gluon import exp2, reciprocal, round_to
-from kernels.hopper.packed import in_parts
-from kernels.hopper.walk import M, doc_starts, row_bounds
-from kernels.triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
+from ..triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
+from .gluon import exp2, reciprocal, round_to
+from .packed import in_parts
+from .walk import M, doc_starts, row_bounds
 
 
 class Rows(NamedTuple):

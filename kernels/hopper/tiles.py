@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels.options import Features
+from ..options import Features
 
 MOST_TEAMS = 3  # of a program
 ROWS = 64  # queries of a consumer group: the rows of one wgmma

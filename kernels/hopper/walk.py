@@ -10,11 +10,11 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper.listed import last_tile, listed_row, listed_tile, n_places
-from kernels.hopper.packed import number_of, parts_of
-from kernels.hopper.schedule import locate
-from kernels.hopper.tiles import ROWS
-from kernels.triton.walks import visible_keys
+from ..triton.walks import visible_keys
+from .listed import last_tile, listed_row, listed_tile, n_places
+from .packed import number_of, parts_of
+from .schedule import locate
+from .tiles import ROWS
 
 M = gl.constexpr(ROWS)  # queries of a consumer group
 

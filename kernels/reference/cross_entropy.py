@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.options import LossOptions
+from ..options import LossOptions
 
 
 def cross_entropy_of_rows(

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.call import AttentionCall
+from ..call import AttentionCall
 
 
 def obstacle(call: AttentionCall) -> str | None:

@@ -16,7 +16,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from kernels.reference.standard import causal_mask, check_shapes, dropout_factor, finite
+from .standard import causal_mask, check_shapes, dropout_factor, finite
 
 
 class AttentionOptions(TypedDict, total=False):

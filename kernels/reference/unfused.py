@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.call import AttentionCall
+from ..call import AttentionCall
 
 
 def obstacle(call: AttentionCall) -> str | None:

@@ -9,8 +9,8 @@ import os
 import torch
 from torch import Tensor
 
-from kernels.call import AttentionCall
-from kernels.checks import MAX_ROW_STRIDE, rows_in_reach
+from ..call import AttentionCall
+from ..checks import MAX_ROW_STRIDE, rows_in_reach
 
 # Both are read once: Triton itself looks at TRITON_INTERPRET when a kernel is defined, and
 # torch.compile can trace neither look-up.

@@ -22,12 +22,12 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import rows_in_reach
-from kernels.options import AttentionOptions
-from kernels.triton.bwd_dkdv import attn_bwd_dkdv_kernel
-from kernels.triton.bwd_dq import attn_bwd_dq_kernel
-from kernels.triton.operands import operand, worth_describing
-from kernels.triton.tuning import (
+from ..checks import rows_in_reach
+from ..options import AttentionOptions
+from .bwd_dkdv import attn_bwd_dkdv_kernel
+from .bwd_dq import attn_bwd_dq_kernel
+from .operands import operand, worth_describing
+from .tuning import (
     backward_dkdv_tiles,
     backward_dq_tiles,
     launch_options,

@@ -6,14 +6,14 @@ The mathematics is in kernels/triton/bwd.py.
 import triton
 import triton.language as tl
 
-from kernels.triton.primitives import (
+from .primitives import (
     cap_scores,
     dropout_head_key,
     dropout_keep,
     load_tile,
     store_tile,
 )
-from kernels.triton.walks import (
+from .walks import (
     key_tile_start,
     load_doc_start,
     query_walk,

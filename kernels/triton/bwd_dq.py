@@ -7,7 +7,7 @@ kernels/triton/bwd.py.
 import triton
 import triton.language as tl
 
-from kernels.triton.primitives import (
+from .primitives import (
     LOG2E,
     cap_scores,
     dropout_head_key,
@@ -15,7 +15,7 @@ from kernels.triton.primitives import (
     load_tile,
     store_tile,
 )
-from kernels.triton.walks import key_walk, walk_loop, walk_tile
+from .walks import key_walk, walk_loop, walk_tile
 
 
 @triton.jit

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.options import AttentionOptions
-from kernels.triton.operands import operand, worth_describing
-from kernels.triton.primitives import (
+from ..options import AttentionOptions
+from .operands import operand, worth_describing
+from .primitives import (
     LN2,
     LOG2E,
     cap_scores,
@@ -24,8 +24,8 @@ from kernels.triton.primitives import (
     load_tile,
     store_tile,
 )
-from kernels.triton.tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_head
-from kernels.triton.walks import key_walk, walk_loop, walk_tile
+from .tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_head
+from .walks import key_walk, walk_loop, walk_tile
 
 
 @triton.jit

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.primitives import LOG2E
-from kernels.triton.sums import add_parts
+from .primitives import LOG2E
+from .sums import add_parts
 
 # Measured on an H100. A program walks down ROWS * STEPS rows of COLUMNS numbers: enough that sums
 # of columns are few.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.primitives import INTERPRETED
+from .primitives import INTERPRETED
 
 # Elements of q, times keys. Descriptors save the GPU time and cost the CPU some, and smaller calls
 # wait for the CPU as it is.

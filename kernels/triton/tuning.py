@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.options import UNMASKED_LOOP, AttentionOptions, Features
-from kernels.triton.tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
+from ..options import UNMASKED_LOOP, AttentionOptions, Features
+from .tiles import FP32, MAX_BLOCK, SHORT, TABLES, Tiles
 
 
 def forward_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:

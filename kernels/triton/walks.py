@@ -17,7 +17,7 @@ is `kernels.options.Features`.
 import triton
 import triton.language as tl
 
-from kernels.mask_lists import ENTRY_NUMBERS
+from ..mask_lists import ENTRY_NUMBERS
 
 ENTRY = tl.constexpr(ENTRY_NUMBERS)
 

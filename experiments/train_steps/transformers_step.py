@@ -1,0 +1,226 @@
+"""Speed and memory of a training step of transformers' models, by attention.
+
+python -m experiments.train_steps.transformers_step
+
+A model in the shape of TinyLlama (1.1B, grouped heads) in bfloat16 takes steps of 16,384 random
+tokens: forward, backward and fused AdamW. One model in one process is given each attention in turn:
+ours, PyTorch's (sdpa), and those flash-attentions that transformers finds installed. Nothing is
+printed for an attention whose first loss or gradient differs from sdpa's.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+class Case(NamedTuple):
+    """What a step attends to."""
+
+    title: str
+    context_length: int
+    window: int | None = None  # Mistral's, in tokens
+    n_documents: int = 1  # packed into each row, of random lengths
+
+
+CASES = {
+    "4k": Case("4,096, causal", 4_096),
+    "16k": Case("16,384, causal", 16_384),
+    "window": Case("16,384, window of 1,024", 16_384, window=1_024),
+    "packed": Case("16,384, 16 packed documents", 16_384, n_documents=16),
+}
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--cases", nargs="+", choices=[*CASES], default=[*CASES])
+    add("--layers", type=int, default=22, help="TinyLlama's")
+    add("--steps", type=int, default=10, help="of one of five timings")
+    add("--out", type=Path, default=Path("docs/results/transformers_step.json"))
+    return parser.parse_args(argv)
+
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from evaluation.results import Row, collect_rows
+from experiments.reports import table
+from kernels.for_transformers import register_with_transformers
+
+TOKENS_A_STEP = 16_384
+VOCAB = 32_000
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": TOKENS_A_STEP,
+}
+LOSS_TOLERANCE = 2e-3  # nats
+GRADIENT_TOLERANCE = 0.05  # |x - y| / |y|, in bfloat16
+
+
+def attentions() -> list[str]:
+    """Those that are installed; sdpa first, as the others are checked against it."""
+    from transformers import utils
+
+    return ["sdpa", "papilio"] + [
+        f"flash_attention_{n}"
+        for n in (2, 3, 4)
+        if getattr(utils, f"is_flash_attn_{n}_available", lambda: False)()
+    ]
+
+
+def make_model(case: Case, n_layer: int, shape: dict[str, Any]) -> Any:
+    """Llama, or Mistral where there is a window, on the GPU."""
+    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    shape = {**shape, "num_hidden_layers": n_layer}
+    model: Any
+    if case.window is None:
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+    else:
+        model = MistralForCausalLM(MistralConfig(**shape, sliding_window=case.window))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
+
+
+def inputs_of(case: Case, vocab: int) -> dict[str, Tensor]:
+    """Random tokens and the targets of a step, with positions where documents are packed."""
+    generator = torch.Generator().manual_seed(0)
+    shape = TOKENS_A_STEP // case.context_length, case.context_length
+    tokens = torch.randint(vocab, shape, generator=generator)
+    inputs = {"input_ids": tokens, "labels": tokens}
+    if case.n_documents > 1:
+        cuts = torch.randperm(case.context_length - 1, generator=generator)[: case.n_documents - 1]
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), (cuts + 1).sort().values])
+        position = torch.arange(case.context_length)
+        document = torch.searchsorted(starts, position, right=True) - 1
+        inputs["position_ids"] = (position - starts[document]).expand(shape)
+    return {name: x.cuda() if torch.cuda.is_available() else x for name, x in inputs.items()}
+
+
+def first_results(model: Any, inputs: dict[str, Tensor]) -> tuple[float, Tensor]:
+    """The loss in nats, and the gradient of the first layer's projection of queries."""
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    loss = model(**inputs, use_cache=False).loss
+    (gradient,) = torch.autograd.grad(loss, [weight])
+    return loss.item(), gradient.float()
+
+
+def differences(
+    found: tuple[float, Tensor], expected: tuple[float, Tensor], name: str
+) -> dict[str, float]:
+    """How far loss and gradient are from sdpa's.
+
+    Raises:
+        SystemExit: too far.
+    """
+    loss = abs(found[0] - expected[0])
+    gradient = ((found[1] - expected[1]).norm() / expected[1].norm()).item()
+    if not (loss <= LOSS_TOLERANCE and gradient <= GRADIENT_TOLERANCE):  # also where it is NaN
+        raise SystemExit(
+            f"{name}: the first loss is {loss:.2g} nats from sdpa's (at most {LOSS_TOLERANCE}), "
+            f"a gradient {gradient:.2g} of its length (at most {GRADIENT_TOLERANCE}): no speed is "
+            "reported"
+        )
+    return {"loss": loss, "gradient": gradient}
+
+
+def measure(step: Callable[[], None], n_steps: int) -> dict[str, float]:
+    """Seconds of a step, the median of five timings and their ends, and peak memory in GiB."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(n_steps):
+            step()
+        torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - start) / n_steps)
+    return {
+        "step_s": statistics.median(seconds),
+        "step_s_fastest": min(seconds),
+        "step_s_slowest": max(seconds),
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def benchmark(name: str, n_layer: int, n_steps: int) -> Iterator[list[Row]]:
+    """A row for each attention."""
+    case = CASES[name]
+    model, inputs = make_model(case, n_layer, SHAPE), inputs_of(case, VOCAB)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    expected = None
+
+    def step() -> None:
+        model(**inputs, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    start = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    for attention in attentions():
+        model.set_attn_implementation(attention)
+        model.load_state_dict(start)
+        found = first_results(model, inputs)
+        expected = expected or found
+        far = differences(found, expected, f"{case.title}, {attention}")
+        gc.collect()
+        torch.cuda.empty_cache()
+        times = measure(step, n_steps)
+        yield [{"case": case.title, "attention": attention, "differences": far, **times}]
+
+
+def step_table(result: Row) -> str:
+    """Speed and memory by attention, in Markdown."""
+    rows = result["rows"]
+    sdpa = {row["case"]: row["step_s"] for row in rows if row["attention"] == "sdpa"}
+    return table(
+        {
+            "tokens, mask": row["case"],
+            "attention": row["attention"],
+            "tokens/s": f"{TOKENS_A_STEP / row['step_s']:,.0f}",
+            "x sdpa": f"{sdpa[row['case']] / row['step_s']:.2f}",
+            "peak": f"{row['peak_gib']:.1f} GiB",
+        }
+        for row in rows
+    )
+
+
+def print_last(rows: list[Row]) -> None:
+    """The speed of the last row."""
+    row = rows[-1]
+    print(f"{row['case']:30} {row['attention']:20} {1000 * row['step_s']:8.1f} ms", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
+    import transformers
+
+    register_with_transformers()
+    stages = [partial(benchmark, name, args.layers, args.steps) for name in args.cases]
+    rows = collect_rows(args.out, stages, print_last, transformers=transformers.__version__)
+    print(step_table({"rows": rows}))
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

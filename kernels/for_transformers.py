@@ -1,0 +1,270 @@
+"""`flash_attention` as an attention of Hugging Face's transformers, for any model there.
+
+transformers makes a mask once a forward pass, by a function of ours, and hands it to each layer's
+call of attention. Its masks are functions of a query's and a key's position, which PyTorch's
+attention writes out as (T, T) booleans. Here each query's keys are found to be one range, by
+bisection, and the mask is its bounds: memory stays linear. What is no range is refused.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import IMPLS, flash_attention
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query, key), integers that broadcast -> bool: whether the query sees the key."""
+
+INSTEAD = 'attn_implementation="sdpa" serves it'
+
+
+def register_with_transformers(name: str = "papilio", *, impl: str | None = None) -> None:
+    """Make `attn_implementation=name` known to transformers.
+
+        papilio.register_with_transformers()
+        model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="papilio")
+
+    Served are causal and bidirectional attention, grouped heads, padding on either side, sliding
+    windows and chunks, documents packed into a row by their position_ids, dropout, softcap, sinks,
+    and caches, dynamic or static. Queries of padding have no meaning and may differ from other
+    implementations'.
+
+    Args:
+        name: under which models ask for it.
+        impl: of `flash_attention`; None picks the fastest for each call.
+
+    Raises:
+        ImportError: transformers is missing, or is older than 5.4.
+        ValueError: there is no such impl. Later, by a model: it asks for what is not served.
+    """
+    if impl is not None and impl not in IMPLS:
+        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
+    import transformers
+    from transformers import masking_utils, modeling_utils
+
+    if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+        raise ImportError(
+            f"transformers {transformers.__version__} makes masks in another way: "
+            "pip install 'transformers>=5.4'"
+        )
+    modeling_utils.AttentionInterface.register(name, partial(attention_of_layer, impl=impl))
+    masking_utils.AttentionMaskInterface.register(name, visible_keys)
+
+
+def visible_keys(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: MaskFunction,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Tensor | None:
+    """The bounds of each query's keys; the arguments are those of transformers.masking_utils.
+
+    Args:
+        batch_size, q_length, kv_length: B, T_q and T_k.
+        q_offset, kv_offset: position of the first query and of the first key.
+        mask_function: causal, a window, chunks or packed documents, without padding.
+        attention_mask: (B, at most kv_offset + T_k) bool, False at padding; keys past its end
+            are hidden.
+        local_size: size of the window or chunk, in tokens.
+        allow_is_causal_skip: whether a causal mask is no more than that.
+        allow_is_bidirectional_skip: not None in a mask that is not causal.
+        use_vmap: whether mask_function comes from outside of transformers.
+        device: of the result.
+
+    Returns:
+        None where causal, or the sliding window that layers know, says it all. Or int32
+        (B, 2, T_q, n_keys), for each query its first key and the end of the keys that are no
+        padding, counted from the first key; expanded along the n_keys that were written to the
+        cache, which the others follow.
+
+    Raises:
+        ValueError: the keys of a query are no range.
+    """
+    causal = allow_is_bidirectional_skip is None
+    if use_vmap:
+        raise ValueError(f"masks overlaid by a model's own function are not supported: {INSTEAD}")
+    if not causal and local_size is not None and local_size < kv_length - 1:
+        raise ValueError(
+            f"sliding_window={local_size} of a model that is not causal is not supported with "
+            f"{kv_length} keys: {INSTEAD}"
+        )
+    n_keys = q_offset + q_length - kv_offset if causal else kv_length
+    if isinstance(n_keys, Tensor):
+        # A static cache. Steps of one token are compiled: there the length must not be read.
+        n_keys = kv_length if q_length == 1 else int(n_keys)
+    compiling = torch.compiler.is_compiling()
+    padded = attention_mask is not None and (
+        attention_mask.shape[1] < kv_offset + n_keys or compiling or not attention_mask.all()
+    )
+    plain = allow_is_causal_skip or not causal
+    if (
+        plain
+        and not padded
+        and n_keys == kv_length
+        and _needs_no_bounds(mask_function, kv_length, local_size if causal else None)
+    ):
+        return None
+
+    query = torch.arange(q_length, device=device)[None] + q_offset
+    batch = torch.arange(batch_size, device=device)[:, None]
+    query = query.expand(batch_size, -1)
+    first, end = torch.zeros_like(query) + kv_offset, torch.zeros_like(batch) + kv_offset + n_keys
+    if causal:
+        sees = partial(mask_function, batch, torch.zeros_like(batch))
+        first = _first_visible(sees, query, kv_offset, n_keys, check=not compiling)
+        end = torch.minimum(end, query[:, -1:] + 1)
+    if attention_mask is not None:
+        start, stop = _without_padding(attention_mask, check=not compiling)
+        first, end = torch.maximum(first, start), torch.minimum(end, stop)
+    bounds = torch.stack([first, end.expand_as(first)], 1) - kv_offset
+    return bounds.int()[..., None].expand(-1, -1, -1, n_keys)
+
+
+def _needs_no_bounds(mask_function: MaskFunction, kv_length: int, local_size: int | None) -> bool:
+    """Whether a mask without padding hides no more than causality or a layer's window does."""
+    if local_size is None or local_size >= kv_length:
+        return True
+    # Behind the first local_size tokens a window moves on by one, a chunk by its size.
+    one = torch.ones(1, dtype=torch.int64)
+    return bool(mask_function(one * 0, one * 0, one * local_size, one))
+
+
+def _first_visible(
+    sees: Callable[[Tensor, Tensor], Tensor],
+    query: Tensor,
+    kv_offset: int,
+    n_keys: int,
+    *,
+    check: bool,
+) -> Tensor:
+    """The first key that each query sees, if it sees all from there to itself: (B, T_q) int64."""
+    low, high = torch.zeros_like(query) + kv_offset, query
+    if check:
+        after = torch.clamp(query + 1, max=query[:, -1:])
+        looks_ahead = sees(query, after) & (after > query)
+        if looks_ahead.any() or not sees(query, query).all():
+            raise ValueError(
+                "a token that sees later ones, or not itself, in a causal mask (images, say) is "
+                f"not supported: {INSTEAD}"
+            )
+    for _ in range(n_keys.bit_length()):
+        middle = (low + high) // 2
+        seen = sees(query, middle)
+        low, high = torch.where(seen, low, middle + 1), torch.where(seen, middle, high)
+    return high
+
+
+def _without_padding(attention_mask: Tensor, *, check: bool) -> tuple[Tensor, Tensor]:
+    """Where the tokens of each row begin and end: (B, 1) int64 twice."""
+    n_positions = attention_mask.shape[1]
+    position = torch.arange(n_positions, device=attention_mask.device)
+    start = torch.where(attention_mask, position, n_positions).amin(1, keepdim=True)
+    end = torch.where(attention_mask, position + 1, 0).amax(1, keepdim=True)
+    if check and (attention_mask.sum(1, keepdim=True) != (end - start).clamp(min=0)).any():
+        raise ValueError(
+            "attention_mask has padding between tokens; it must stand before or after them. "
+            f"Move it there; or {INSTEAD}"
+        )
+    return start, end
+
+
+def attention_of_layer(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    deterministic: bool | None = None,
+    impl: str | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention of one layer; the arguments are those of transformers.AttentionInterface.
+
+    Args:
+        module: the layer; it says whether it is causal, where is_causal does not.
+        query: (B, H, T_q, D).
+        key, value: (B, H_kv, T_k, D); those of value may have fewer elements than D.
+        attention_mask: from `visible_keys`.
+        dropout, scaling, sliding_window, softcap, s_aux, deterministic: dropout_p, softmax_scale,
+            window_size, softcap, sinks and deterministic of `flash_attention`. What is dropped is
+            drawn from PyTorch's generator of the device.
+        impl: of `flash_attention`.
+        others: of other implementations; those that would change the result are refused.
+
+    Returns:
+        (B, T_q, H, D of value), and no weights: they are never formed.
+
+    Raises:
+        ValueError: the model asks for what is not served.
+    """
+    for name in ("position_bias", "head_mask", "cu_seq_lens_q", "block_table"):
+        if others.get(name) is not None:
+            raise ValueError(f"{name} is not supported{_INSTEAD_OF.get(name, f': {INSTEAD}')}")
+    if others.get("output_attentions"):
+        raise ValueError(
+            "output_attentions=True is not supported, as the weights are never formed: "
+            'attn_implementation="eager" has them'
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    doc_start = kv_lengths = None
+    if attention_mask is not None:
+        if attention_mask.dtype != torch.int32 or attention_mask.shape[1] != 2:
+            raise ValueError(
+                f"an attention_mask of shape {tuple(attention_mask.shape)}, {attention_mask.dtype}"
+                f" is not supported: pass one of shape (batch, tokens), 0 at padding; or {INSTEAD}"
+            )
+        n_keys = attention_mask.shape[-1]
+        key, value = key[:, :, :n_keys], value[:, :, :n_keys]
+        doc_start, kv_lengths = attention_mask[:, 0, :, 0], attention_mask[:, 1, 0, 0]
+        sliding_window = None  # the bounds have it
+    value_dim = value.shape[-1]
+    out = flash_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        F.pad(value, (0, key.shape[-1] - value_dim)).transpose(1, 2),
+        causal=causal and query.shape[2] > 1,
+        softmax_scale=scaling,
+        window_size=sliding_window,
+        doc_start=doc_start,
+        kv_lengths=kv_lengths,
+        sinks=s_aux,
+        softcap=softcap,
+        dropout_p=dropout,
+        dropout_seed=_seed(query.device) if dropout > 0 else None,
+        deterministic=bool(deterministic),
+        impl=impl,
+    )
+    return out[..., :value_dim], None
+
+
+_INSTEAD_OF = {
+    "cu_seq_lens_q": ": pass position_ids alone, which begin at 0 with each document",
+    "block_table": ', nor is continuous batching: attn_implementation="paged|sdpa" serves it',
+}
+
+
+def _seed(device: torch.device) -> Tensor:
+    """From the generator that checkpointing restores before it computes a layer again."""
+    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

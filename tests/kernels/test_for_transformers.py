@@ -1,0 +1,312 @@
+"""transformers on our attention gives what it gives on PyTorch's."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    masking_utils,
+)
+
+from kernels import for_transformers
+from kernels.for_transformers import (
+    attention_of_layer,
+    register_with_transformers,
+    visible_keys,
+)
+
+B, T, VOCAB = 3, 23, 31
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )
+    ),
+    "llama4": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(
+            **SIZES, intermediate_size_mlp=48, num_local_experts=2, attention_chunk_size=6,
+            no_rope_layers=[1, 0], pad_token_id=0,
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register_with_transformers()
+    torch.manual_seed(0)
+
+
+def pair(
+    make: Callable[[], PreTrainedModel],
+    reference: str = "sdpa",
+    dtype: torch.dtype = torch.float64,
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The same model on the reference and on ours."""
+    theirs = make().to(dtype).eval()
+    ours = copy.deepcopy(theirs)
+    theirs.set_attn_implementation(reference)
+    ours.set_attn_implementation("papilio")
+    return theirs, ours
+
+
+def tokens(batch: int = B, length: int = T) -> Tensor:
+    return torch.randint(1, VOCAB, (batch, length))
+
+
+def padding(*lengths: int, left: bool) -> Tensor:
+    """(B, T) int64, 1 at a token."""
+    position = torch.arange(T).expand(len(lengths), T)
+    n = torch.tensor(lengths)[:, None]
+    return (position >= T - n if left else position < n).long()
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+
+
+def assert_same_training(
+    theirs: nn.Module, ours: nn.Module, where: Tensor, **inputs: Tensor
+) -> None:
+    """The same logits at `where`, and from a loss there the same gradient of each parameter."""
+    found, results = [], []
+    for model in (theirs, ours):
+        logits = model(**inputs, use_cache=False).logits[where.bool()]
+        results.append(logits)
+        found.append(gradients(model, logits.square().mean()))
+    torch.testing.assert_close(results[1], results[0])
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 10
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("pads", ["none", "left", "right"])
+def test_trains_as_with_sdpa(name: str, pads: str) -> None:
+    theirs, ours = pair(MODELS[name])
+    ids = tokens()
+    if pads == "none":
+        assert_same_training(theirs, ours, torch.ones_like(ids), input_ids=ids)
+    else:
+        mask = padding(T, 1, 14, left=pads == "left")
+        assert_same_training(theirs, ours, mask, input_ids=ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_packed_documents_see_themselves_alone(name: str) -> None:
+    theirs, ours = pair(MODELS[name])
+    ids = tokens(2)
+    positions = torch.stack(
+        [
+            torch.cat([torch.arange(n) for n in (1, 12, 10)]),
+            torch.cat([torch.arange(n) for n in (8, 8, 7)]),
+        ]
+    )
+    everywhere = torch.ones_like(ids)
+    assert_same_training(theirs, ours, everywhere, input_ids=ids, position_ids=positions)
+    alone = ours(input_ids=ids[:1, 1:13]).logits
+    packed = ours(input_ids=ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(packed[:1, 1:13], alone)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generates_as_with_sdpa(name: str, cache: str) -> None:
+    theirs, ours = pair(MODELS[name])
+    ids, mask = tokens(length=9), padding(9, 2, 5, left=True)[:, -9:]
+    keywords = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        "disable_compile": True,
+        "cache_implementation": cache,
+    }
+    expected = theirs.generate(ids, attention_mask=mask, **keywords)
+    got = ours.generate(ids, attention_mask=mask, **keywords)
+    assert torch.equal(got.sequences, expected.sequences)
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_prompt_in_two_parts_is_the_prompt(name: str) -> None:
+    _, ours = pair(MODELS[name])
+    ids = tokens()
+    first = ours(ids[:, :10], use_cache=True)
+    cache = getattr(first, "cache", None) or first.past_key_values
+    key = "cache" if hasattr(first, "cache") else "past_key_values"
+    second = ours(ids[:, 10:], **{key: cache})
+    torch.testing.assert_close(second.logits, ours(ids).logits[:, 10:])
+
+
+def test_a_model_that_is_not_causal() -> None:
+    config = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
+    theirs, ours = pair(lambda: BertModel(BertConfig(**config)))
+    ids, mask = tokens(), padding(T, 4, 17, left=False)
+    expected = theirs(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    torch.testing.assert_close(
+        ours(ids, attention_mask=mask).last_hidden_state[mask.bool()], expected
+    )
+    torch.testing.assert_close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state)
+
+
+def test_softcap_and_sinks() -> None:
+    """Of which PyTorch's attention has none."""
+    gemma = partial(
+        Gemma2ForCausalLM,
+        Gemma2Config(**SIZES, sliding_window=5, attn_logit_softcapping=2.0),
+    )
+    oss = partial(
+        GptOssForCausalLM,
+        GptOssConfig(**SIZES, sliding_window=5, num_local_experts=2, num_experts_per_tok=1),
+    )
+    # PyTorch's grouped products of gpt-oss take no fp64
+    for make, dtype in ((gemma, torch.float64), (oss, torch.float32)):
+        theirs, ours = pair(make, "eager", dtype)
+        ids = tokens()
+        if make is oss:
+            for layer in range(2):
+                for model in (theirs, ours):
+                    sinks = model.model.layers[layer].self_attn.sinks
+                    nn.init.constant_(sinks, 0.5 + layer)
+        assert_same_training(theirs, ours, torch.ones_like(ids), input_ids=ids)
+
+
+def test_our_kernels_in_a_model() -> None:
+    register_with_transformers("papilio-triton", impl="triton")
+    theirs = MODELS["mistral"]()
+    ours = copy.deepcopy(theirs)
+    theirs.set_attn_implementation("sdpa")
+    ours.set_attn_implementation("papilio-triton")
+    ids, mask = tokens(2), padding(T, 9, left=True)
+    expected = theirs(ids, attention_mask=mask).logits[mask.bool()]
+    got = ours(ids, attention_mask=mask).logits[mask.bool()]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_drops_and_recomputing_drops_the_same() -> None:
+    _, model = pair(MODELS["gpt2"])
+    model.train()
+    for block in model.transformer.h:
+        block.attn.attn_dropout.p = 0.5
+    ids = tokens()
+
+    def logits_and_gradients(seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+        torch.manual_seed(seed)
+        logits = model(ids, use_cache=False).logits
+        return logits, gradients(model, logits.square().mean())
+
+    first, first_gradients = logits_and_gradients(1)
+    assert not torch.equal(first, logits_and_gradients(2)[0])
+    model.gradient_checkpointing_enable()
+    again, again_gradients = logits_and_gradients(1)
+    assert torch.equal(first, again)
+    for name, gradient in first_gradients.items():
+        torch.testing.assert_close(again_gradients[name], gradient)
+    model.eval()
+    torch.testing.assert_close(model(ids).logits, model(ids).logits)
+    assert not torch.allclose(model(ids).logits, first)
+
+
+def test_compiles_whole() -> None:
+    _, model = pair(MODELS["llama"])
+    ids, mask = tokens(), padding(T, 3, 14, left=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    got = compiled(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    torch.testing.assert_close(got, model(ids, attention_mask=mask).logits[mask.bool()])
+
+
+def test_a_mask_is_none_or_linear_in_size() -> None:
+    causal = partial(visible_keys, mask_function=masking_utils.causal_mask_function)
+    window = partial(
+        visible_keys,
+        mask_function=masking_utils.sliding_window_causal_mask_function(5),
+        local_size=5,
+    )
+    for make in (causal, window):
+        assert make(B, T, T) is None
+        assert make(B, T, T, attention_mask=torch.ones(B, T, dtype=torch.bool)) is None
+    bounds = window(2, T, T, attention_mask=padding(T, 9, left=True).bool())
+    assert bounds is not None and bounds.shape == (2, 2, T, T)
+    assert bounds.untyped_storage().nbytes() == 2 * 2 * T * 4
+    rows = torch.arange(T)
+    assert torch.equal(bounds[0, 0, :, 0], (rows - 4).clamp(min=0).int())
+    assert torch.equal(bounds[1, 0, :, 0], torch.maximum(rows - 4, torch.tensor(T - 9)).int())
+
+
+def test_refuses_what_it_cannot_serve() -> None:
+    _, model = pair(MODELS["llama"])
+    ids = tokens()
+    with pytest.raises(ValueError, match="attention_mask has padding between tokens"):
+        holes = torch.ones_like(ids)
+        holes[1, 4] = 0
+        model(ids, attention_mask=holes)
+    with pytest.raises(ValueError, match=r"attention_mask of shape \(3, 1, 23, 23\)"):
+        model(ids, attention_mask=torch.ones(B, 1, T, T, dtype=torch.bool).tril())
+    with pytest.raises(ValueError, match="overlaid by a model's own function"):
+        visible_keys(1, T, T, mask_function=masking_utils.causal_mask_function, use_vmap=True)
+    images = torch.full((1, T), -1)
+    images[0, 3:6] = 0
+    with pytest.raises(ValueError, match="sees later ones"):
+        visible_keys(
+            1, T, T, allow_is_causal_skip=False,
+            mask_function=masking_utils.or_masks(
+                masking_utils.causal_mask_function, masking_utils.blockwise_overlay(images)
+            ),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="sliding_window=5 of a model that is not causal"):
+        visible_keys(
+            1, T, T, local_size=5, allow_is_bidirectional_skip=True,
+            mask_function=masking_utils.sliding_window_bidirectional_mask_function(5),
+        )  # fmt: skip
+    q = torch.zeros(1, 1, 4, 8)
+    for name in ("position_bias", "head_mask", "cu_seq_lens_q", "block_table"):
+        with pytest.raises(ValueError, match=f"{name} is not supported"):
+            attention_of_layer(model, q, q, q, None, **{name: torch.zeros(1)})
+    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
+        attention_of_layer(model, q, q, q, None, output_attentions=True)
+    with pytest.raises(ValueError, match="impl must be None or one of"):
+        register_with_transformers(impl="fa4")
+
+
+def test_refuses_an_older_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking_utils, "sdpa_mask", lambda cache_position: None)
+    with pytest.raises(ImportError, match="pip install 'transformers>="):
+        for_transformers.register_with_transformers()

@@ -1,0 +1,86 @@
+"""The wheel gives papilio.kernels, and no other name of the checkout."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "kernels", "papilio")
+README_PROGRAM = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+)[0]
+USE = """
+import importlib.util, torch
+import papilio
+from papilio.kernels import BlockSparseMask, flash_attention
+from papilio.kernels.patterns import butterfly
+for name in ("kernels", "configs", "data", "model", "train", "training", "scripts"):
+    assert importlib.util.find_spec(name) is None, name
+q, k, v = (torch.randn(1, 64, 2, 16, requires_grad=True) for _ in range(3))
+mask = BlockSparseMask(butterfly(4), block_size=16)
+of = {}
+for impl in ("triton", "reference"):
+    out = flash_attention(q, k, v, causal=True, mask=mask, impl=impl)
+    of[impl] = (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
+for got, expected in zip(*of.values(), strict=True):
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+papilio.register_with_transformers()
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+config = LlamaConfig(vocab_size=9, **sizes, attn_implementation="papilio")
+print(LlamaForCausalLM(config)(torch.arange(8)[None]).logits.shape, papilio.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: a build leaves folders behind, and takes what is in them."""
+    source = tmp_path_factory.mktemp("source")
+    for name in BUILT_FROM:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", source / "dist", source)
+    return next((source / "dist").glob("*.whl"))
+
+
+def pip(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True)
+
+
+def test_installs_one_name(wheel: Path) -> None:
+    files = {Path(name) for name in ZipFile(wheel).namelist()}
+    folders = {file.parts[0] for file in files}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"papilio"}
+    kernels = {f.relative_to(ROOT / "kernels") for f in (ROOT / "kernels").rglob("*.py")}
+    installed = {f.relative_to("papilio/kernels") for f in files if f.parts[1] == "kernels"}
+    assert installed == kernels
+
+
+def test_asks_for_no_more_than_attention_needs(wheel: Path) -> None:
+    with ZipFile(wheel) as content:
+        metadata = next(n for n in content.namelist() if n.endswith("METADATA"))
+        lines = content.read(metadata).decode().splitlines()
+    needed = {line.split()[1].rstrip("<>=.0123456789;") for line in lines if "extra ==" not in line
+              and line.startswith("Requires-Dist")}  # fmt: skip
+    assert needed == {"torch", "triton", "numpy"}
+
+
+def test_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    pip("--python", python, "install", "--no-deps", "--no-index", wheel)
+    # PyTorch and the others of this environment, without what .pth files add to it, the checkout
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    said = {USE: str(environment), README_PROGRAM: "torch.Size([1, 2048, 8, 64])"}
+    for program, words in said.items():
+        done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
