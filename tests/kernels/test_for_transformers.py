@@ -310,3 +310,24 @@ def test_refuses_an_older_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking_utils, "sdpa_mask", lambda cache_position: None)
     with pytest.raises(ImportError, match="pip install 'transformers>="):
         for_transformers.register_with_transformers()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_on_a_gpu_as_with_sdpa(name: str) -> None:
+    """In bfloat16, by the kernels that are picked there, no further from fp64 than sdpa is."""
+    exact, ours = (model.cuda() for model in pair(MODELS[name]))
+    theirs = copy.deepcopy(exact).bfloat16()
+    ours = ours.bfloat16()
+    ids, mask = tokens().cuda(), padding(T, 1, 14, left=True).cuda()
+    results = {}
+    for key, model in (("exact", exact), ("theirs", theirs), ("ours", ours)):
+        logits = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()].double()
+        found = gradients(model, logits.square().mean())
+        results[key] = [logits, *(gradient.double() for gradient in found.values())]
+    for expected, sdpa, got in zip(*results.values(), strict=True):
+        assert (got - expected).norm() <= 2 * (sdpa - expected).norm() + 1e-3 * expected.norm()
+    keywords = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6}
+    for cache in ("dynamic", "static"):
+        generated = ours.generate(ids, **keywords, pad_token_id=0, cache_implementation=cache)
+        assert generated.shape == (B, T + 6)
