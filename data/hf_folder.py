@@ -1,4 +1,4 @@
-"""Read a GPT-2 as Hugging Face stores it: a folder, or a repository on the hub.
+"""Read a model as Hugging Face stores it: a folder, or a repository on the hub.
 
 config.json                      what the model is
 model.safetensors                its tensors; or

@@ -1,10 +1,11 @@
-"""The Hugging Face hub: whether it can be reached, and what to do where it can not."""
+"""The Hugging Face hub: what is taken from it and given to it, and what to do where it is not."""
 
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -19,19 +20,55 @@ def from_hub(wanted: str, remedy: str) -> Iterator[None]:
     Raises:
         ValueError: it cannot be had; the text says why, and ends with the remedy.
     """
-    # The bases of the hub's error are those of the HTTP client that its version uses, which reports
-    # lost connections by them; a name that cannot be one is a ValueError.
-    from huggingface_hub.errors import HfHubHTTPError
-
-    http_errors: tuple[type[BaseException], ...] = HfHubHTTPError.__bases__
     missing = why_offline()
     try:
         yield
-    except (OSError, ValueError, *http_errors) as error:
-        reason = missing or " ".join(str(error).split()).rstrip(".")
+    except hub_errors() as error:
+        reason = missing or _sentence(error)
         raise ValueError(
             f"{wanted} could not be downloaded from the Hugging Face hub ({reason}): {remedy}"
         ) from error
+
+
+def upload(folder: Path, name: str, *, private: bool) -> str:
+    """Put the files of a folder into the repository `name`, which is made where there is none.
+
+    Returns:
+        Where it can be seen.
+
+    Raises:
+        ValueError: it cannot be done; the text says why, and what to do.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository.repo_id, folder_path=folder, commit_message="Upload the model"
+        )
+    except hub_errors() as error:
+        raise ValueError(
+            f"{folder} could not be uploaded to {name} on the Hugging Face hub "
+            f"({_sentence(error)}). It is whole here: log in with `hf auth login`, and then "
+            f"hf upload {name} {folder}"
+        ) from error
+    return str(repository)
+
+
+def hub_errors() -> tuple[type[BaseException], ...]:
+    """What its libraries raise where something cannot be had or given.
+
+    The bases of the hub's error are those of the HTTP client that its version uses, which reports
+    lost connections by them; a name that cannot be one is a ValueError.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return OSError, ValueError, *HfHubHTTPError.__bases__
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 @cache

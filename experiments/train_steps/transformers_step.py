@@ -69,7 +69,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": TOKENS_A_STEP,
 }
 LOSS_TOLERANCE = 2e-3  # nats
-GRADIENT_TOLERANCE = 0.05  # |x - y| / |y|, in bfloat16
+# |x - y| / |y|, where each rounds to bfloat16 in 22 layers, before and after attention
+GRADIENT_TOLERANCE = 0.1
 
 
 def attentions() -> list[str]:

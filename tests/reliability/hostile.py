@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import train
-from scripts import evaluate, export_gpt2, import_gpt2, plot_run, prepare_text, sample
+from scripts import evaluate, export_hf, import_hf, plot_run, prepare_text, sample
 from tests.reliability.world import FINE, TRACEBACK, World, counted, outcome
 from tests.training.classification.tiny_classifier import CPU
 
@@ -68,9 +68,9 @@ def _commands(world: World) -> dict[str, tuple]:
             evaluate.main, run, "--data", data, "--device", "cpu", "--out", here / "report",
         ),
         "sample": (sample.main, run, "--prompt", "the", "--tokens", "2"),
-        "export_gpt2": (export_gpt2.main, run, here / "exported"),
-        "import_gpt2": (
-            import_gpt2.main, here / "hostile_gpt2", "--out", here / "imported", "--data", data,
+        "export_hf": (export_hf.main, run, here / "exported"),
+        "import_hf": (
+            import_hf.main, here / "hostile_gpt2", "--out", here / "imported", "--data", data,
         ),
         "plot_run": (plot_run.main, run, "--out", here / "plot.png"),
         "prepare_text": (
@@ -107,7 +107,7 @@ def _put(name: str, payload: bytes, folders: list[Path]) -> None:
 def hostile(world: World) -> dict:
     """Each file that is hostile, for each command, which reads it or does not."""
     world.copy("dots", "whole_dots")
-    export_gpt2.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
+    export_hf.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
     for command, (main, *arguments) in _commands(world).items():
         _copies(world, command)
         assert outcome(main, *arguments)[0] == FINE, command  # so that each reads its files

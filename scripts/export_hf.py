@@ -1,8 +1,9 @@
-"""Write a run as Hugging Face stores a GPT-2, for transformers and what reads its format.
+"""Write a run as Hugging Face stores models, for transformers and what reads its format.
 
-python -m scripts.export_gpt2 out/gpt2_small_1k FOLDER [--dtype bfloat16]
+python -m scripts.export_hf out/gpt2_small_1k FOLDER [--dtype bfloat16] [--push-to-hub NAME]
 
-FOLDER can be given to AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained.
+FOLDER can be given to AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained. With
+learned positions a model is written as a GPT-2, with rotary ones as a GPT-NeoX.
 """
 
 import argparse
@@ -25,20 +26,28 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default="float32",
         help="of the tensors (default: float32)",
     )
-    return parser.parse_args(argv)
+    add("--push-to-hub", metavar="NAME", help="also upload it to this repository, USER/MODEL")
+    add("--private", action="store_true", help="a repository that is made is seen by you alone")
+    args = parser.parse_args(argv)
+    if args.private and args.push_to_hub is None:
+        parser.error("--private is of a repository on the hub: give --push-to-hub NAME, too")
+    return args
 
 
 import os
 import shutil
 
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from data.files import sync_folder, to_json, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
+from data.hub import upload
 from data.text.tokenizer import END_OF_TEXT
+from evaluation.model_card import model_card
 from evaluation.runs import open_run
-from model.hf import DTYPES, config_to_hf, state_to_hf
+from model.hf import DTYPES, config_to_hf, layout_for, state_to_hf
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     export that is killed leaves nothing that could be taken for a whole one.
     """
     args = options(argv)
+    if args.push_to_hub is not None:
+        validate_repo_id(args.push_to_hub)
     folder, dtype = args.folder, DTYPES[args.dtype]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already holds something: choose a folder that does not exist")
@@ -74,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     write_atomically(unfinished / "tokenizer_config.json", to_json(tokenizer_config))
     write_atomically(unfinished / CONFIG, to_json(hf_config))
+    name = args.push_to_hub or final.name
+    card = model_card(run, name, layout_for(config).architecture)
+    write_atomically(unfinished / "README.md", card.encode())
     try:
         # transformers asks for the metadata
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
@@ -89,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     unfinished.rename(final)
     sync_folder(final.parent)
     print(f"wrote {folder}")
+    if args.push_to_hub is not None:
+        print(f"uploaded to {upload(final, args.push_to_hub, private=args.private)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Make a run of a GPT-2 that Hugging Face stores, to sample from, to evaluate, or to go on from.
+"""Make a run of a model that Hugging Face stores, to sample from, to evaluate, or to go on from.
 
-python -m scripts.import_gpt2 gpt2 --out out/gpt2           from the hub
-python -m scripts.import_gpt2 FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
+python -m scripts.import_hf gpt2 --out out/gpt2           from the hub
+python -m scripts.import_hf FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
+
+The model is a GPT-2, or a GPT-NeoX with use_parallel_residual=False and rotary_pct=1.
 """
 
 import argparse

@@ -8,7 +8,7 @@ import train
 from configs.command_line import errors_as_sentences
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from evaluation.runs import open_run
-from scripts import import_gpt2, sample
+from scripts import import_hf, sample
 from training.config import RUN_CONFIG
 
 
@@ -24,7 +24,7 @@ def out(tmp_path):
 
 
 def import_to(out, folder, *options):
-    import_gpt2.main([str(folder), "--out", str(out), *options])
+    import_hf.main([str(folder), "--out", str(out), *options])
 
 
 def test_run_gives_the_logits_of_transformers(gpt2, gpt2_folder, out, capsys):

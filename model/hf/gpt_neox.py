@@ -1,0 +1,125 @@
+"""Models with rotary positions as transformers' GPTNeoXForCausalLM.
+
+With use_parallel_residual=False and rotary_pct=1 a GPT-NeoX is a GPT-2 with rotary positions. Its
+projection to queries, keys and values has the three of a head together, (H, 3, D), where ours has
+all queries first, (3, H, D).
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from model.config import DEFAULT_ROPE_BASE, ModelConfig
+from model.hf.layout import Choice, Layout, Pair
+
+# ours, theirs, and the shape of the weight in units of C
+_BLOCK = (
+    ("ln_1", "input_layernorm", (1,)),
+    ("attn.qkv_proj", "attention.query_key_value", (3, 1)),
+    ("attn.out_proj", "attention.dense", (1, 1)),
+    ("ln_2", "post_attention_layernorm", (1,)),
+    ("mlp.fc_in", "mlp.dense_h_to_4h", (4, 1)),
+    ("mlp.fc_out", "mlp.dense_4h_to_h", (1, 4)),
+)
+
+
+def _regroup(x: Tensor, groups: tuple[int, int]) -> Tensor:
+    """Rows in (a, b, D) order in (b, a, D) order."""
+    return x.unflatten(0, (*groups, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _pairs(config: ModelConfig) -> list[Pair]:
+    C, H = config.n_embd, config.n_head
+    pairs = [
+        Pair("tok_emb.weight", "embed_in.weight", (config.vocab_size, C)),
+        Pair("ln_f.weight", "final_layer_norm.weight", (C,)),
+        Pair("ln_f.bias", "final_layer_norm.bias", (C,)),
+    ]
+    by_head = partial(_regroup, groups=(3, H)), partial(_regroup, groups=(H, 3))
+    for layer in range(config.n_layer):
+        for name, other, sides in _BLOCK:
+            ours, theirs = f"blocks.{layer}.{name}", f"layers.{layer}.{other}"
+            shape = tuple(side * C for side in sides)
+            moves = by_head if name == "attn.qkv_proj" else ()
+            pairs += [
+                Pair(f"{ours}.weight", f"{theirs}.weight", shape, *moves),
+                Pair(f"{ours}.bias", f"{theirs}.bias", shape[:1], *moves),
+            ]
+    return pairs
+
+
+def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary positions as transformers 5 says them, or as older versions did."""
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    share = rope.get("partial_rotary_factor", hf.get("rotary_pct", 0.25))
+    if share != 1:
+        raise ValueError(
+            f"config.json has rotary_pct={share!r}, and this model turns whole heads: only a "
+            "GPT-NeoX with rotary_pct=1 can be imported."
+        )
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise ValueError(
+            f"config.json has rope_type={kind!r}, and this model can only scale positions by one "
+            "factor: only 'default' and 'linear' can be imported."
+        )
+    return {
+        "positions": "rotary",
+        "rope_base": float(rope.get("rope_theta", hf.get("rotary_emb_base", DEFAULT_ROPE_BASE))),
+        "rope_scaling": float(rope["factor"]) if kind == "linear" else 1.0,
+    }
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    """What `_read` reads, in both ways."""
+    scaled = config.rope_scaling != 1.0
+    factor: dict[str, Any] = {"factor": config.rope_scaling} if scaled else {}
+    kind = "linear" if scaled else "default"
+    return {
+        "rotary_pct": 1.0,
+        "rotary_emb_base": config.rope_base,
+        "rope_scaling": {"type": kind, "rope_type": kind, **factor} if scaled else None,
+        "rope_parameters": {
+            "rope_type": kind,
+            "rope_theta": config.rope_base,
+            "partial_rotary_factor": 1.0,
+            **factor,
+        },
+    }
+
+
+GPT_NEOX = Layout(
+    name="GPT-NeoX",
+    model_type="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    prefix="gpt_neox.",
+    heads=("embed_out.weight", "lm_head.weight"),
+    embedding="embed_in.weight",
+    buffers=re.compile(r"layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)"),
+    choices={
+        "hidden_act": Choice("gelu", ("gelu_new", "gelu_pytorch_tanh")),
+        "layer_norm_eps": Choice(1e-5, (1e-5,)),
+        "use_parallel_residual": Choice(True, (False,)),
+        "attention_bias": Choice(True, (True,)),
+        "tie_word_embeddings": Choice(False, (True,)),
+    },
+    sizes={
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "context_length",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "hidden_size": "n_embd",
+    },
+    width="intermediate_size",
+    width_default=24_576,
+    dropout=("hidden_dropout",),
+    attention_dropout="attention_dropout",
+    default_rate=0.0,
+    free=frozenset({"rope_base", "rope_scaling"}),
+    read=_read,
+    write=_write,
+    pairs=_pairs,
+)

@@ -1,0 +1,201 @@
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import RepoUrl
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from evaluation.runs import open_run
+from scripts import export_hf, import_hf
+
+
+@pytest.fixture(scope="module")
+def imported(gpt2_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("export") / "run"
+    import_hf.main([str(gpt2_folder), "--out", str(out)])
+    return out
+
+
+def test_transformers_loads_what_was_written(imported, tmp_path):
+    from transformers import AutoTokenizer, GPT2LMHeadModel, GPT2TokenizerFast
+
+    folder = tmp_path / "new" / "hf"
+    export_hf.main([str(imported), str(folder)])
+    theirs, report = GPT2LMHeadModel.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not report[problem]
+    run = open_run(imported)
+    vocab_size = run.config.model.vocab_size
+    tokens = torch.randint(vocab_size, (2, 33))
+    with torch.no_grad():
+        logits = theirs.eval()(tokens).logits
+        torch.testing.assert_close(run.model(tokens), logits, rtol=1e-4, atol=1e-4)
+    assert theirs.config.eos_token_id == run.tokenizer.eot_id
+
+    text = "the cat sees naïve 東京 🦋,\n\n  a dog's 42"
+    for tokenizer in (
+        AutoTokenizer.from_pretrained(folder),
+        GPT2TokenizerFast.from_pretrained(folder),
+    ):
+        assert tokenizer(text)["input_ids"] == run.tokenizer.encode(text)
+        assert tokenizer.decode(run.tokenizer.encode(text)) == text
+        assert tokenizer.eos_token_id == run.tokenizer.eot_id
+        assert tokenizer.model_max_length == 40
+
+
+def test_round_trips_are_exact(gpt2_folder, imported, tmp_path):
+    export_hf.main([str(imported), str(tmp_path / "hf")])
+    expected = load_file(gpt2_folder / "model.safetensors")
+    exported = load_file(tmp_path / "hf" / "model.safetensors")
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in expected.items())
+
+    import_hf.main([str(tmp_path / "hf"), "--out", str(tmp_path / "run")])
+    again, before = open_run(tmp_path / "run"), open_run(imported)
+    assert again.config.model == before.config.model
+    assert again.tokenizer.sha256 == before.tokenizer.sha256
+    for name, tensor in before.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(gpt2_folder, imported, tmp_path, dtype):
+    export_hf.main([str(imported), str(tmp_path / "hf"), "--dtype", dtype])
+    exported = load_file(tmp_path / "hf" / "model.safetensors")
+    for name, tensor in load_file(gpt2_folder / "model.safetensors").items():
+        assert torch.equal(exported[name], tensor.to(getattr(torch, dtype)))
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == dtype
+
+
+def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatch):
+    run = open_run(imported)
+    # GPT-2's is its last
+    other = SimpleNamespace(eot_id=7, to_json=run.tokenizer.to_json, name="other", vocab_size=9)
+    monkeypatch.setattr(export_hf, "open_run", lambda _: replace(run, tokenizer=other))
+    export_hf.main([str(imported), str(tmp_path / "hf")])
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (7, 7)
+
+
+def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monkeypatch):
+    def disk_full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("scripts.export_hf.save_file", disk_full)
+        message = rf"^{tmp_path}/hf could not be .*No space left on device\): make room on"
+        with pytest.raises(OSError, match=message):
+            export_hf.main([str(imported), str(tmp_path / "hf")])
+    assert not (tmp_path / "hf").exists()
+    export_hf.main([str(imported), str(tmp_path / "hf")])
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_link_to_a_folder(imported, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "hf")
+    export_hf.main([str(imported), str(tmp_path / "link")])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "link"]
+
+
+def test_refusals(imported, run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for out in (imported, tmp_path / "file"):
+        with pytest.raises(ValueError, match="already holds something: choose a folder that does"):
+            export_hf.main([str(imported), str(out)])
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        export_hf.main([str(tmp_path), str(tmp_path / "hf")])
+    run("model.mask.pattern=butterfly", "optim.max_steps=1", "optim.warmup_steps=0")
+    with pytest.raises(ValueError, match="model.mask.pattern=butterfly cannot be exported"):
+        export_hf.main([str(run.out_dir), str(tmp_path / "hf")])
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ValueError, match="is the current folder: give the name of a new one"):
+        export_hf.main([str(imported), "."])
+    assert not (tmp_path / "hf").exists() and not list((tmp_path / "empty").iterdir())
+
+
+def test_a_rotary_run_is_a_gpt_neox(run, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run(
+        "model.positions=rotary",
+        "model.rope_scaling=2",
+        "optim.max_steps=2",
+        "optim.warmup_steps=0",
+    )
+    export_hf.main([str(run.out_dir), str(tmp_path / "hf")])
+    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert theirs.config.model_type == "gpt_neox"
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not report[problem]
+    ours = open_run(run.out_dir)
+    tokens = torch.tensor([ours.tokenizer.encode("the cat sat on the mat")])
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token_id == ours.tokenizer.eot_id
+    with torch.no_grad():
+        logits = theirs.eval()(tokens).logits
+        torch.testing.assert_close(ours.model(tokens), logits, rtol=1e-4, atol=1e-4)
+
+    import_hf.main([str(tmp_path / "hf"), "--out", str(tmp_path / "back")])
+    back = open_run(tmp_path / "back")
+    for name, tensor in ours.model.state_dict().items():
+        assert torch.equal(back.model.state_dict()[name], tensor)
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "`GPTNeoXForCausalLM`" in card and "| trained | 2 steps" in card
+    assert "| validation loss |" in card and "rope_scaling: 2.0" in card
+    assert str(tmp_path) not in card
+    export_hf.main([str(tmp_path / "back"), str(tmp_path / "twice")])
+    assert "| trained |" not in (tmp_path / "twice" / "README.md").read_text()
+
+
+class Hub:
+    """Stands in for the hub: what was made there, and a copy of what was uploaded."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.made, self.files = error, [], {}
+
+    def create_repo(self, name, *, private, exist_ok):
+        if self.error:
+            raise self.error
+        self.made.append((name, private, exist_ok))
+        return RepoUrl(f"https://huggingface.co/{name}")
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        self.files = {path.name: path.read_bytes() for path in folder_path.iterdir()}
+        assert repo_id == self.made[0][0] and commit_message
+
+
+def test_push_to_the_hub(imported, tmp_path, monkeypatch, capsys):
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    export_hf.main([str(imported), str(tmp_path / "hf"), "--push-to-hub", "me/tiny", "--private"])
+    assert hub.made == [("me/tiny", True, True)]
+    assert hub.files == {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    assert b'from_pretrained("me/tiny")' in hub.files["README.md"]
+    assert "uploaded to https://huggingface.co/me/tiny" in capsys.readouterr().out
+
+
+def test_a_hub_that_refuses_leaves_the_export(imported, tmp_path, monkeypatch):
+    hub = Hub(OSError("Token is required,\nbut no token found."))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    with pytest.raises(ValueError, match=r"but no token found\).*hf auth login"):
+        export_hf.main([str(imported), str(tmp_path / "hf"), "--push-to-hub", "me/tiny"])
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="Repo id must"):
+        export_hf.main([str(imported), str(tmp_path / "no"), "--push-to-hub", "me/not/tiny"])
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(SystemExit):
+        export_hf.main([str(imported), str(tmp_path / "no"), "--private"])
