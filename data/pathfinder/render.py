@@ -1,6 +1,7 @@
 """Pathfinder images drawn from display lists, with PyTorch.
 
-Everything is integer arithmetic, so that an image is the same on every device and in every batch.
+Drawing is integer arithmetic, and grey levels are rounded where IEEE 754 leaves no choice, so that
+an image is the same on every device and in every batch.
 """
 
 from dataclasses import dataclass, fields
@@ -97,12 +98,23 @@ class Renderer:
         values = self._patches[display_lists.templates.int()] * gains[..., None]
         places = self._places(display_lists.positions)[..., None] + self._offsets
         marker_places = self._places(display_lists.markers)[..., None] + self._marker_offsets
-        canvas = torch.zeros(batch, self._stride**2, dtype=torch.int32, device=self._patches.device)
-        canvas.scatter_reduce_(1, places.flatten(1), values.flatten(1), "amax")
-        markers = self._marker.expand(batch, 2, -1).flatten(1)
-        canvas.scatter_reduce_(1, marker_places.flatten(1), markers, "amax")
+        lines = self._drawn(places.flatten(1), values.flatten(1))
+        markers = self._drawn(
+            marker_places.flatten(1), self._marker.expand(batch, 2, -1).flatten(1)
+        )
+        # as in the reference, whose lines are float32 and whose markers float64
+        return _stretch(torch.maximum(lines.float().double(), markers))
+
+    def _drawn(self, places: Tensor, values: Tensor) -> Tensor:
+        """The largest of the values (B, n) at each pixel, (B, size, size) float64, 1 at full gain.
+
+        Places are int64 canvas indices (B, n).
+        """
+        batch, side = len(places), self._stride
+        canvas = torch.zeros(batch, side**2, dtype=torch.int32, device=places.device)
+        canvas.scatter_reduce_(1, places, values, "amax")
         inside = slice(self._pad, self._pad + self.parameters.size)
-        return _stretch(canvas.view(batch, self._stride, self._stride)[:, inside, inside])
+        return canvas.view(batch, side, side)[:, inside, inside].double() / (255 * _GAIN_UNIT)
 
     def _places(self, pixels: Tensor) -> Tensor:
         """int64 canvas indices (...) of pixels (..., 2)."""
@@ -125,8 +137,9 @@ def _line_patches(parameters: Pathfinder) -> np.ndarray:
 
 
 def _stretch(images: Tensor) -> Tensor:
-    """Rescale each image's (B, H, W) integers to 0..255, halves rounded up; returns uint8."""
+    """Rescale each image's (B, H, W) float64 to 0..255, halves rounded up; returns uint8.
+
+    A gain of 0.9 is a little less in float32: Path-X's lines end at 229, not at 229.5 and so 230.
+    """
     low, high = images.amin((1, 2), keepdim=True), images.amax((1, 2), keepdim=True)
-    span = high - low
-    scaled = (2 * 255 * (images - low) + span).div(2 * span, rounding_mode="floor")
-    return scaled.to(torch.uint8)
+    return ((images - low) * (255 / (high - low)) + 0.5).to(torch.uint8)

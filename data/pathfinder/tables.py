@@ -10,7 +10,14 @@ from functools import lru_cache
 import numpy as np
 
 from data.pathfinder.parameters import Pathfinder
-from data.pathfinder.templates import N_SEEDS, SEED_ANGLES, TemplateBank, banks_of, disk_offsets
+from data.pathfinder.templates import (
+    N_SEEDS,
+    SEED_ANGLES,
+    TemplateBank,
+    banks_of,
+    disk_offsets,
+    turned_back,
+)
 
 PAD = 10
 """Radius of the largest template."""
@@ -96,8 +103,8 @@ def _fill(t: np.void, parameters: Pathfinder, bank: TemplateBank) -> None:
     directions = np.concatenate([SEED_ANGLES, ring_angles])
     t["sin"][: len(directions)] = _sin(directions)
     t["cos"][: len(directions)] = _cos(directions)
-    t["back_sin"] = _sin(SEED_ANGLES + math.pi)
-    t["back_cos"] = _cos(SEED_ANGLES + math.pi)
+    t["back_sin"] = _sin(turned_back(SEED_ANGLES))
+    t["back_cos"] = _cos(turned_back(SEED_ANGLES))
     for angle, solid in enumerate(bank.solid):
         t["startable"][angle] = _is_startable(solid)
         t["first_region"][angle] = _first_region(solid, parameters)

@@ -21,7 +21,7 @@ ANTIALIAS = 2
 N_SEEDS = 360
 """Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
 
-SEED_ANGLES = np.array([math.radians(degree) for degree in range(-180, 180)])
+SEED_ANGLES = np.arange(-180, 180) * np.pi / 180
 """Of the templates of first strokes, in radians."""
 
 _MARKER_HALO = 4
@@ -76,6 +76,15 @@ def marker_patch(parameters: Pathfinder) -> np.ndarray:
     return _shrink(np.where(disk, np.uint8(255), np.uint8(0)), side)
 
 
+def turned_back(angles: np.ndarray) -> np.ndarray:
+    """(n,) radians, the opposite directions, between -pi and pi as the reference has them.
+
+    The end of a stroke at pi and at -pi can be a pixel apart: their sines differ in sign, where
+    both should be 0, and ends are rounded up.
+    """
+    return np.where(angles < 0, angles + math.pi, angles - math.pi)
+
+
 def disk_offsets(radius: float) -> np.ndarray:
     """(k, 2) int64, the offsets (y, x) of the pixels no further than `radius`, nearest first."""
     reach = math.floor(radius)
@@ -98,8 +107,8 @@ def ring_offsets(radius: int) -> np.ndarray:
 def _draw_bank(scale: Scale, margin: int) -> TemplateBank:
     reach = scale.stroke_length + margin
     ring = ring_offsets(reach)
-    back = [math.atan2(y, x) + math.pi for y, x in ring.tolist()]
-    angles = np.concatenate([SEED_ANGLES, back])
+    outwards = np.array([math.atan2(y, x) for y, x in ring.tolist()])
+    angles = np.concatenate([SEED_ANGLES, turned_back(outwards)])
     patches = [_draw_stroke(angle, scale, margin) for angle in angles.tolist()]
     lines, masks = (np.stack(patch) for patch in zip(*patches, strict=True))
     return TemplateBank(

@@ -101,7 +101,8 @@ def test_contours_go_on_where_they_point_to(parameters):
             if template < N_SEEDS:
                 angle = math.radians(template - 180)
                 head = _move((y, x), angle, length)
-                pivot = _move(head, angle + math.pi, length + margin)
+                back = angle + math.pi if angle < 0 else angle - math.pi
+                pivot = _move(head, back, length + margin)
                 continue
             offset = bank.ring[template - N_SEEDS].tolist()
             pivot = _move(pivot, angle, length + 2 * margin)

@@ -99,3 +99,12 @@ def test_marker_is_the_disk_drawn_in_a_whole_image(size):
     image[y - reach : y + reach + 1, x - reach : x + reach + 1] = patch
     assert np.array_equal(image, expected)
     assert patch.max() == 255
+
+
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+def test_strokes_to_the_left_and_to_the_right_are_level(size):
+    """sin(pi) is not quite 0, and an end that is rounded up with it lies a pixel lower."""
+    for bank in banks_of(Pathfinder(size)):
+        level = [i for i, (y, _) in enumerate(bank.ring.tolist()) if y == 0]
+        rows = [np.count_nonzero(bank.lines[N_SEEDS + i].max(axis=1) > 25) for i in level]
+        assert len(rows) >= 2 and len(set(rows)) == 1
