@@ -240,10 +240,12 @@ def attention_of_layer(
         doc_start, kv_lengths = attention_mask[:, 0, :, 0], attention_mask[:, 1, 0, 0]
         sliding_window = None  # the bounds have it
     value_dim = value.shape[-1]
+    if value_dim != key.shape[-1]:
+        value = F.pad(value, (0, key.shape[-1] - value_dim))
     out = flash_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
-        F.pad(value, (0, key.shape[-1] - value_dim)).transpose(1, 2),
+        value.transpose(1, 2),
         causal=causal and query.shape[2] > 1,
         softmax_scale=scaling,
         window_size=sliding_window,

@@ -59,12 +59,14 @@ def test_rows_and_table(tmp_path, monkeypatch, capsys) -> None:
         for attention, seconds in (("sdpa", 0.5), ("papilio", 0.25)):
             case = CASES[name].title
             yield [{"case": case, "attention": attention, "step_s": seconds, "peak_gib": 30.04}]
+        yield [{"case": case, "attention": "flash_attention_4", "refused": "it cannot"}]
 
     monkeypatch.setattr(transformers_step, "benchmark", benchmark)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a made-up GPU")
     out = tmp_path / "step.json"
     transformers_step.main(["--cases", "4k", "--out", str(out)])
-    assert len(json.loads(out.read_text())["rows"]) == 2
+    assert len(json.loads(out.read_text())["rows"]) == 3
     printed = capsys.readouterr().out
     assert "| 4,096, causal | papilio | 65,536 | 2.00 | 30.0 GiB |" in printed
+    assert "flash_attention_4    it cannot" in printed and "| flash_attention_4" not in printed
