@@ -4,6 +4,7 @@
     torchrun --standalone --nproc_per_node=8 train.py configs/gpt2_small_4k.yaml optim.lr=3e-4
     python train.py configs/pathx/path64.yaml run.seed=7           a classifier
     python train.py configs/lra/image.yaml --help                  every setting, with its value
+    python train.py configs/gpt2_medium_4k.yaml --dry-run=8        what it asks of eight GPUs
 
 The first argument is a configuration, the others replace single values of it. The run goes into
 run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it goes on from its newest
@@ -22,6 +23,7 @@ import sys
 
 from configs.command_line import end_at_once_on_ctrl_c, errors_as_sentences
 from configs.signals import end_by, if_interrupted
+from training.dry_run import dry_run_if_asked
 from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
@@ -30,6 +32,7 @@ if __name__ == "__main__":
     end_at_once_on_ctrl_c()
     with errors_as_sentences():
         explain_if_asked(__doc__, sys.argv[1:])
+        dry_run_if_asked(sys.argv[1:])
         read_run(sys.argv[1:]).check_prepared()
 
 import math
@@ -63,6 +66,7 @@ from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, schedule_change, set_learning_rate
+from training.profiling import StepProfiler
 from training.run_lock import only_run
 from training.spikes import HIGH, Spikes
 from training.stop import Stop, Stopped
@@ -228,6 +232,9 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         spikes = Spikes(log.losses())
+        profiler = None
+        if config.run.profile and processes.is_main:
+            profiler = StepProfiler(run_dir / "profile", config.run.profile, device)
         validated: Record | None = None
 
         def save(val_loss: float | None = None) -> None:
@@ -268,6 +275,11 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 if last:
                     assert validated is not None
                     saver.finish()
+                    if profiler is not None and profiler.unfinished():
+                        log.say(
+                            f"run.profile={config.run.profile}: nothing was profiled, as this "
+                            "start had too few steps"
+                        )
                     result = task.finish(validated, stop)
                     record(log, task, step, result, gpu_hours=watch.gpu_hours)
                     return result.values
@@ -279,6 +291,8 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 set_learning_rate(task.optimizer, lr)
                 watch.count(task.step(step))
                 step += 1
+                if profiler is not None and (told := profiler.step()):
+                    log.say(told)
                 stop.watch()  # before, as the first step compiles, there is nothing to save
 
                 # reading the loss is the only time that the host waits for the GPU

@@ -16,12 +16,9 @@ from torch.utils.flop_counter import register_flop_formula
 from . import triton
 from .casts import cast_weight
 from .choice import in_autocast_dtype, module_of, pick
+from .limits import chunk_rows
 from .options import LossOptions
 from .products import add_product
-
-CHUNK_BYTES = 2**30
-"""The most memory that the logits which exist at a time may take: so much that what each chunk
-costs, a pass over the gradient of the weight, is small beside its products."""
 
 
 def linear_cross_entropy(
@@ -189,9 +186,7 @@ def _by_chunks(
     make = weight.new_empty if n_rows > 0 else weight.new_zeros
     dweight = make(weight.shape, dtype=losses.dtype) if with_gradients else None
     rows_of = module_of(impl, "cross_entropy")
-    most = max(1, CHUNK_BYTES // (table.shape[0] * table.element_size()))
-    n_chunks = max(1, -(-n_rows // most))
-    rows = max(1, -(-n_rows // n_chunks))  # as many in each: a small rest would cost a pass, too
+    rows = chunk_rows(n_rows, table.shape[0] * table.element_size())
     room = hidden.new_empty(min(rows, n_rows), table.shape[0])
     # Triton launches on the current GPU, which need not be the one that holds the tensors; and the
     # dtype of the products was chosen above.

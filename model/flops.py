@@ -88,6 +88,13 @@ def peak_flops(device_name: str) -> float | None:
     return next(known, None)
 
 
+def hours_at(flops: float, device_name: str, utilisation: float) -> float:
+    """Hours in which a GPU whose peak is known does so many FLOPs at this share of its peak."""
+    peak = peak_flops(device_name)
+    assert peak is not None
+    return flops / (peak * utilisation) / 3600
+
+
 def mfu(tokens_per_s: float, config: ModelConfig, device_name: str) -> MFU | None:
     """Share of a GPU's bf16 peak that training at this speed of ONE GPU uses, in both conventions.
 

@@ -62,12 +62,22 @@ class RunConfig:
     """Whether Weights & Biases keeps records, too: online, or offline in files in out_dir."""
     wandb_project: str = "papilio"
     """Project of Weights & Biases that the run belongs to."""
+    tensorboard: bool = False
+    """Whether TensorBoard is given the records, too: `tensorboard --logdir` of out_dir, or of the
+    folder of several runs."""
+    profile: int = 0
+    """Steps whose time is looked into, after the first 15 of this start: a table of what it goes to
+    and a trace, in out_dir/profile. These steps take longer. 0: none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
         check_positive(self, "run", "log_every", "eval_every", "save_every", "keep_last")
         check_positive(self, "run", "max_skipped")
+        if not 0 <= self.profile <= 1000:
+            raise ValueError(
+                f"run.profile={self.profile} must be a number of steps from 0 to 1000: 5, say"
+            )
         if not 0 < self.activation_memory <= 1:
             raise ValueError(
                 f"run.activation_memory must lie in (0, 1], got {self.activation_memory}"

@@ -1,9 +1,8 @@
-"""What a run tells: metrics.jsonl, the console, and wandb where it is asked for."""
+"""What a run tells: metrics.jsonl, the console, and the trackers that are asked for."""
 
 import json
 import os
 import sys
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -13,9 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from data.files import check_regular, parse_json, write_atomically
 from training.tasks import RunConfiguration
+from training.trackers import Tracker, trackers
 
 METRICS = "metrics.jsonl"
-WANDB_ID = "wandb_id"
 
 
 class Record(NamedTuple):
@@ -42,7 +41,7 @@ class RunLog:
         if not is_main:
             return
         run, self._max_steps = Path(config.run.out_dir), config.optim.max_steps
-        self._wandb = None if config.run.wandb == "disabled" else _join_wandb(run, config)
+        self._trackers: list[Tracker] = trackers(config, start_step)
         finished = start_step >= self._max_steps  # all that is left to do is the last evaluation
 
         def comes_again(record: dict[str, Any]) -> bool:
@@ -83,8 +82,8 @@ class RunLog:
         known = {name: value for name, value in values.items() if value is not None}
         self._file.write(json.dumps(known, allow_nan=False) + "\n")
         self._file.flush()
-        if self._wandb is not None:
-            self._wandb.log(known)
+        for tracker in self._trackers:
+            tracker.log(known)
         evaluated = "val_loss" in known
         if not evaluated:
             self._bar.update(self._task, completed=known["step"], latest=text)
@@ -111,8 +110,8 @@ class RunLog:
             return
         self._bar.stop()
         self._file.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=0 if error_type is None else 1)
+        for tracker in self._trackers:
+            tracker.close(failed=error_type is not None)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -146,26 +145,3 @@ def read_evaluations(run: Path) -> list[dict[str, Any]]:
     return [
         {name: r[name] for name in names if name in r} for r in read_metrics(run) if "val_loss" in r
     ]
-
-
-def _join_wandb(run: Path, config: RunConfiguration) -> Any:
-    """Start a wandb run, or go on with the one that this folder began."""
-    # Imported only here: the package is slow to load, and most runs do without.
-    import wandb
-
-    id_file = run / WANDB_ID
-    known_id = id_file.read_text(encoding="utf-8") if id_file.exists() else None
-    joined = wandb.init(
-        project=config.run.wandb_project,
-        name=run.name,
-        id=known_id,
-        resume="allow" if known_id else None,
-        dir=run,
-        mode=config.run.wandb,
-        config=asdict(config),
-        allow_val_change=True,
-    )
-    write_atomically(id_file, joined.id.encode())
-    # wandb's own counter must never go back, and a killed run goes on from an earlier step.
-    joined.define_metric("*", step_metric="step")
-    return joined

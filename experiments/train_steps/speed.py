@@ -56,10 +56,10 @@ from torch import Tensor
 from evaluation.results import Row, collect_rows
 from evaluation.style import save
 from experiments.train_steps.contenders import TOKENS_A_STEP, Step, contenders, our_step
-from experiments.train_steps.parts import time_by_part
 from experiments.train_steps.tables import draw_speed, parts_table, speed_table
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from model.flops import mfu, train_flops_per_token
+from training.parts import time_by_part
 
 LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
 LONGEST = {"small": 2**30, "medium": 4096}  # contexts

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels import cross_entropy
+from kernels import limits
 from kernels.cross_entropy import linear_cross_entropy
 from kernels.reference import cross_entropy as reference
 from kernels.testing import assert_within_budget, at_least_fp32, poison_empty
@@ -26,7 +26,7 @@ def impl(request):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of four rows of 131 numbers in fp32, eight in 16 bits."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 4 * 131 * 4)
+    monkeypatch.setattr(limits, "CHUNK_BYTES", 4 * 131 * 4)
 
 
 def inputs(n=37, width=24, rows=131, *, vocab=127, dtype=torch.float32, device="cpu", scale=1.0):

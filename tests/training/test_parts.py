@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from experiments.train_steps.parts import IDLE, REST, add_up, part_of, recorded, time_by_part
+from training.parts import IDLE, REST, add_up, part_of, recorded, time_by_part
 
 NORM, OPTIMIZER = "residuals and normalisation", "optimizer and clipping"
 

@@ -1,0 +1,73 @@
+"""A run's profile: a table whose parts add up to a step, and a trace."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from training.profiling import SKIPPED, WARM_UP, StepProfiler
+
+
+def profiled(folder, n_steps, step, device="cpu") -> str:
+    profiler = StepProfiler(folder, n_steps, torch.device(device))
+    told = []
+    for _ in range(SKIPPED + WARM_UP + n_steps + 3):
+        step()
+        told.append(profiler.step())
+    (report,) = [text for text in told if text]
+    assert told.index(report) == SKIPPED + WARM_UP + n_steps - 1
+    return report
+
+
+def rows(folder) -> dict[str, tuple[float, float]]:
+    lines = (folder / "table.txt").read_text().splitlines()[1:]
+    found = [re.fullmatch(r" *([\d.]+) +([\d.]+)  (.+)", line) for line in lines]
+    return {m[3]: (float(m[1]), float(m[2])) for m in found if m}
+
+
+def test_what_is_counted_is_the_steps_that_are_watched(tmp_path) -> None:
+    x = torch.randn(300, 300)
+    calls = iter(range(1000))
+
+    def step() -> None:
+        if next(calls) < SKIPPED + WARM_UP:
+            x.exp()
+        else:
+            x @ x
+            x @ x
+
+    report = profiled(tmp_path / "profile", 4, step)
+    table = rows(tmp_path / "profile")
+    assert table["aten::mm"][1] == 2 and "aten::exp" not in table
+    whole = table.pop("the whole step")[0]
+    assert sum(ms for ms, _ in table.values()) == pytest.approx(whole, abs=0.1)
+    assert "table.txt" in report and "mean of 4" in report
+    events = json.loads((tmp_path / "profile" / "trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "aten::mm" for event in events) == 8
+
+
+def test_a_run_tells_where_its_time_goes(run, capsys) -> None:
+    run("run.profile=2", "optim.max_steps=20", "run.eval_every=20", "run.save_every=20")
+    assert "of a step, mean of 2 under the profiler" in capsys.readouterr().out
+    assert {"table.txt", "trace.json"} == {p.name for p in (run.out_dir / "profile").iterdir()}
+
+
+def test_a_run_that_is_too_short_says_so(run, capsys) -> None:
+    run("run.profile=2")
+    assert "run.profile=2: nothing was profiled" in capsys.readouterr().out
+
+
+def test_no_number_of_steps(run) -> None:
+    with pytest.raises(ValueError, match="run.profile=-1 must be a number of steps"):
+        run("run.profile=-1")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_by_what_kernels_are_for(tmp_path) -> None:
+    x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    profiled(tmp_path / "profile", 3, lambda: x @ x, "cuda")
+    table = rows(tmp_path / "profile")
+    assert table["matrix products"][1] == 1
+    whole = table.pop("the whole step")[0]
+    assert sum(ms for ms, _ in table.values()) == pytest.approx(whole, rel=0.05, abs=0.05)

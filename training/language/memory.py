@@ -1,0 +1,80 @@
+"""How much of a GPU's memory a training step of a GPT takes. This needs no PyTorch.
+
+An estimate of what is kept at the end of the forward pass, where a step needs most. Letters: C
+n_embd, W width of the MLP, N parameters.
+"""
+
+from typing import NamedTuple
+
+from kernels.limits import chunk_rows
+from model.flops import count_params
+from training.language.config import TrainConfig
+
+GIB = 2**30
+
+
+class Memory(NamedTuple):
+    """Bytes of one GPU."""
+
+    state: float
+    """Weights, gradients, both moments of AdamW, and casts of the weights."""
+    activations: float
+    """What blocks keep for the backward pass."""
+    head: float
+    """Logits of one chunk of tokens, and their gradient's sum."""
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self)
+
+
+def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
+    """Of a step on one of `world_size` GPUs, with run.compile and all that our kernels spare.
+
+    Within a tenth of what was measured for GPT-2 small and medium on one H100
+    (docs/results/train_speed_butterfly.json, train_speed.json). `run.activation_memory` below 1
+    is not counted.
+    """
+    model = config.model
+    C = model.n_embd
+    size = 2 if config.run.dtype == "bfloat16" else 4  # bytes of an activation
+    wide = 4 if model.residual_in_fp32 else size
+    n_tokens = micro_batch_size * model.context_length
+    n_params = _n_params(config)
+    # float32 four times, a cast, and the gradients' copies in which processes exchange them
+    state = n_params * (16 + (size if size == 2 else 0) + (4 if world_size > 1 else 0))
+
+    norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
+    attention = size * (3 * C + C) + 4 * model.n_head  # q, k, v and out, and lse
+    if model.positions == "rotary":
+        attention += size * 2 * C  # q and k that were turned, beside the product that holds v
+    mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
+    dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
+    activations = n_tokens * model.n_layer * (norms + attention + mlp + dropout)
+
+    row = model.padded_vocab_size * size
+    logits = chunk_rows(n_tokens, row) * row
+    return Memory(state, activations, logits + n_tokens * C * size)
+
+
+def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> int:
+    """The most sequences at a time for which the estimate is within `memory` bytes; 0: none."""
+    low, high = 0, 1
+    while estimate(config, high, world_size).total <= memory:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if estimate(config, middle, world_size).total <= memory:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _n_params(config: TrainConfig) -> int:
+    """Parameters as they lie in memory, with padding of the vocabulary."""
+    model = config.model
+    rows = model.padded_vocab_size - model.vocab_size
+    rows += model.context_length if model.positions == "learned" else 0
+    return count_params(model) + rows * model.n_embd
