@@ -338,7 +338,7 @@ def attn_bwd(
         T_q, T_k, H, H // H_kv, options.window_size,
         options.softmax_scale, options.scale_log2, options.softcap_scale,
         options.keep_scale, as_int32(options.drop_threshold),
-        n_tiles, B * H_kv, min(heads_together(T_q, H // H_kv, plan), B * H_kv),
+        n_tiles, B * H_kv, heads_together(T_q, H // H_kv, B * H_kv, plan),
         0 if walks is None or walks.shape[0] == 1 else walks.stride(0),
     )  # fmt: skip
     if cuts is not None:

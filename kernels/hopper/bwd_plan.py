@@ -14,6 +14,7 @@ BLOCK = 2 * KEYS  # of a program of two groups, and as many queries: what it vis
 TURNS_AHEAD = 512  # queries, in whose turns a program looks ahead
 SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
 MOST_HEADS = 16  # that are worked on together
+LONG_GROUP = 4  # query heads of a key-value head, from which on few programs have long walks
 # Under a block-sparse mask a row tile is read again much later, so that less is in the cache.
 SPARSE_SECTION_BYTES = 16 * 2**20
 
@@ -144,14 +145,19 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
     return replace(plan, ragged=seq_k % plan.block != 0, features=asked)
 
 
-def heads_together(seq_q: int, group: int, plan: BackwardPlan) -> int:
-    """How many key-value heads are worked on at a time.
+def heads_together(seq_q: int, group: int, n_heads: int, plan: BackwardPlan) -> int:
+    """How many of `n_heads` key-value heads are worked on at a time.
 
     The fewer heads, the more programs share what they read in the L2 cache; the more, the fewer
-    wait for each other where walks are short, or of different lengths, as causal lists are.
+    wait for each other where walks are short, or of different lengths, as causal lists are. Causal
+    walks of grouped heads are long and unequal: few heads are best worked on all together.
     """
     head_bytes = seq_q * group * plan.block_d * (2 + 2 + 4)
     if not plan.listed:
-        return max(1, min(MOST_HEADS, SECTION_BYTES // head_bytes))
+        unequal = plan.features.causal and not plan.features.window
+        if unequal and group >= LONG_GROUP and n_heads <= MOST_HEADS:
+            return n_heads
+        return max(1, min(n_heads, MOST_HEADS, SECTION_BYTES // head_bytes))
     uneven = 2 if plan.features.causal else 1
-    return max(uneven, min(MOST_HEADS, uneven * SPARSE_SECTION_BYTES // head_bytes))
+    most = min(MOST_HEADS, uneven * SPARSE_SECTION_BYTES // head_bytes)
+    return min(n_heads, max(uneven, most))

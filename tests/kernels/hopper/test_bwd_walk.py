@@ -238,5 +238,17 @@ def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed, in_py
 def test_some_heads_are_worked_on_together():
     for block_size, causal in product((0, BLOCK), (True, False)):
         plan = backward_plan(64, 1024, Features(causal=causal, mask_block_size=block_size))
-        short, long, longer = (heads_together(seq, 1, plan) for seq in (1024, 16_384, 2**20))
+        short, long, longer = (heads_together(seq, 1, 99, plan) for seq in (1024, 16_384, 2**20))
         assert short > long > longer >= 1
+        assert heads_together(1024, 1, 2, plan) == 2
+
+
+def test_few_grouped_heads_are_worked_on_all_together_under_a_causal_mask():
+    causal, full, window = (
+        backward_plan(64, 1024, Features(causal=causal, window=window))
+        for causal, window in ((True, False), (False, False), (True, True))
+    )
+    assert heads_together(16_384, 8, 4, causal) == 4
+    assert heads_together(16_384, 4, 16, causal) == 16
+    for group, n_heads, plan in ((8, 17, causal), (2, 16, causal), (8, 4, full), (8, 4, window)):
+        assert heads_together(16_384, group, n_heads, plan) < n_heads
