@@ -27,7 +27,7 @@ from experiments.lra import tables as lra
 from experiments.pathx import report as pathx
 from experiments.table4 import forest
 from experiments.table4 import report as table4
-from experiments.train_steps import saving
+from experiments.train_steps import saving, transformers_step
 from experiments.train_steps import tables as train_steps
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train_speed": _of(train_steps.speed_table, "train_speed"),
     "train_parts": _of(train_steps.parts_table, "train_speed"),
     "train_speed_butterfly": _of(train_steps.butterfly_table, "train_speed_butterfly"),
+    "transformers_step": _of(transformers_step.step_table, "transformers_step"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),
     "attention_speed": _of(attention.dense_table, "attention_peers"),

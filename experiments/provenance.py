@@ -10,7 +10,7 @@ RESULTS = (
     "table4_hours", "table4_minutes", "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_yardsticks", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
-    "train_speed_butterfly",
+    "train_speed_butterfly", "transformers_step",
     "saving", "reliability", "attention_peers", "attention_hopper", "attention_features",
     "attention_host", "attention_butterfly", "attention_blocks", "attention_paper",
     "attention_sparsity", "attention_io",
