@@ -12,7 +12,7 @@ from kernels.linear import linear
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
-from model.residual import Pending, leave
+from model.residual import RMS_EPS, Pending, leave, normalise
 
 
 class SelfAttention(nn.Module):
@@ -26,14 +26,20 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.causal = causal
         self.layer = layer
-        self.n_head = config.n_head
+        self.n_head, self.n_kv_head = config.n_head, config.kv_heads
         self.head_dim = config.head_dim
+        self.sees_all = config.attends_to_all(layer)
+        self.window_size = None if self.sees_all else config.window_size
         self.impl = None if config.attention == "auto" else config.attention
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = 1.0 / math.sqrt(config.head_dim)
         if config.scale_attn_by_inverse_layer_idx:
             self.softmax_scale /= layer + 1
-        self.qkv_proj = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        width = (self.n_head + 2 * self.n_kv_head) * self.head_dim
+        self.qkv_proj = nn.Linear(config.n_embd, width, bias=config.bias)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(self.head_dim, eps=RMS_EPS) if config.qk_norm else None for _ in "qk"
+        )
         self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
 
@@ -53,7 +59,8 @@ class SelfAttention(nn.Module):
             x: (B, T, C).
             rotary: cos and sin, each (T, D/2) or (B, T, D/2), as `apply_rotary` takes them; None
                 leaves q and k alone.
-            mask: which blocks of those; None means all.
+            mask: which blocks of those; None means all. A layer that attends to all has no use
+                for it.
             doc_start: (B, T) int32, where each token's document begins; nothing before is seen.
             kv_lengths: (B,) integers, how many of the T tokens are not padding; None means all.
             cache: the past that came before x, to which x is appended; None means there was none.
@@ -63,7 +70,7 @@ class SelfAttention(nn.Module):
         """
         B, T, C = x.shape
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
-        qkv = qkv.view(B, T, 3, self.n_head, self.head_dim)
+        grouped = self.n_kv_head != self.n_head
         dropout_p = self.attention_dropout if self.training else 0.0
         # these draw their dropout from torch's generator themselves
         seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
@@ -71,20 +78,27 @@ class SelfAttention(nn.Module):
             # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
             "causal": self.causal and (cache is None or T > 1),
             "softmax_scale": self.softmax_scale,
-            "mask": mask,
+            "mask": None if self.sees_all else mask,
+            "window_size": self.window_size,
             "doc_start": doc_start,
             "kv_lengths": kv_lengths,
             "dropout_p": dropout_p,
             "dropout_seed": _draw_seed(x.device) if seeded else None,
         }
-        if rotary is None and cache is None:
-            out = flash_attention_packed(qkv, impl=self.impl, **options)
+        if rotary is None and cache is None and self.q_norm is None and not grouped:
+            packed = qkv.view(B, T, 3, self.n_head, self.head_dim)
+            out = flash_attention_packed(packed, impl=self.impl, **options)
         else:
-            q, k, v = qkv.unbind(dim=2)  # (B, T, H, D) each, views: the kernels read strides
+            heads = (self.n_head, self.n_kv_head, self.n_kv_head)
+            # (B, T, H or H_kv, D) each, views: the kernels read strides
+            q, k, v = qkv.view(B, T, sum(heads), self.head_dim).split(heads, dim=2)
+            if self.q_norm is not None and self.k_norm is not None:
+                q = normalise(q, self.q_norm).to(q.dtype)
+                k = normalise(k, self.k_norm).to(k.dtype)
             if rotary is not None:
                 q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
             if cache is not None:
-                k, v = cache.append(self.layer, k, v)  # (B, T_k, H, D); q stands at the last T
+                k, v = cache.append(self.layer, k, v)  # T_k tokens; q stands at the last T
             out = flash_attention(q, k, v, impl=self.impl, **options)
         branch = linear(out.reshape(B, T, C), self.out_proj.weight)
         return leave(branch, self.out_proj.bias, self.resid_dropout)

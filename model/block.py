@@ -7,23 +7,27 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kernels.block_mask import BlockSparseMask
 from kernels.gelu_mlp import gelu_mlp
+from kernels.linear import linear
 from model.attention import SelfAttention
 from model.cache import KVCache
 from model.config import BlockConfig
-from model.residual import Pending, add_and_normalise, leave
+from model.residual import Pending, add_and_normalise, leave, make_norm
 
 INIT_STD = 0.02
 
 
 class MLP(nn.Module):
-    """Two linear layers, wider in between."""
+    """Two linear layers, wider in between; with a gate the first is two in one."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.fc_in = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.gated = config.mlp == "swiglu"
+        width = (2 if self.gated else 1) * config.mlp_width
+        self.fc_in = nn.Linear(config.n_embd, width, bias=config.bias)
         self.fc_out = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.recompute = config.recompute_gelu
@@ -31,18 +35,22 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Pending:
         """What normalised states (B, T, C) are to add to the residual stream."""
         first, second = self.fc_in, self.fc_out
-        y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
+        if self.gated:
+            gate, value = linear(x, first.weight, first.bias).chunk(2, dim=-1)
+            y = linear(F.silu(gate) * value, second.weight)
+        else:
+            y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
         return leave(y, second.bias, self.resid_dropout)
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each after a LayerNorm and added to the residual stream."""
+    """Attention, then MLP, each after a normalisation and added to the residual stream."""
 
     def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_1 = make_norm(config)
         self.attn = SelfAttention(config, layer, causal=causal)
-        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
     def forward(
@@ -69,7 +77,7 @@ class Block(nn.Module):
 
 @torch.no_grad()
 def init_linear_and_norm(model: nn.Module, n_layer: int) -> None:
-    """Draw linear layers as GPT-2 does, from torch's global generator; reset LayerNorms.
+    """Draw linear layers as GPT-2 does, from torch's global generator; reset norms.
 
     Weights are normal with standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a layer adds
     to the residual stream, so that its variance does not grow with depth. Biases are 0.
@@ -81,5 +89,5 @@ def init_linear_and_norm(model: nn.Module, n_layer: int) -> None:
             nn.init.normal_(module.weight, std=INIT_STD / depth_scale)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             module.reset_parameters()

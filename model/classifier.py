@@ -21,7 +21,7 @@ from model.positions import (
     rows_at,
     sinusoids,
 )
-from model.residual import add
+from model.residual import add, make_norm, normalise
 
 N_WAVES = 8
 """Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
@@ -83,7 +83,7 @@ class Classifier(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, layer, causal=causal) for layer in range(config.n_layer)
         )
-        self.ln_f = nn.LayerNorm(C, bias=config.bias)
+        self.ln_f = make_norm(config)
         pooled = C * (2 if config.pooling == "mean_max" else 1)
         # of a pair: both, their product and their difference
         pooled *= 4 if config.documents == 2 else 1
@@ -198,7 +198,7 @@ class Classifier(nn.Module):
         pending = None
         for block in self.blocks:
             x, pending = block(x, pending, rotary, mask=self.mask, kv_lengths=lengths)
-        return self.ln_f(add(x, pending))
+        return normalise(add(x, pending), self.ln_f)
 
     def _takes(self, n_tokens: int, *, placed: bool) -> bool:
         """Whether rows may have so many tokens, with places of their own or in order."""

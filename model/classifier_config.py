@@ -97,6 +97,12 @@ class ClassifierConfig(BlockConfig):
                 f"model.local_start={self.local_start} would have the cls begin by seeing the "
                 "first tokens alone: set model.pooling to mean, max or mean_max, or leave it 0."
             )
+        for name in ("n_kv_head", "qk_norm"):
+            if self.local_start and getattr(self, name):
+                raise ValueError(
+                    f"model.local_start={self.local_start} is made of biases of queries and keys "
+                    f"head by head: leave model.{name} out, or model.local_start=0."
+                )
         if self.local_start and not self.bias:
             raise ValueError(
                 f"model.local_start={self.local_start} is made of biases of queries and keys: set "

@@ -29,30 +29,41 @@ MAX_CONTEXT = 2**30  # positions are int32 in the kernels
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """Which keys a layer visits: all that the causal mask leaves, or a butterfly of blocks of them.
+    """Which keys a layer visits: all that the causal mask leaves, or a pattern of blocks of them.
 
-    The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3), with a
-    window and global blocks added by OR. Under a causal mask the butterfly alone leaves some blocks
-    that no path of layers connects (block 2 sees neither 1 nor a block that does); a window of two
-    mends that. All fields but `pattern` matter to a butterfly only.
+    The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3); what the
+    others are, `kernels.patterns` says. A window and global blocks are added to each by OR. Under a
+    causal mask the butterfly alone leaves some blocks that no path of layers connects (block 2 sees
+    neither 1 nor a block that does); a window of two mends that.
 
     Raises:
         ValueError: a field that no mask can be built from.
     """
 
-    pattern: Literal["dense", "butterfly"] = "dense"
-    """Which keys attention visits. dense: all, or all up to the query where it is causal.
-    butterfly: block i of queries sees the blocks of keys whose number differs from i in at most one
-    bit, those of the window, and the global ones; on long sequences it is far cheaper."""
+    pattern: Literal["dense", "butterfly", "strided", "random", "window", "global"] = "dense"
+    """Which keys attention visits. dense: all, or all up to the query where it is causal. Others:
+    block i of queries sees some blocks of keys, far fewer on long sequences: those of the window,
+    the global ones, and with butterfly those whose number differs from i in one bit, with strided
+    each stride_blocks-th, with random random_blocks of all; window and global add no more."""
 
     block_size: int = 128
-    """Butterfly only: tokens in a block, 16, 32, 64, 128 or 256."""
+    """Not dense: tokens in a block, 16, 32, 64, 128 or 256."""
 
     window_blocks: int = 2
-    """Butterfly only: block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
+    """Not dense: block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
 
     global_blocks: int = 1
-    """Butterfly only: so many blocks, the first ones, are seen by all; 0 for none."""
+    """Not dense: so many blocks, the first ones, are seen by all, and see all; 0 for none."""
+
+    stride_blocks: int = 8
+    """Strided only: block i sees i - stride_blocks, i - 2 * stride_blocks and so on."""
+
+    random_blocks: int = 3
+    """Random only: so many blocks are drawn for each; where attention is causal, those behind it
+    stay hidden."""
+
+    random_seed: int = 0
+    """Random only: which they are, from 0 on."""
 
     def __post_init__(self) -> None:
         check_choices(self, "model.mask")
@@ -61,20 +72,29 @@ class MaskConfig:
                 f"model.mask.block_size={self.block_size} must be one of "
                 f"{', '.join(map(str, BLOCK_SIZES))}."
             )
-        for name, least in (("window_blocks", 1), ("global_blocks", 0)):
-            if getattr(self, name) < least:
+        limits = {
+            **{"window_blocks": 1, "global_blocks": 0, "stride_blocks": 1, "random_blocks": 0},
+            "random_seed": 0,
+        }
+        for name, least in limits.items():
+            if not least <= getattr(self, name) < 2**63:
                 raise ValueError(
                     f"model.mask.{name}={getattr(self, name)} must be at least {least}."
                 )
 
-    def build(self, seq_len: int, *, last_query_only: bool = False) -> "BlockSparseMask | None":
+    def build(
+        self, seq_len: int, *, within: int = 0, last_query_only: bool = False
+    ) -> "BlockSparseMask | None":
         """The mask for seq_len queries and keys, the same object each time; None if dense.
 
-        With `last_query_only`, as generation asks for it, one for the last of the queries alone.
+        It is the beginning of that for `within` tokens, a model's context: what is drawn for a
+        block depends on how many there are. With `last_query_only`, as generation asks for it, one
+        for the last of the queries alone.
         """
         if self.pattern == "dense":
             return None
-        return _butterfly(self, -(-seq_len // self.block_size), last_query_only)
+        n_blocks, n_drawn = (-(-n // self.block_size) for n in (seq_len, max(seq_len, within)))
+        return _mask(self, n_blocks, n_drawn, last_query_only)
 
     def density(self, seq_len: int, *, causal: bool) -> float:
         """The share of dense attention's (query, key) pairs that the mask keeps."""
@@ -83,13 +103,24 @@ class MaskConfig:
 
 
 @cache
-def _butterfly(config: MaskConfig, n_blocks: int, last_query_only: bool) -> "BlockSparseMask":
+def _mask(
+    config: MaskConfig, n_blocks: int, n_drawn: int, last_query_only: bool
+) -> "BlockSparseMask":
     # here, as a configuration is checked before PyTorch is loaded
+    from kernels import patterns
     from kernels.block_mask import BlockSparseMask
-    from kernels.patterns import butterfly, sliding_window
 
-    layout = butterfly(n_blocks, global_blocks=min(config.global_blocks, n_blocks))
-    layout |= sliding_window(n_blocks, config.window_blocks)
+    n = n_drawn
+    layout = patterns.sliding_window(n, config.window_blocks)
+    layout |= patterns.global_blocks(n, min(config.global_blocks, n))
+    if config.pattern == "butterfly":
+        layout |= patterns.butterfly(n)
+    elif config.pattern == "strided":
+        layout |= patterns.strided(n, config.stride_blocks)
+    elif config.pattern == "random":
+        drawn = min(1 + config.random_blocks, n)
+        layout |= patterns.random(n, drawn, seed=config.random_seed)
+    layout = layout[:n_blocks, :n_blocks]
     return BlockSparseMask(layout[-1:] if last_query_only else layout, config.block_size)
 
 
@@ -123,11 +154,34 @@ class BlockConfig:
     triton: our kernels, on a GPU. sdpa: PyTorch's. reference: ours in plain PyTorch, anywhere.
     unfused: as before FlashAttention, with all scores in memory."""
 
+    n_kv_head: int | None = None
+    """Heads of keys and values, each of which n_head / n_kv_head heads of queries share (grouped
+    queries): a smaller cache. null: n_head."""
+
+    window_size: int | None = None
+    """Tokens that a token sees, itself and those before it; where attention is not causal, so many
+    on either side, itself counted on both. null: no window."""
+
+    full_every: int = 0
+    """Every so many layers one attends to all tokens, without window_size and mask: 4 is three
+    layers with them and then one without. 0: all layers have them."""
+
+    qk_norm: bool = False
+    """Whether queries and keys of each head are normalised (RMSNorm), which bounds the scores."""
+
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """How what goes into a layer is normalised: LayerNorm, or RMSNorm, which subtracts no mean and
+    adds no bias."""
+
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """What the MLP does between its linear layers: GELU, or a product of SiLU and a gate, in a
+    width that gives as many parameters (Shazeer 2020, arXiv 2002.05202)."""
+
     mask: MaskConfig = field(default_factory=MaskConfig)
-    """Dense attention, or a butterfly of blocks."""
+    """Dense attention, or a pattern of blocks."""
 
     recompute_gelu: bool = True
-    """Compute the MLP's GELU again in the backward pass rather than keep it: less memory, at the
+    """GELU only: compute it again in the backward pass rather than keep it: less memory, at the
     price of one more write in a pass over it."""
 
     bias: bool = True
@@ -158,10 +212,35 @@ class BlockConfig:
                 f"{self.head_dim}, and the attention kernels take at most {MAX_HEAD_DIM}: "
                 f"raise model.n_head to {math.ceil(self.n_embd / MAX_HEAD_DIM)} or more."
             )
-        if self.mask.pattern != "dense" and self.attention in ("sdpa", "unfused"):
+        if self.attention in ("sdpa", "unfused"):
+            for name, value, no in (
+                ("mask.pattern", self.mask.pattern, "dense"),
+                ("window_size", self.window_size, None),
+            ):
+                if value != no:
+                    raise ValueError(
+                        f"model.{name}={value} with model.attention={self.attention}: it knows no "
+                        "such masks, use model.attention=auto or triton."
+                    )
+        self._check_heads_and_windows()
+
+    def _check_heads_and_windows(self) -> None:
+        if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head != 0):
             raise ValueError(
-                f"model.mask.pattern={self.mask.pattern} with model.attention={self.attention}: it "
-                "knows no block masks, use model.attention=auto or triton."
+                f"model.n_kv_head={self.n_kv_head} must divide model.n_head={self.n_head}: as many "
+                "heads of queries share each."
+            )
+        if self.window_size is not None:
+            check_positive(self, "model", "window_size", most=MAX_CONTEXT)
+        if self.full_every < 0 or self.full_every == 1:
+            raise ValueError(
+                f"model.full_every={self.full_every} must be 0, or a number of layers of at least "
+                "2, the last of which attends to all tokens."
+            )
+        if self.full_every and self.window_size is None and self.mask.pattern == "dense":
+            raise ValueError(
+                f"model.full_every={self.full_every} has no effect where all layers attend to all "
+                "tokens: leave it out, or set model.window_size or model.mask.pattern."
             )
 
     @property
@@ -170,14 +249,28 @@ class BlockConfig:
         return self.n_embd // self.n_head
 
     @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
     def mlp_width(self) -> int:
-        """Width of the MLP between its two layers: GPT-2's four times n_embd."""
-        return 4 * self.n_embd
+        """Width of the MLP between its layers: GPT-2's four times n_embd, or with a gate two
+        thirds of that, rounded up to a multiple of 64."""
+        if self.mlp == "gelu":
+            return 4 * self.n_embd
+        return -(-8 * self.n_embd // (3 * 64)) * 64
+
+    def attends_to_all(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has neither window nor mask."""
+        if self.full_every and (layer + 1) % self.full_every == 0:
+            return True
+        return self.window_size is None and self.mask.pattern == "dense"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(BlockConfig):
-    """A GPT-2 style decoder; the defaults are GPT-2 small.
+    """A decoder; the defaults are GPT-2 small.
 
     Raises:
         ValueError: a field, or two fields together, that no model can be built from.

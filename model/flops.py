@@ -8,7 +8,7 @@ Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
     training, causal   6 N +  6 L C T     half of that, the part a causal model uses
 
 N counts all parameters but learned positions; the embedding counts once, as the tied head, and
-vocabulary padding never. Of masked attention the share that the mask keeps counts. nanoGPT and
+vocabulary padding never. Of attention the share that masks and windows keep counts. nanoGPT and
 torchtitan report "full". At long contexts the two part (1.6x for GPT-2 small at 16K tokens), so we
 always give both.
 Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
@@ -53,12 +53,29 @@ class MFU:
 
 def count_params(config: ModelConfig) -> int:
     """N: parameters without learned positions and without vocabulary padding."""
-    C = config.n_embd
-    linear = 3 * C * C + C * C + 4 * C * C + 4 * C * C  # qkv_proj, out_proj, fc_in, fc_out
-    biases = 3 * C + C + 4 * C + C if config.bias else 0
-    norm = 2 * C if config.bias else C  # of which a block has two, and the model one more
-    layers = config.n_layer * (linear + biases + 2 * norm)
+    C, W = config.n_embd, config.mlp_width
+    qkv = C + 2 * config.kv_heads * config.head_dim
+    fc_in = 2 * W if config.mlp == "swiglu" else W
+    linear = qkv * C + C * C + fc_in * C + W * C  # qkv_proj, out_proj, fc_in, fc_out
+    biases = qkv + C + fc_in + C if config.bias else 0
+    # of which a block has two, and the model one more
+    norm = 2 * C if config.bias and config.norm == "layer_norm" else C
+    heads = 2 * config.head_dim if config.qk_norm else 0
+    layers = config.n_layer * (linear + biases + heads + 2 * norm)
     return config.vocab_size * C + layers + norm
+
+
+def attention_share(config: ModelConfig, layer: int, *, causal: bool) -> float:
+    """The share of dense attention's (query, key) pairs that a layer computes."""
+    T, W = config.context_length, config.window_size
+    if config.attends_to_all(layer):
+        return 1.0
+    share = config.mask.density(T, causal=causal)
+    if W is None or W >= T:
+        return share
+    # of a mask and a window both: no more than the smaller of the two
+    pairs = W * (W + 1) // 2 + (T - W) * W
+    return min(share, pairs / (T * (T + 1) // 2))
 
 
 def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
@@ -67,7 +84,8 @@ def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
     With `causal`, only the half of attention counts that a causal model uses.
     """
     T = config.context_length
-    attention = 4 * config.n_layer * config.n_embd * T * config.mask.density(T, causal=causal)
+    layers = sum(attention_share(config, n, causal=causal) for n in range(config.n_layer))
+    attention = 4 * layers * config.n_embd * T
     return 2.0 * count_params(config) + (attention / 2 if causal else attention)
 
 

@@ -1,7 +1,7 @@
 """GPT-2, ready for long contexts: no mask buffers, and attention that never stores T x T scores.
 
 The architecture is that of Radford et al. 2019, "Language Models are Unsupervised Multitask
-Learners", with rotary positions as an option.
+Learners"; what came after it, from rotary positions to gates, are options.
 Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
@@ -20,7 +20,7 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
 from model.positions import rotary_tables
-from model.residual import add
+from model.residual import add, make_norm, normalise
 
 
 class GPT(nn.Module):
@@ -43,7 +43,7 @@ class GPT(nn.Module):
             self.register_buffer("rotary_sin", sin, persistent=False)
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_f = make_norm(config)
         self._masks: dict[int, BlockSparseMask | None] = {}
         self.prepare_mask(config.context_length)
         self.init_weights()
@@ -152,7 +152,7 @@ class GPT(nn.Module):
             x, pending = block(x, pending, rotary, mask=mask, doc_start=doc_start, cache=cache)
         if cache is not None:
             cache.advance(tokens.shape[1])
-        return self.ln_f(add(x, pending))
+        return normalise(add(x, pending), self.ln_f)
 
     def _embed(
         self, tokens: Tensor, past: int, doc_start: Tensor | None
@@ -197,14 +197,16 @@ class GPT(nn.Module):
                 f"{seq_len - past} new tokens after {past} in the cache: with model.mask.pattern="
                 f"{self.config.mask.pattern} one follows at a time, as blocks start at position 0."
             )
-        return self.config.mask.build(seq_len, last_query_only=True)
+        within = self.config.context_length
+        return self.config.mask.build(seq_len, within=within, last_query_only=True)
 
     def prepare_mask(self, seq_len: int) -> None:
         """Build the block mask for sequences of this length, which compiled code cannot do itself.
 
         The context length's is there from the start; others must be before compiled code sees one.
         """
-        self._masks[seq_len] = self.config.mask.build(seq_len)
+        within = self.config.context_length
+        self._masks[seq_len] = self.config.mask.build(seq_len, within=within)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) hidden states to (..., V) logits, in the dtype of the multiplication."""

@@ -19,7 +19,9 @@ def check_memory(config: BlockConfig, rows: int) -> None:
     if torch.get_default_device().type == "meta":
         return
     C = config.n_embd
-    needed = 4 * (rows * C + config.n_layer * (4 * C * C + 2 * C * config.mlp_width))
+    heads = 2 * C + 2 * config.kv_heads * config.head_dim
+    mlp = (3 if config.mlp == "swiglu" else 2) * config.mlp_width
+    needed = 4 * C * (rows + config.n_layer * (heads + mlp))
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise ValueError(

@@ -35,8 +35,21 @@ def test_learns_and_evaluates_the_whole_validation_set(run, corpus):
 GPU = ["run.device=cuda", "run.compile=true", "run.dtype=bfloat16", "model.attention_dropout=0.1"]
 
 
+MODERN = [
+    *("optim.name=muon", "model.positions=rotary", "model.n_kv_head=1", "model.qk_norm=true"),
+    *("model.norm=rms_norm", "model.mlp=swiglu", "model.window_size=9", "model.full_every=2"),
+]
+
+
 @pytest.mark.parametrize(
-    "options", [[], pytest.param(GPU, marks=pytest.mark.gpu)], ids=["cpu", "gpu"]
+    "options",
+    [
+        [],
+        MODERN,
+        pytest.param(GPU, marks=pytest.mark.gpu),
+        pytest.param(GPU + MODERN, marks=pytest.mark.gpu),
+    ],
+    ids=["cpu", "cpu-modern", "gpu", "gpu-modern"],
 )
 def test_stopping_and_going_on_changes_no_loss(run, tmp_path, options):
     whole = run(*options, f"run.out_dir={tmp_path / 'whole'}")

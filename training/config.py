@@ -95,6 +95,10 @@ class AdamWConfig:
 
     max_steps: int
     """Optimizer steps of the whole run."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """Which optimizer. muon: the matrices of the blocks move along orthogonal directions (Jordan et
+    al. 2024), scaled so that AdamW's learning rate and decay suit them (arXiv 2502.16982); all else
+    is AdamW's."""
     lr: float = 6e-4
     """Learning rate at its highest, after the warm-up."""
     min_lr: float = 0.0
@@ -106,6 +110,8 @@ class AdamWConfig:
     weight_decay: float = 0.1
     """AdamW's decay of matrices and embeddings; biases and normalisation are never decayed. 0 turns
     it off."""
+    momentum: float = 0.95
+    """Muon only: decay rate of its mean of gradients, from 0 to below 1."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment, each from 0 to below 1."""
     eps: float = 1e-8
@@ -117,6 +123,10 @@ class AdamWConfig:
         check_positive(self, "optim", "max_steps")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"optim.lr must be a finite number above 0, got {self.lr}")
+        if self.name not in ("adamw", "muon"):
+            raise ValueError(f"optim.name must be adamw or muon, got {self.name!r}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"optim.momentum must lie in [0, 1), got {self.momentum}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas must be two numbers in [0, 1), got {self.betas}")
         if not 0 < self.eps < math.inf:

@@ -1,12 +1,14 @@
-"""AdamW, its parameter groups and the learning rate schedule."""
+"""The optimizer, its parameter groups and the learning rate schedule."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
 from training.adamw import AdamW
 from training.config import AdamWConfig
+from training.muon import Muon
 
 
 def learning_rate(step: int, config: AdamWConfig) -> float:
@@ -44,15 +46,28 @@ def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | N
 def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = False) -> AdamW:
     """AdamW over the parameters of `model`: matrices and embeddings decay, vectors do not.
 
+    With optim.name=muon the matrices of its blocks are Muon's, and decay, too.
+
     If `capturable`, the learning rate and the number of steps stay on the GPU, so that a step can
     be captured in a CUDA graph.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [p for _, p in named]
+    hidden = []
+    if config.name == "muon":
+        hidden = [p for name, p in named if ".blocks." in f".{name}" and p.dim() == 2]
+    taken = set(map(id, hidden))
+    decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in taken]
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return AdamW(
+    if hidden:
+        groups.append(
+            {"params": hidden, "weight_decay": config.weight_decay, "momentum": config.momentum}
+        )
+    make = Muon if config.name == "muon" else AdamW
+    return make(
         groups,
         lr=torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr,
         betas=config.betas,

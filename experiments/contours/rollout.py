@@ -144,6 +144,11 @@ def _open(run: Path, config: ClassifyConfig) -> Classifier:
             f"{run} has model.pooling=cls, a token that is no pixel: name a run that pools by mean "
             "or max"
         )
+    if model.window_size is not None:
+        raise ValueError(
+            f"{run} has model.window_size={model.window_size}: only attention without a window is "
+            "drawn"
+        )
     masked = model.mask.pattern != "dense"
     if masked and (config.data.zeros == "padding" or model.context_length > _MOST_MASKED):
         raise ValueError(

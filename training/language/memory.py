@@ -46,10 +46,14 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     state = n_params * (16 + (size if size == 2 else 0) + (4 if world_size > 1 else 0))
 
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
-    attention = size * (3 * C + C) + 4 * model.n_head  # q, k, v and out, and lse
-    if model.positions == "rotary":
-        attention += size * 2 * C  # q and k that were turned, beside the product that holds v
-    mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
+    kv = model.kv_heads * model.head_dim
+    attention = size * (C + 2 * kv + C) + 4 * model.n_head  # q, k, v and out, and lse
+    if model.positions == "rotary" or model.qk_norm:
+        attention += size * (C + kv)  # the final q and k, beside the product that holds v
+    if model.mlp == "swiglu":
+        mlp = size * 3 * model.mlp_width  # gate, value, and their product
+    else:
+        mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
     dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
     activations = n_tokens * model.n_layer * (norms + attention + mlp + dropout)
 
