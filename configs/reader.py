@@ -204,7 +204,8 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def _must_be(key: str, value: Any, known: Mapping[str, Setting]) -> str:
     if inside := _inside(key, known):
-        names = ", ".join(other.removeprefix(f"{key}.") for other in inside)
+        # without those of the items of lists
+        names = ", ".join(other.removeprefix(f"{key}.") for other in inside if "[]" not in other)
         return f"{key}={written(value)} must be a section, with values of {names}"
     must = f"{key}={written(value)} must be {known[key].kind}"
     if isinstance(value, float) and value.is_integer() and "whole number" in must:

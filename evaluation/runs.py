@@ -98,7 +98,7 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     config = replace(
         beside,
         model=replace(saved.model, attention=beside.model.attention),
-        data=replace(saved.data, path=beside.data.path),
+        data=replace(saved.data, path=beside.data.path, mix=beside.data.mix),
     )
     if settings := _differing(beside, config, ()):
         _LOG.warning(
@@ -181,7 +181,9 @@ def _differing(there: Config, here: Config, may_differ: Collection[str]) -> str:
     """Settings that differ, as "optim.lr" or "objective", with both values."""
     values = asdict(there), asdict(here)
     for settings in values:
-        settings["data"]["path"] = str(Path(settings["data"]["path"]).resolve())
+        data = settings["data"]
+        for corpus in (data, *data.get("mix", ())):  # a classifier has no others
+            corpus["path"] = str(Path(corpus["path"]).resolve())
     return "; ".join(differing(*values, may_differ))
 
 

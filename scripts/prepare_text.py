@@ -2,6 +2,7 @@
 
     python -m scripts.prepare_text --out out/openwebtext        # OpenWebText, split as by nanoGPT
     python -m scripts.prepare_text stdlib --out out/stdlib --train-bpe 4096
+    python -m scripts.prepare_text HuggingFaceFW/fineweb --stream --max-documents 1000000 --out X
     python -m scripts.prepare_text books/ --val val.jsonl.xz --out out/books --tokenizer gpt2.json
 
 A run that was stopped, in whatever way, goes on when the same command is given again.
@@ -63,6 +64,13 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--hub-config", metavar="NAME", help="configuration of the hub dataset")
     add(
+        "--stream",
+        action="store_true",
+        help="read a hub dataset as it arrives, and keep none of it on the disk; validation is "
+        "then drawn by document",
+    )
+    add("--max-documents", type=int, metavar="N", help="with --stream: read the first N only")
+    add(
         "--shard-tokens",
         type=int,
         default=SHARD_TOKENS,
@@ -83,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text_field=args.text_field,
         txt_separator=args.txt_separator,
         hub_config=args.hub_config,
+        stream=args.stream,
+        max_documents=args.max_documents,
     )
     if isinstance(source, CutSource):
         print(

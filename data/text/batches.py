@@ -45,7 +45,10 @@ class TrainBatches:
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
         """Samples [first_sample, first_sample + batch_size) as contiguous tensors."""
-        numbers = np.arange(first_sample, first_sample + batch_size)
+        return self.samples(np.arange(first_sample, first_sample + batch_size))
+
+    def samples(self, numbers: np.ndarray) -> Batch:
+        """Any samples by their numbers, int64 (B,), as contiguous tensors."""
         groups, parts = np.divmod(numbers, self.consecutive_windows)
         starts = self.sampler.position(groups) + parts * self.context_length
         length = self.context_length

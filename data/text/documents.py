@@ -55,6 +55,15 @@ def split_of(number: int, val_ratio: float) -> str:
     return "val" if int.from_bytes(digest, "little") < val_ratio * 2**64 else "train"
 
 
+def checked_column(dataset: str, text_field: str, columns: Sequence[str]) -> None:
+    """Refuse a dataset without the column that is to hold the text."""
+    if text_field not in columns:
+        raise ValueError(
+            f"{dataset} has no column {text_field!r}, only {columns}; name the text's column with "
+            "--text-field."
+        )
+
+
 @dataclass(frozen=True)
 class HubSource:
     """A dataset of the Hugging Face hub, split as nanoGPT splits OpenWebText.
@@ -95,11 +104,7 @@ class HubSource:
             import datasets
 
             rows = datasets.load_dataset(self.name, self.config, split="train")
-        if self.text_field not in rows.column_names:
-            raise ValueError(
-                f"{self.name} has no column {self.text_field!r}, only {rows.column_names}; "
-                "name the text's column with --text-field."
-            )
+        checked_column(self.name, self.text_field, rows.column_names)
         halves = rows.select_columns([self.text_field]).train_test_split(
             test_size=self.val_ratio, seed=SPLIT_SEED, shuffle=True
         )

@@ -13,6 +13,7 @@ from data.text.documents import (
     HubSource,
     StdlibSource,
 )
+from data.text.hub_stream import HubStream
 from data.text.readers import is_supported
 
 CUT_VAL_RATIO = 0.1
@@ -74,7 +75,7 @@ def cut_position(text: str, val_ratio: float) -> int | None:
     return next((border for border in borders if border > 0), None)
 
 
-DocumentSource = HubSource | FileSource | CutSource | StdlibSource
+DocumentSource = HubSource | HubStream | FileSource | CutSource | StdlibSource
 
 
 def open_source(
@@ -85,6 +86,8 @@ def open_source(
     text_field: str = "text",
     txt_separator: str | None = None,
     hub_config: str | None = None,
+    stream: bool = False,
+    max_documents: int | None = None,
 ) -> DocumentSource:
     """Choose the source that the names on a command line mean.
 
@@ -97,6 +100,8 @@ def open_source(
         text_field: JSON field or column that holds the text.
         txt_separator: String between the documents of .txt files; without it a file is a document.
         hub_config: Configuration of the hub dataset, where it has several.
+        stream: Read a hub dataset as it arrives, and keep none of it on the disk.
+        max_documents: Of a stream, how many to read; None reads all.
 
     Raises:
         ValueError: An option does not fit the source, or the validation split would be empty.
@@ -106,16 +111,24 @@ def open_source(
         raise ValueError(f"val_ratio={val_ratio} must lie between 0 and 1.")
     if val and val_ratio is not None:
         raise ValueError("val and val_ratio exclude each other: give one of them.")
+    if max_documents is not None and (not stream or max_documents < 1):
+        raise ValueError(
+            f"max_documents={max_documents} must be at least 1, and needs stream: a dataset that "
+            "is not streamed is read whole."
+        )
     local_only = {"val": val, "txt_separator": txt_separator}
     if list(names) == ["stdlib"]:
         other_field = text_field if text_field != "text" else None
-        useless = {"hub_config": hub_config, "text_field": other_field}
+        useless = {"hub_config": hub_config, "text_field": other_field, "stream": stream}
         _refuse("the standard library", local_only | useless)
         return StdlibSource(val_ratio or LOCAL_VAL_RATIO)
     if len(names) == 1 and not _looks_local(names[0]):
         _refuse(f"the hub dataset {names[0]!r}", local_only)
-        return HubSource(names[0], hub_config, text_field, val_ratio or HUB_VAL_RATIO)
-    _refuse("local files", {"hub_config": hub_config})
+        ratio = val_ratio or HUB_VAL_RATIO
+        if stream:
+            return HubStream(names[0], hub_config, text_field, ratio, max_documents)
+        return HubSource(names[0], hub_config, text_field, ratio)
+    _refuse("local files", {"hub_config": hub_config, "stream": stream})
     files = FileSource(names, val, val_ratio or LOCAL_VAL_RATIO, text_field, txt_separator)
     return CutSource(files, val_ratio or CUT_VAL_RATIO) if not val and files.are_few() else files
 

@@ -66,10 +66,13 @@ class TrainConfig:
             FileNotFoundError: there are none; the message says how to make them.
             ValueError: their manifest is damaged.
         """
-        try:
-            Manifest.load(Path(self.data.path))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"data.path={error}") from error
+        places = [("data.path=", self.data.path)]
+        places += [("data.mix: ", corpus.path) for corpus in self.data.mix]
+        for name, path in places:
+            try:
+                Manifest.load(Path(path))
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"{name}{error}") from error
 
     def grad_accum_steps(self, world_size: int) -> int:
         """Micro-batches that each GPU takes through the model in one optimizer step.

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from data.text.batches import TrainBatches
+from data.text.mixture import MixedBatches, Mixture
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
@@ -35,6 +37,54 @@ def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
     beside = stream.path / TOKENIZER
     if load_tokenizer(str(beside)).sha256 != tokenizer.sha256:
         raise ValueError(f"{beside} was replaced: prepare data.path={config.data.path} again")
+
+
+def open_corpora(config: TrainConfig, split: str) -> dict[str, TokenStream]:
+    """The streams of data.path and of data.mix, by what they are called, data.path's first.
+
+    Raises:
+        ValueError, FileNotFoundError: one is not there, or was made with another tokenizer.
+    """
+    data = config.data
+    first = TokenStream(data.path, split)
+    streams = {first.path.resolve().name: first}
+    for corpus in data.mix:
+        stream = TokenStream(corpus.path, split)
+        here, there = stream.manifest.tokenizer, first.manifest.tokenizer
+        if here.sha256 != there.sha256:
+            raise ValueError(
+                f"data.mix: {corpus.path} was made with the tokenizer {here.name!r} (sha256 "
+                f"{here.sha256[:12]}), and data.path={data.path} with {there.name!r} "
+                f"({there.sha256[:12]}): prepare it with --tokenizer {data.path}/{TOKENIZER}"
+            )
+        name = stream.path.resolve().name
+        if name in streams:
+            raise ValueError(
+                f"data.mix: {corpus.path} and {streams[name].path} have one name, by which records "
+                "tell them apart: rename one of the folders"
+            )
+        streams[name] = stream
+    return streams
+
+
+def make_batches(
+    config: TrainConfig, streams: dict[str, TokenStream]
+) -> TrainBatches | MixedBatches:
+    """Training batches of the corpora, by weight if there are several."""
+    corpora = [
+        TrainBatches(
+            stream,
+            config.model.context_length,
+            seed=config.run.seed,
+            document_mask=config.data.document_mask,
+            consecutive_windows=config.data.consecutive_windows,
+        )
+        for stream in streams.values()
+    ]
+    if not config.data.mix:
+        return corpora[0]
+    weights = [config.data.weight, *(corpus.weight for corpus in config.data.mix)]
+    return MixedBatches(corpora, Mixture(weights, config.run.seed))
 
 
 def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:
@@ -70,12 +120,24 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
     return "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
 
 
-def must_match(config: TrainConfig, stream: TokenStream) -> dict[str, Any]:
+def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str, Any]:
     """What a run must share with the checkpoint that it goes on from."""
-    return shared_settings(config) | {
-        "data.document_mask": config.data.document_mask,
-        "data.consecutive_windows": config.data.consecutive_windows,
-        "optim.batch_tokens": config.optim.batch_tokens,
-        "tokenizer": stream.manifest.tokenizer.sha256,
-        "training tokens": len(stream),
-    }
+    stream, *others = streams.values()
+    mixed = {}
+    if config.data.mix:
+        weights = [corpus.weight for corpus in config.data.mix]
+        mixed = {
+            "data.weight": config.data.weight,
+            "data.mix": [[len(s), weight] for s, weight in zip(others, weights, strict=True)],
+        }
+    return (
+        shared_settings(config)
+        | mixed
+        | {
+            "data.document_mask": config.data.document_mask,
+            "data.consecutive_windows": config.data.consecutive_windows,
+            "optim.batch_tokens": config.optim.batch_tokens,
+            "tokenizer": stream.manifest.tokenizer.sha256,
+            "training tokens": len(stream),
+        }
+    )

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.text.batches import IGNORE, TrainBatches, ValidationBatches
+from data.text.batches import IGNORE, ValidationBatches
+from data.text.mixture import ROUND, MixedBatches
 from data.text.shards import TOKENIZER, TokenStream
 from data.verified import InBackground
 from model.flops import mfu
@@ -42,31 +43,29 @@ class LanguageTask:
         """
         self._config, self._processes = config, processes
         self._n_micro_batches = config.grad_accum_steps(processes.world_size)
-        self._stream = TokenStream(config.data.path, "train")
+        self._streams = start.open_corpora(config, "train")
+        self._stream = next(iter(self._streams.values()))
         start.check_vocabulary(config, self._stream)
-        self._batches = TrainBatches(
-            self._stream,
-            config.model.context_length,
-            seed=config.run.seed,
-            document_mask=config.data.document_mask,
-            consecutive_windows=config.data.consecutive_windows,
-        )
-        validation = TokenStream(config.data.path, "val")
-        self._validation = ValidationBatches(
-            validation,
-            config.model.context_length,
-            config.optim.micro_batch_size,
-            rank=processes.rank,
-            world_size=processes.world_size,
-            document_mask=config.data.document_mask,
-        )
-        streams = (validation, self._stream) if processes.is_first_here else ()
+        self._batches = start.make_batches(config, self._streams)
+        validation = start.open_corpora(config, "val")
+        self._validation = {
+            name: ValidationBatches(
+                stream,
+                config.model.context_length,
+                config.optim.micro_batch_size,
+                rank=processes.rank,
+                world_size=processes.world_size,
+                document_mask=config.data.document_mask,
+            )
+            for name, stream in validation.items()
+        }
+        streams = [*validation.values(), *self._streams.values()] if processes.is_first_here else []
         # a terabyte takes minutes to read
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model).to(processes.device)
         self._captured = processes.device.type == "cuda" and processes.world_size == 1
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
-        self.must_match = start.must_match(config, self._stream)
+        self.must_match = start.must_match(config, self._streams)
         self._activations = partial(autocast, config.run.dtype, processes.device)
         self.finite = FiniteSteps(
             self.optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip
@@ -90,16 +89,30 @@ class LanguageTask:
     def describe(self) -> str:
         config, world_size = self._config, self._processes.world_size
         context, optim = config.model.context_length, config.optim
-        epochs = optim.max_steps * optim.batch_tokens / len(self._stream)
+        n_tokens = optim.max_steps * optim.batch_tokens
         return (
             f"{self.model.n_params() / 1e6:.1f}M parameters, context {context:,}, "
             f"attention {config.model.attention} on {self._processes}\n"
             f"a step: {self._n_micro_batches} micro-batches x {world_size} processes x "
             f"{optim.micro_batch_size} sequences x {context:,} tokens "
             f"= {optim.batch_tokens:,} tokens\n"
-            f"{optim.max_steps:,} steps over {len(self._stream):,} tokens: {epochs:.2f} epochs\n"
-            f"everything goes into {config.run.out_dir}"
+            + "".join(
+                f"{optim.max_steps:,} steps over {len(stream):,} tokens{of}: "
+                f"{share * n_tokens / len(stream):.2f} epochs\n"
+                for stream, share, of in self._shares()
+            )
+            + f"everything goes into {config.run.out_dir}"
         )
+
+    def _shares(self) -> list[tuple[TokenStream, float, str]]:
+        """Each corpus, its share of what is trained on, and what it is called among several."""
+        if not isinstance(self._batches, MixedBatches):
+            return [(self._stream, 1.0, "")]
+        quotas = self._batches.mixture.quotas
+        return [
+            (stream, quota / ROUND, f" of {name} ({quota / ROUND:.1%})")
+            for (name, stream), quota in zip(self._streams.items(), quotas, strict=True)
+        ]
 
     def samples(self, step: int) -> int:
         return step * self._config.optim.batch_tokens // self._config.model.context_length
@@ -171,13 +184,19 @@ class LanguageTask:
         return Record(text, values)
 
     def validate(self, step: int, stop: Stop) -> Record:
-        batches = stop.between(self._validation)
-        loss, n_tokens = evaluate(self._fast, batches, self._processes, self._activations)
+        found = {
+            name: evaluate(self._fast, stop.between(batches), self._processes, self._activations)
+            for name, batches in self._validation.items()
+        }
+        (loss, n_tokens), *_ = found.values()
         perplexity = math.exp(loss) if loss < 709 else None  # which is no number
         text = "too large" if perplexity is None else f"{perplexity:.2f}"
+        others = [*found.items()][1:]  # of data.mix
         return Record(
-            f"val loss {loss:.4f}  perplexity {text}  ({n_tokens:,} tokens)",
-            {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens},
+            f"val loss {loss:.4f}  perplexity {text}  ({n_tokens:,} tokens)"
+            + "".join(f"  {name} {of_other:.4f}" for name, (of_other, _) in others),
+            {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens}
+            | {f"val_loss_{name}": of_other for name, (of_other, _) in others},
         )
 
     def finish(self, validated: Record, stop: Stop) -> Record:

@@ -1,0 +1,80 @@
+"""Documents of a dataset on the hub as they arrive: nothing of it is kept on the disk."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from data.hub import from_hub
+from data.text.documents import HUB_VAL_RATIO, Document, checked_column, split_of
+from data.text.readers import checked_text
+
+
+@dataclass(frozen=True)
+class HubStream:
+    """A dataset of the Hugging Face hub, or its beginning, read over the network.
+
+    Validation is a share drawn by document, as documents come: the whole need not be known.
+    """
+
+    name: str
+    config: str | None = None
+    text_field: str = "text"
+    val_ratio: float = HUB_VAL_RATIO
+    max_documents: int | None = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "hub stream", **asdict(self), "commit": self._commit}
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        for number, row in enumerate(self._read(start), start=start):
+            where = f"{self.name}: field {self.text_field!r} of row {number}"
+            text = checked_text(row[self.text_field], where)
+            yield Document(number, split_of(number, self.val_ratio), text, self._done(number))
+
+    def _read(self, start: int) -> Iterator[dict[str, Any]]:
+        """Rows from a number on."""
+        n_left = None if self.max_documents is None else max(0, self.max_documents - start)
+        rows = islice(self._rows.skip(start) if start else self._rows, n_left)
+        while True:
+            with from_hub(f"the next row of {self.name}", self._remedy):
+                row = next(rows, None)
+            if row is None:
+                return
+            yield row
+
+    def _done(self, number: int) -> float:
+        """The share that is read with this document; 0 where nobody says how many there are."""
+        return 0.0 if self._n_documents is None else min(1.0, (number + 1) / self._n_documents)
+
+    @cached_property
+    def _n_documents(self) -> int | None:
+        if self.max_documents is not None:
+            return self.max_documents
+        splits = self._rows.info.splits or {}
+        return splits["train"].num_examples if "train" in splits else None
+
+    @property
+    def _remedy(self) -> str:
+        return "check the name and the network; the same command goes on where this one ended"
+
+    @cached_property
+    def _commit(self) -> str:
+        """What the dataset was when it was first asked for: another one has other documents."""
+        with from_hub(f"{self.name}, as a dataset,", self._remedy):
+            from huggingface_hub import HfApi
+
+            return str(HfApi().dataset_info(self.name).sha)
+
+    @cached_property
+    def _rows(self) -> Any:
+        with from_hub(f"{self.name}, as a dataset,", self._remedy):
+            import datasets
+
+            rows: Any = datasets.load_dataset(
+                self.name, self.config, split="train", streaming=True, revision=self._commit
+            )
+            columns = rows.column_names or rows._resolve_features().column_names
+        checked_column(self.name, self.text_field, columns)
+        return rows.select_columns([self.text_field])
