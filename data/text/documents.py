@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from data.hub import from_hub
 from data.text.readers import (
@@ -46,6 +46,18 @@ class Document(NamedTuple):
     split: str
     text: str
     done: float
+
+
+class DocumentSource(Protocol):
+    """Where documents come from."""
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the documents and their split, as plain JSON values."""
+        ...
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        """Those from number `start` on, in order."""
+        ...
 
 
 def split_of(number: int, val_ratio: float) -> str:

@@ -24,7 +24,7 @@ from data.files import (
     to_json,
     write_atomically,
 )
-from data.text.documents import Document, empty_split_message
+from data.text.documents import Document, DocumentSource, empty_split_message
 from data.text.shard_writer import ShardWriter
 from data.text.shards import (
     FORMAT_VERSION,
@@ -40,7 +40,6 @@ from data.text.shards import (
     total,
     verify,
 )
-from data.text.sources import DocumentSource
 from data.text.tokenizer import TextTokenizer, check_bpe_vocab_size, load_tokenizer, train_tokenizer
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from data.text.documents import (
     HUB_VAL_RATIO,
     LOCAL_VAL_RATIO,
     Document,
+    DocumentSource,
     FileSource,
     HubSource,
     StdlibSource,
@@ -73,9 +74,6 @@ def cut_position(text: str, val_ratio: float) -> int | None:
     earliest, latest = (int(len(text) * max(0, 1 - n * val_ratio)) for n in (2, 1))
     borders = (text.rfind(mark, earliest, latest) + 1 for mark in ("\n", " "))
     return next((border for border in borders if border > 0), None)
-
-
-DocumentSource = HubSource | HubStream | FileSource | CutSource | StdlibSource
 
 
 def open_source(

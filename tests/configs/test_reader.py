@@ -68,7 +68,10 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "optim.betas=[0.9]"], r"^optim.betas=\[0.9\] must be a list of 2, each a n"),
         ([QUICKSTART, "optim.betas=[0.9,b]"], r'^optim.betas=\[0.9,"b"\] must be a list of 2'),
         ([QUICKSTART, "run.seed=null"], "^run.seed=null must be a whole number$"),
-        ([QUICKSTART, "data=3"], "^data=3 must be a section, with values of path, weight, mix, document_mask"),
+        (
+            [QUICKSTART, "data=3"],
+            "^data=3 must be a section, with values of path, weight, mix, document_mask",
+        ),
         ([QUICKSTART, "run.seed=${optim.seed}"], "run.seed: Interpolation key 'optim.seed' not"),
         ([QUICKSTART, "model.n_head=3"], "model.n_embd=128 must be divisible by model.n_head=3"),
         (

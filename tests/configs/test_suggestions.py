@@ -28,7 +28,10 @@ CLASSIFIER = settings_of(ClassifyConfig)
         ("objective", "^objective is a setting of task=classification$"),
         ("data.phases", "^data.phases is a setting of task=classification$"),
         ("grid_width", "not a setting: model.grid_width is a setting of task=classification$"),
-        ("data.inertia", "not a setting: data has path, weight, mix, document_mask, consecutive_windows$"),
+        (
+            "data.inertia",
+            "not a setting: data has path, weight, mix, document_mask, consecutive_windows$",
+        ),
         ("teacher.forcing", "not a setting: a configuration has task, model, data, optim, run$"),
     ],
 )
