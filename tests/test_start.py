@@ -45,7 +45,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_needs_no_pytorch() -> None:
     done = run(HELP, "train.py", *COMMANDS)
     assert done.returncode == 0, done.stderr
-    assert len(COMMANDS) == 30
+    assert len(COMMANDS) == 32
     assert done.stdout.count("usage: ") == len(COMMANDS)  # train.py, and all but the quickstart
 
 
@@ -60,7 +60,7 @@ def test_a_wrong_option_needs_no_pytorch() -> None:
 @pytest.mark.parametrize(
     ("config", "override", "sentence"),
     [
-        ("quickstart", "optim.momentum=1", "optim.momentum is not a setting: "),
+        ("quickstart", "optim.inertia=1", "optim.inertia is not a setting: "),
         ("quickstart", "data.path=nowhere", "data.path=nowhere does not exist; make it "),
         ("lra/image", "data.path=nowhere", "data.path=nowhere is not prepared; make it with"),
     ],

@@ -1,0 +1,173 @@
+"""Whether a model finds a pass key in a long text, by the text's length and the key's depth."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.text.passkey import draw_key, make_prompt
+from data.text.shards import TokenStream
+from data.text.tokenizer import TextTokenizer
+from evaluation.results import Row
+from evaluation.statistics import wilson
+from model.gpt import GPT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """What is asked of a model.
+
+    Raises:
+        ValueError: a depth is outside of [0, 1], or there is nothing to ask.
+    """
+
+    lengths: Sequence[int]
+    """Tokens of a prompt, the answer included."""
+    depths: Sequence[float]
+    """Of the needle: 0 at the beginning of the haystack, 1 at its end."""
+    n: int
+    """Prompts of each length and depth."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.lengths or not self.depths or self.n < 1:
+            raise ValueError("passkey trials need a length, a depth and one prompt of each")
+        for depth in self.depths:
+            if not 0 <= depth <= 1:
+                raise ValueError(f"depth={depth} must lie in [0, 1]: 0 is the beginning")
+
+
+@torch.no_grad()
+def answers(model: GPT, prompts: Tensor, n_answer: Tensor) -> Tensor:
+    """(B,) bool, whether greedy decoding gives the answer at the end of each prompt.
+
+    The answer's own tokens are read along: where each of them is the likeliest after those before,
+    greedy decoding gives them all.
+
+    Args:
+        prompts: (B, T) int64, with their answers.
+        n_answer: (B,) int64, tokens of the answer.
+    """
+    most = int(n_answer.max())
+    hidden = model.hidden(prompts[:, :-1])[:, -most:]
+    likeliest = model.head(hidden).argmax(-1)
+    place = torch.arange(most, device=prompts.device)
+    counts = place >= most - n_answer[:, None]
+    return ((likeliest == prompts[:, -most:]) | ~counts).all(1)
+
+
+def score(
+    model: GPT,
+    tokenizer: TextTokenizer,
+    haystack: TokenStream,
+    trials: Trials,
+    *,
+    batch_tokens: int,
+    context: Callable[[], AbstractContextManager],
+) -> Iterator[Row]:
+    """A row for each length and depth: how many keys of how many are found, with the interval.
+
+    Every model is asked the same: prompts depend on trials, tokenizer and haystack alone.
+
+    Args:
+        model: in evaluation mode.
+        haystack: of which the text is.
+        batch_tokens: read at once, or one prompt.
+        context: of the forward pass.
+
+    Raises:
+        ValueError: a length is more than the haystack, or than learned positions have.
+    """
+    device = next(model.parameters()).device
+    longest = max(trials.lengths)
+    if longest > len(haystack):
+        raise ValueError(
+            f"prompts of {longest} tokens need as much text, and {haystack.split} of "
+            f"{haystack.path} has {len(haystack)}: give another corpus, or shorter lengths"
+        )
+    for length in trials.lengths:
+        if model.config.mask.pattern != "dense":
+            model.prepare_mask(length - 1)
+        for depth in trials.depths:
+            prompts = [
+                _prompt(tokenizer, haystack, length, depth, trials.seed, number)
+                for number in range(trials.n)
+            ]
+            at_once = max(1, batch_tokens // length)
+            found = 0
+            for first in range(0, trials.n, at_once):
+                some = prompts[first : first + at_once]
+                tokens = torch.tensor([p.tokens for p in some], device=device)
+                n_answer = torch.tensor([p.n_answer for p in some], device=device)
+                with context():
+                    found += int(answers(model, tokens, n_answer).sum())
+            low, high = wilson(found / trials.n, trials.n)
+            yield {
+                "length": length,
+                "depth": depth,
+                "found": found,
+                "of": trials.n,
+                "low": low,
+                "high": high,
+            }
+
+
+def _prompt(
+    tokenizer: TextTokenizer,
+    haystack: TokenStream,
+    length: int,
+    depth: float,
+    seed: int,
+    number: int,
+) -> Any:
+    rng = np.random.default_rng((seed, length, round(1000 * depth), number))
+    first = int(rng.integers(0, len(haystack) - length + 1))
+    return make_prompt(tokenizer, haystack.read(first, length), draw_key(rng), depth, length)
+
+
+def by_length(rows: Sequence[Row]) -> list[Row]:
+    """Rows of all depths of each length together."""
+    lengths = dict.fromkeys(row["length"] for row in rows)
+    joined = []
+    for length in lengths:
+        found = sum(row["found"] for row in rows if row["length"] == length)
+        of = sum(row["of"] for row in rows if row["length"] == length)
+        low, high = wilson(found / of, of)
+        joined.append({"length": length, "found": found, "of": of, "low": low, "high": high})
+    return joined
+
+
+def draw(runs: Mapping[str, Sequence[Row]]) -> "Figure":
+    """A heat map for each run: accuracy by length (down) and depth (across)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(runs) + 0.8, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(runs), squeeze=False)[0]
+    image = None
+    for axes, (label, rows) in zip(panels, runs.items(), strict=True):
+        lengths = sorted({row["length"] for row in rows})
+        depths = sorted({row["depth"] for row in rows})
+        shares = np.full((len(lengths), len(depths)), np.nan)
+        for row in rows:
+            at = lengths.index(row["length"]), depths.index(row["depth"])
+            shares[at] = row["found"] / row["of"]
+            colour = "white" if shares[at] < 0.6 else "black"
+            axes.text(
+                *at[::-1], f"{shares[at]:.0%}", ha="center", va="center", size=7, color=colour
+            )
+        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axes.set_xticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
+        axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+        axes.set_title(label, fontsize=10)
+        axes.set_xlabel("depth of the key")
+    panels[0].set_ylabel("tokens")
+    assert image is not None
+    figure.colorbar(image, ax=panels.tolist(), label="keys found")
+    return figure

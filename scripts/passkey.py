@@ -1,0 +1,114 @@
+"""Does a run find a pass key in a long text? Accuracy by length and depth, and a heat map.
+
+    python -m scripts.passkey out/gpt2_small_4k [RUN ...] [--lengths 1024 4096] [--depths 0 0.5 1]
+
+A prompt is text of the validation split with a sentence that names a key of five digits, at some
+depth, and at the end the question for it. A key is found if greedy decoding gives all digits. All
+runs are asked the same. Models that never saw the task seldom solve it, however well they read:
+scripts.prepare_passkey makes text that teaches it. Written to --out: passkey.json, passkey.png.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add(
+        "--lengths", type=int, nargs="+", metavar="TOKENS",
+        help="of prompts (default: a run's context, and a half, a quarter, an eighth of it)",
+    )  # fmt: skip
+    add(
+        "--depths", type=float, nargs="+", default=[n / 10 for n in range(11)], metavar="SHARE",
+        help="of the key, from 0 to 1 (default: eleven)",
+    )  # fmt: skip
+    add("--trials", type=int, default=20, metavar="N", help="of each (default: %(default)s)")
+    add("--data", type=Path, metavar="FOLDER", help="token shards (default: the first run's)")
+    add("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    add("--batch-tokens", type=int, default=65_536, help="read at once (default: %(default)s)")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add("--out", type=Path, default=Path("out/passkey"), help="(default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+from functools import partial
+
+from data.text.shards import TokenStream
+from evaluation.markdown import dict_table
+from evaluation.passkey import Trials, by_length, draw, score
+from evaluation.results import Row, write_result
+from evaluation.runs import describe, labels, open_run
+from evaluation.score import check_tokenizer
+from evaluation.style import save
+from training.distributed import start_processes
+from training.numerics import autocast
+
+SHARES = (8, 4, 2, 1)  # of a context
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
+    runs = [open_run(folder) for folder in args.runs]
+    haystack = TokenStream(args.data or runs[0].config.data.path, "val")
+    names = labels(runs)
+    found: dict[str, list[Row]] = {}
+    results = []
+    with start_processes(args.device) as processes:
+        device = processes.device
+        for name, run in zip(names, runs, strict=True):
+            check_tokenizer(run, haystack)
+            context_length = run.config.model.context_length
+            lengths = args.lengths or [context_length // share for share in SHARES]
+            trials = Trials(lengths=lengths, depths=args.depths, n=args.trials, seed=args.seed)
+            dtype = run.config.run.dtype if device.type == "cuda" else "float32"
+            label = name if names.count(name) == 1 else f"{name}, seed {run.seed_number}"
+            found[label] = []
+            for row in score(
+                run.model.to(device),
+                run.tokenizer,
+                haystack,
+                trials,
+                batch_tokens=args.batch_tokens,
+                context=partial(autocast, dtype, device),
+            ):
+                found[label].append(row)
+            results.append({"label": label, "rows": found[label], "about": describe(run)})
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_result(args.out / "passkey.json", {"seed": args.seed, "runs": results})
+    save(draw(found), args.out / "passkey.png")
+    print(table_of(found), end="")
+    print(f"wrote {args.out / 'passkey.json'} and passkey.png")
+
+
+def table_of(runs: dict[str, list[Row]]) -> str:
+    """Accuracy by length over all depths, with 95% intervals, in Markdown."""
+    return dict_table(
+        {
+            "run": label,
+            "tokens": f"{row['length']:,}",
+            "keys found": f"{row['found'] / row['of']:.1%} ({row['low']:.1%} to {row['high']:.1%})",
+            "worst depth": f"{_worst(rows, row['length']):.0%}",
+        }
+        for label, rows in runs.items()
+        for row in by_length(rows)
+    )
+
+
+def _worst(rows: Sequence[Row], length: int) -> float:
+    """The depth at which fewest keys are found; of several the first."""
+    return min(
+        (row for row in rows if row["length"] == length), key=lambda row: row["found"] / row["of"]
+    )["depth"]
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

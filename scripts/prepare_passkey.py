@@ -1,0 +1,49 @@
+"""Documents that teach a model to find a pass key in a long text, as token shards.
+
+    python -m scripts.prepare_passkey out/data/books --out out/data/passkey --longest 4096
+    python train.py configs/gpt2_small_4k.yaml data.path=out/data/books \\
+      'data.mix=[{path: out/data/passkey, weight: 0.25}]'
+
+Haystacks are text of the corpus that is named, whose tokenizer the shards have, too.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("corpus", type=Path, metavar="CORPUS", help="folder of a prepared text")
+    add("--out", required=True, help="folder for the shards")
+    add("--documents", type=int, default=20_000, metavar="N", help="(default: %(default)s)")
+    add("--longest", type=int, default=4096, metavar="TOKENS", help="(default: %(default)s)")
+    add("--seed", type=int, default=0, help="(default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+from configs.signals import if_interrupted
+from data.text.passkey import PasskeySource
+from data.text.prepare import prepare
+from data.text.shards import TOKENIZER
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
+    source = PasskeySource(args.corpus, args.documents, args.longest, args.seed)
+    with if_interrupted(lambda: ": the same command goes on from here"):
+        report = prepare(source, args.out, tokenizer=str(args.corpus / TOKENIZER))
+    for split, info in report.manifest.splits.items():
+        print(f"{split}: {info.documents:,} documents, {info.tokens:,} tokens")
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()
