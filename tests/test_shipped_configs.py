@@ -21,6 +21,7 @@ BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "data.d
 KINDS = {
     "gpt2_small_1k": TINY_GPT,
     "gpt2_medium_4k": (*TINY_GPT, *BUTTERFLY),
+    "modern_small_4k": (*TINY_GPT, "model.n_kv_head=1", "model.window_size=9"),
     "quickstart": TINY_GPT,
     "lra/listops": TINY_CLASSIFIER,
     "lra/image": TINY_CLASSIFIER,
@@ -42,7 +43,7 @@ def data(corpus, tmp_path_factory):
     """By the first word of a configuration's name, what it is trained on."""
     tasks = tmp_path_factory.mktemp("lra")
     make_tasks(tasks, "listops", "image", "retrieval", "pathfinder32")
-    texts = {"gpt2": corpus, "quickstart": corpus}
+    texts = {"gpt2": corpus, "modern": corpus, "quickstart": corpus}
     return texts | {folder.name.removesuffix("32"): folder for folder in tasks.iterdir()}
 
 

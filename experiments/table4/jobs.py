@@ -297,7 +297,7 @@ def _recipe(
 def _base(name: str, budget: Budget) -> list[str]:
     """A model's YAML file, and changes of the budget and the model."""
     model = MODELS[name]
-    return [f"configs/gpt2_small_{model.context}.yaml", *budget.overrides, *model.overrides]
+    return [f"configs/{model.recipe}_{model.context}.yaml", *budget.overrides, *model.overrides]
 
 
 def _schedule(steps: int) -> tuple[str, ...]:

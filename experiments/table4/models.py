@@ -10,10 +10,11 @@ _LEARNED = ("model.positions=learned",)
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained; its YAML file is configs/gpt2_small_CONTEXT.yaml."""
+    """What is trained; its YAML file is configs/RECIPE_CONTEXT.yaml."""
 
     context: str
     overrides: tuple[str, ...] = ()
+    recipe: str = "gpt2_small"
     starts_from: str | None = None
     """Model whose weights it starts with; the time of that run counts as its own."""
     same_time_as: str | None = None
@@ -55,6 +56,10 @@ MODELS = {
     "4k_learned_from_1k": Model(
         "4k", _LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
     ),
+    "4k_muon": Model("4k", ("optim.name=muon",)),
+    "4k_modern": Model("4k", recipe="modern_small"),
+    "4k_modern_adamw": Model("4k", ("optim.name=adamw",), recipe="modern_small"),
+    "4k_modern_same_time": Model("4k", recipe="modern_small", same_time_as="4k"),
 }
 
 

@@ -68,6 +68,15 @@ QUESTIONS = (
         "documents masked instead of packed, equal tokens",
         tuple((f"{name}_documents", name) for name in ("1k", "4k", "1k_then_4k")),
     ),
+    Question(
+        "a modern recipe instead of GPT-2's, equal tokens",
+        tuple((name, "4k") for name in ("4k_modern", "4k_modern_adamw", "4k_muon")),
+    ),
+    Question(
+        "a modern recipe instead of GPT-2's, equal time",
+        (("4k_modern_same_time", "4k"),),
+        by_position=True,
+    ),
 )
 
 QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pairs}

@@ -53,7 +53,9 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
             config.optim.max_steps * config.optim.batch_tokens == wanted.steps * wanted.batch_tokens
         )
         assert config.optim.batch_tokens == wanted.batch_tokens
-        assert (config.optim.lr, config.optim.schedule) == (configs[0].optim.lr, "linear")
+        if budget != "paper" or config.model.norm == "layer_norm":  # else each recipe has its own
+            assert config.optim.lr == configs[0].optim.lr
+        assert config.optim.schedule == "linear"
     assert len({config.model.context_length for config in configs}) == 5
 
 
