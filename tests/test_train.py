@@ -316,9 +316,9 @@ def test_a_folder_of_the_other_task(run, monkeypatch):
 
 
 def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["train.py", str(run.config), "optim.momentum=1"])
+    monkeypatch.setattr(sys, "argv", ["train.py", str(run.config), "optim.inertia=1"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path("train.py", run_name="__main__")
     # Python prints a text to stderr and exits with 1; nothing else was said before
-    assert re.fullmatch(r"error: optim.momentum is not a setting: .*", end.value.code)
+    assert re.fullmatch(r"error: optim.inertia is not a setting: .*", end.value.code)
     assert capfd.readouterr() == ("", "")

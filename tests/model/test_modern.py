@@ -198,6 +198,7 @@ def test_a_gpu_gives_the_losses_of_the_reference(change: dict) -> None:
     ours = GPT(config).cuda()
     ours.load_state_dict(exact.state_dict())
     x = tokens().cuda()
+    torch.compiler.reset()
     with torch.autocast("cuda", torch.bfloat16):
         compiled = torch.compile(ours, fullgraph=True, dynamic=False)
         loss = compiled(x, x)
@@ -208,6 +209,7 @@ def test_a_gpu_gives_the_losses_of_the_reference(change: dict) -> None:
 
 @choices
 def test_compiles_whole(change: dict) -> None:
+    torch.compiler.reset()  # which counts models of one code as one that is compiled again
     torch.manual_seed(0)
     model = GPT(replace(BASE, **change))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
