@@ -144,14 +144,21 @@ def by_length(rows: Sequence[Row]) -> list[Row]:
     return joined
 
 
-def draw(runs: Mapping[str, Sequence[Row]]) -> "Figure":
-    """A heat map for each run: accuracy by length (down) and depth (across)."""
+def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figure":
+    """A heat map for each run: accuracy by length (down) and depth (across).
+
+    All in one line, or `columns` in each.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(runs) + 0.8, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(runs), squeeze=False)[0]
+    columns = columns or len(runs)
+    lines = -(-len(runs) // columns)
+    figure = Figure(figsize=(4.2 * columns + 0.8, 0.6 + 3.0 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)
     image = None
-    for axes, (label, rows) in zip(panels, runs.items(), strict=True):
+    for axes, (label, rows) in zip(panels, runs.items(), strict=False):
         lengths = sorted({row["length"] for row in rows})
         depths = sorted({row["depth"] for row in rows})
         shares = np.full((len(lengths), len(depths)), np.nan)
@@ -167,7 +174,7 @@ def draw(runs: Mapping[str, Sequence[Row]]) -> "Figure":
         axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_title(label, fontsize=10)
         axes.set_xlabel("depth of the key")
-    panels[0].set_ylabel("tokens")
+        axes.set_ylabel("tokens")
     assert image is not None
     figure.colorbar(image, ax=panels.tolist(), label="keys found")
     return figure

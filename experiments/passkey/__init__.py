@@ -1,0 +1,1 @@
+"""Which attention finds a pass key, at which length."""
