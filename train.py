@@ -291,8 +291,9 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 set_learning_rate(task.optimizer, lr)
                 watch.count(task.step(step))
                 step += 1
-                if profiler is not None and (told := profiler.step()):
-                    log.say(told)
+                if profiler is not None and profiler.step():
+                    with watch.paused():
+                        log.say(profiler.report())
                 stop.watch()  # before, as the first step compiles, there is nothing to save
 
                 # reading the loss is the only time that the host waits for the GPU

@@ -93,8 +93,6 @@ def score(
             f"{haystack.path} has {len(haystack)}: give another corpus, or shorter lengths"
         )
     for length in trials.lengths:
-        if model.config.mask.pattern != "dense":
-            model.prepare_mask(length - 1)
         for depth in trials.depths:
             prompts = [
                 _prompt(tokenizer, haystack, length, depth, trials.seed, number)

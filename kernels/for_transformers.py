@@ -139,9 +139,10 @@ def _needs_no_bounds(mask_function: MaskFunction, kv_length: int, local_size: in
     """Whether a mask without padding hides no more than causality or a layer's window does."""
     if local_size is None or local_size >= kv_length:
         return True
-    # Behind the first local_size tokens a window moves on by one, a chunk by its size.
-    one = torch.ones(1, dtype=torch.int64)
-    return bool(mask_function(one * 0, one * 0, one * local_size, one))
+    # Behind the first local_size tokens a window moves on by one, a chunk by its size. Tensors
+    # without dimensions may lie on the CPU while a mask's own lie on a GPU.
+    zero, one, place = (torch.tensor(number) for number in (0, 1, local_size))
+    return bool(mask_function(zero, zero, place, one))
 
 
 def _first_visible(

@@ -24,10 +24,10 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
         plan = schedule(wait=0, warmup=WARM_UP, active=n_steps, repeat=1)
         self._profile = profile(activities=activities, schedule=plan)
-        self._count, self._started = 0, 0.0
+        self._count, self._started, self._step_ms = 0, 0.0, 0.0
 
-    def step(self) -> str | None:
-        """A step is done. After the last that is watched, what they tell: lines of text."""
+    def step(self) -> bool:
+        """A step is done; whether it was the last that is watched, so that `report` can tell."""
         self._count += 1
         watched = self._count - SKIPPED
         if watched == 0:
@@ -40,9 +40,9 @@ class StepProfiler:
             if watched == WARM_UP:
                 self._started = time.perf_counter()
             if watched == WARM_UP + self._n_steps:
-                self._profile.stop()
-                return self._report(1000 * seconds / self._n_steps)
-        return None
+                self._step_ms = 1000 * seconds / self._n_steps
+                return True
+        return False
 
     def unfinished(self) -> bool:
         """Whether the steps that were to be watched have not all come."""
@@ -53,11 +53,14 @@ class StepProfiler:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _report(self, step_ms: float) -> str:
+    def report(self) -> str:
+        """What the steps tell, as lines of text; writes the table and the trace."""
+        self._profile.stop()
         self._folder.mkdir(exist_ok=True)
         trace, text = self._folder / "trace.json", self._folder / "table.txt"
         self._profile.export_chrome_trace(str(trace))
-        lines = self._parts(step_ms) if self._device.type == "cuda" else self._operators(step_ms)
+        tell = self._parts if self._device.type == "cuda" else self._operators
+        lines = tell(self._step_ms)
         table = "\n".join(
             [f"{'ms':>10} {'calls':>8}  of a step, mean of {self._n_steps} under the profiler"]
             + [f"{ms:10.2f} {calls:8.1f}  {name}" for name, ms, calls in lines]

@@ -11,12 +11,12 @@ from training.profiling import SKIPPED, WARM_UP, StepProfiler
 
 def profiled(folder, n_steps, step, device="cpu") -> str:
     profiler = StepProfiler(folder, n_steps, torch.device(device))
-    told = []
-    for _ in range(SKIPPED + WARM_UP + n_steps + 3):
+    for number in range(SKIPPED + WARM_UP + n_steps):
         step()
-        told.append(profiler.step())
-    (report,) = [text for text in told if text]
-    assert told.index(report) == SKIPPED + WARM_UP + n_steps - 1
+        assert profiler.step() == (number == SKIPPED + WARM_UP + n_steps - 1)
+    report = profiler.report()
+    step()
+    assert not profiler.step() and not profiler.unfinished()
     return report
 
 
