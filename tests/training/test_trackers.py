@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+
+pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.test_metrics import open_log
