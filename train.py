@@ -37,6 +37,7 @@ if __name__ == "__main__":
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -208,8 +209,12 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         keep_last=config.run.keep_last,
         keep_best=config.run.keep_best,
     )
+    profiles = config.run.profile > 0 and processes.is_main
     with (
         RunLog(config, start_step=step, is_main=processes.is_main) as log,
+        StepProfiler(run_dir / "profile", config.run.profile, device)
+        if profiles
+        else nullcontext() as profiler,
         if_interrupted(
             lambda: f" at step {step}: {what_goes_on(config)}",
             is_saved=lambda: saver.last_step == step > 0,
@@ -232,9 +237,6 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         spikes = Spikes(log.losses())
-        profiler = None
-        if config.run.profile and processes.is_main:
-            profiler = StepProfiler(run_dir / "profile", config.run.profile, device)
         validated: Record | None = None
 
         def save(val_loss: float | None = None) -> None:

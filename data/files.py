@@ -178,7 +178,7 @@ def check_settings(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
 
 def differing(there: dict[str, Any], here: dict[str, Any], but: Collection[str] = ()) -> list[str]:
     """Settings, "group.name" where they are nested, that are not equal, each with both values."""
-    old, new = dict(_leaves(there)), dict(_leaves(here))
+    old, new = dict(leaves(there)), dict(leaves(here))
     return [
         f"{name} is {old.get(name)!r} there and {new.get(name)!r} here"
         for name in sorted(old.keys() | new.keys())
@@ -186,9 +186,10 @@ def differing(there: dict[str, Any], here: dict[str, Any], but: Collection[str] 
     ]
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of settings, "group.name" where they are nested."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

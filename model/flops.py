@@ -16,6 +16,7 @@ Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from model.config import ModelConfig
 
@@ -65,6 +66,7 @@ def count_params(config: ModelConfig) -> int:
     return config.vocab_size * C + layers + norm
 
 
+@cache  # as a run asks for it with each record
 def attention_share(config: ModelConfig, layer: int, *, causal: bool) -> float:
     """The share of dense attention's (query, key) pairs that a layer computes."""
     T, W = config.context_length, config.window_size

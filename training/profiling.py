@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -25,6 +26,7 @@ class StepProfiler:
         plan = schedule(wait=0, warmup=WARM_UP, active=n_steps, repeat=1)
         self._profile = profile(activities=activities, schedule=plan)
         self._count, self._started, self._step_ms = 0, 0.0, 0.0
+        self._is_on = False
 
     def step(self) -> bool:
         """A step is done; whether it was the last that is watched, so that `report` can tell."""
@@ -32,6 +34,7 @@ class StepProfiler:
         watched = self._count - SKIPPED
         if watched == 0:
             self._profile.start()
+            self._is_on = True
         elif 0 < watched <= WARM_UP + self._n_steps:
             if watched >= WARM_UP:
                 self._wait()
@@ -48,6 +51,18 @@ class StepProfiler:
         """Whether the steps that were to be watched have not all come."""
         return self._count < SKIPPED + WARM_UP + self._n_steps
 
+    def _stop(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            self._profile.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Watch no more, wherever the run ends: PyTorch has one profiler for all of a process."""
+        self._stop()
+
     def _wait(self) -> None:
         """Until the GPU has done the step: what is counted is all of some steps, and no other."""
         if self._device.type == "cuda":
@@ -55,7 +70,7 @@ class StepProfiler:
 
     def report(self) -> str:
         """What the steps tell, as lines of text; writes the table and the trace."""
-        self._profile.stop()
+        self._stop()
         self._folder.mkdir(exist_ok=True)
         trace, text = self._folder / "trace.json", self._folder / "table.txt"
         self._profile.export_chrome_trace(str(trace))
@@ -74,7 +89,8 @@ class StepProfiler:
         kernels = [
             (str(e.key), e.self_device_time_total / 1000, e.count)
             for e in events
-            if e.device_type == torch.autograd.DeviceType.CUDA and not _is_step(e.key)
+            # annotations span kernels that are counted by themselves
+            if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
         ]
         parts = add_up(kernels, self._n_steps)
         idle = step_ms - sum(part.ms for part in parts.values())

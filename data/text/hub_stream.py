@@ -75,6 +75,7 @@ class HubStream:
             rows: Any = datasets.load_dataset(
                 self.name, self.config, split="train", streaming=True, revision=self._commit
             )
-            columns = rows.column_names or rows._resolve_features().column_names
+            # not every format says its columns before a row is read
+            columns = rows.column_names or list(next(iter(rows), {}))
         checked_column(self.name, self.text_field, columns)
         return rows.select_columns([self.text_field])

@@ -119,7 +119,7 @@ class PasskeySource:
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:
-        return load_tokenizer(str(self.corpus / TOKENIZER))
+        return load_tokenizer(str(self._streams["train"].path / TOKENIZER))
 
     @cached_property
     def _streams(self) -> dict[str, TokenStream]:

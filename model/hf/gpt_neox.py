@@ -54,6 +54,8 @@ def _pairs(config: ModelConfig) -> list[Pair]:
 def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions as transformers 5 says them, or as older versions did."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"config.json has rope_parameters={rope!r}, which must be an object.")
     share = rope.get("partial_rotary_factor", hf.get("rotary_pct", 0.25))
     if share != 1:
         raise ValueError(
@@ -68,9 +70,17 @@ def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
         )
     return {
         "positions": "rotary",
-        "rope_base": float(rope.get("rope_theta", hf.get("rotary_emb_base", DEFAULT_ROPE_BASE))),
-        "rope_scaling": float(rope["factor"]) if kind == "linear" else 1.0,
+        "rope_base": _number(
+            "rope_theta", rope.get("rope_theta", hf.get("rotary_emb_base", DEFAULT_ROPE_BASE))
+        ),
+        "rope_scaling": _number("factor", rope.get("factor")) if kind == "linear" else 1.0,
     }
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"config.json has {name}={value!r} of rotary positions: give a number.")
+    return float(value)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:

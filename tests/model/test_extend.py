@@ -41,6 +41,16 @@ SMALL = ModelConfig(vocab_size=50, context_length=8, n_layer=2, n_head=2, n_embd
             ["model.scale_attn_by_inverse_layer_idx is False there and True here"],
         ),
         ({"bias": False}, ["model.bias is True there and False here"]),
+        ({"n_kv_head": 1}, ["model.n_kv_head is None there and 1 here"]),
+        (
+            {"qk_norm": True, "norm": "rms_norm", "mlp": "swiglu"},
+            [
+                "model.qk_norm is False there and True here",
+                "model.norm is 'layer_norm' there and 'rms_norm' here",
+                "model.mlp is 'gelu' there and 'swiglu' here",
+            ],
+        ),
+        ({"window_size": 4, "full_every": 2}, []),
     ],
 )
 def test_differences_name_each_field_and_both_values(changes, expected):
@@ -61,8 +71,12 @@ def test_rotary_positions_may_reach_further():
     assert differing(ROTARY, there, dataclasses.replace(there, context_length=32)) == []
 
 
-def test_only_fields_of_the_model_must_agree():
-    assert {*MUST_AGREE, *ROTARY} <= {field.name for field in dataclasses.fields(ModelConfig)}
+def test_each_field_of_the_model_must_agree_or_may_be_chosen_anew():
+    chosen = {"context_length", "dropout", "attention_dropout", "attention", "mask", "window_size"}
+    chosen |= {"full_every", "recompute_gelu", "residual_in_fp32"}
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert {*MUST_AGREE, *ROTARY} | chosen == fields
+    assert not {*MUST_AGREE, *ROTARY} & chosen
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_what_transformers_saves_is_read() -> None:
             {"rope_parameters": {"partial_rotary_factor": 1, "rope_type": "yarn"}},
             "rope_type='yarn', and this model can only scale positions by one factor",
         ),
+        ({"rope_parameters": "linear"}, "rope_parameters='linear', which must be an object"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 1, "rope_type": "linear"}},
+            "factor=None of rotary positions: give a number",
+        ),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 1, "rope_theta": "10000"}},
+            "rope_theta='10000' of rotary positions",
+        ),
         ({"hidden_size": None}, "hidden_size=None, which must be a whole number"),
     ],
 )

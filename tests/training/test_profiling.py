@@ -58,6 +58,15 @@ def test_a_run_that_is_too_short_says_so(run, capsys) -> None:
     assert "run.profile=2: nothing was profiled" in capsys.readouterr().out
 
 
+def test_a_run_that_ends_while_it_is_watched_leaves_no_profiler_on(tmp_path) -> None:
+    profiler = StepProfiler(tmp_path / "profile", 3, torch.device("cpu"))
+    with pytest.raises(KeyboardInterrupt), profiler:
+        for _ in range(SKIPPED + 2):
+            profiler.step()
+        raise KeyboardInterrupt
+    profiled(tmp_path / "again", 1, lambda: torch.ones(2) + 1)  # a second would be refused
+
+
 def test_no_number_of_steps(run) -> None:
     with pytest.raises(ValueError, match="run.profile=-1 must be a number of steps"):
         run("run.profile=-1")

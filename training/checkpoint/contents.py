@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from configs.reader import from_record
-from data.files import differing, parse_json, sync_folder, write_atomically
+from data.files import differing, leaves, parse_json, sync_folder, write_atomically
+from model.config import ModelConfig
 from training.checkpoint.files import (
     DamageError,
     check_sums,
@@ -46,10 +47,6 @@ STATE = "state.json"
 MODEL, OPTIMIZER, PROCESSES = (
     f"{what}.safetensors" for what in ("model", "optimizer", "processes")
 )
-
-
-_LATER = {"model.bias": True}
-"""Settings that older checkpoints do not have, and what was always so before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,9 @@ def shared_settings(config: RunConfiguration) -> dict[str, Any]:
     # It is not read again, but config.yaml must not come to tell of another origin. Both folders
     # may have been moved since.
     origin = config.run.init_from and Path(config.run.init_from).absolute().name
-    return shape | {"run.seed": config.run.seed, "run.init_from": origin}
+    # whose state it is
+    optimizer = {"optim.name": config.optim.name}
+    return shape | optimizer | {"run.seed": config.run.seed, "run.init_from": origin}
 
 
 def write_checkpoint(
@@ -167,8 +166,7 @@ def load_checkpoint(
             f"{folder} holds weights and no state of an optimizer, so no run can go on from it: to "
             f"start from its weights, choose another run.out_dir and set run.init_from={run}"
         )
-    earlier = {name: _LATER[name] for name in _LATER.keys() & must_match.keys()}
-    if changes := differing(earlier | saved, must_match):
+    if changes := differing(_with_later_settings(saved, must_match), must_match):
         raise ValueError(
             f"{folder} is a checkpoint of another run: {'; '.join(changes)}. "
             "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
@@ -181,6 +179,17 @@ def load_checkpoint(
         _load_optimizer(model, optimizer, read_tensors(folder / OPTIMIZER))
         _set_own_state(read_tensors(folder / PROCESSES), processes, kept)
     return progress
+
+
+def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says, and of settings that are newer than it their defaults.
+
+    A new setting's default is what was always so before.
+    """
+    defaults = {"model": asdict(ModelConfig()), "optim": asdict(AdamWConfig(max_steps=1))}
+    known, always_so = dict(leaves(saved)), dict(leaves(defaults))
+    later = (dict(leaves(wanted)).keys() - known.keys()) & always_so.keys()
+    return known | {name: always_so[name] for name in later}
 
 
 def read_weights(folder: Path, like: Tensors | None = None) -> dict[str, Tensor]:

@@ -3,12 +3,14 @@
 import json
 import pickle
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from model.config import MaskConfig
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_steps
 from training.checkpoint.contents import (
     Progress,
@@ -90,6 +92,21 @@ def test_a_checkpoint_older_than_a_setting_goes_on_with_what_was_always_so(tmp_p
     load_checkpoint(folder, model, optimizer, MUST_MATCH | {"model.bias": True}, ALONE)
     with pytest.raises(ValueError, match="model.bias is True there and False here"):
         load_checkpoint(folder, model, optimizer, MUST_MATCH | {"model.bias": False}, ALONE)
+
+
+def test_a_checkpoint_older_than_a_setting_of_a_section_goes_on(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    mask = asdict(MaskConfig())
+    older = {"model.mask": {name: mask[name] for name in ("pattern", "block_size")}}
+    folder = save(tmp_path / "run", 1, model, optimizer, must_match=MUST_MATCH | older)
+    wanted = MUST_MATCH | {"model.mask": mask, "model.n_kv_head": None, "optim.name": "adamw"}
+    load_checkpoint(folder, model, optimizer, wanted, ALONE)
+    changed = {"model.mask": mask | {"stride_blocks": 4}}
+    with pytest.raises(ValueError, match=r"model\.mask\.stride_blocks is 8 there and 4 here"):
+        load_checkpoint(folder, model, optimizer, wanted | changed, ALONE)
+    with pytest.raises(ValueError, match=r"optim\.name is 'adamw' there and 'muon' here"):
+        load_checkpoint(folder, model, optimizer, wanted | {"optim.name": "muon"}, ALONE)
 
 
 def test_another_run_is_refused_with_both_values(tmp_path):
