@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.text.passkey import draw_key, make_prompt
+from data.text.passkey import DOORS, Prompt, draw_keys, make_prompt
 from data.text.shards import TokenStream
 from data.text.tokenizer import TextTokenizer
 from evaluation.results import Row
@@ -25,7 +25,7 @@ class Trials:
     """What is asked of a model.
 
     Raises:
-        ValueError: a depth is outside of [0, 1], or there is nothing to ask.
+        ValueError: a depth is outside of [0, 1], there is nothing to ask, or more keys than doors.
     """
 
     lengths: Sequence[int]
@@ -34,6 +34,8 @@ class Trials:
     """Of the needle: 0 at the beginning of the haystack, 1 at its end."""
     n: int
     """Prompts of each length and depth."""
+    others: int = 0
+    """Keys of other doors in each prompt, at any depth, for which is not asked."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class Trials:
         for depth in self.depths:
             if not 0 <= depth <= 1:
                 raise ValueError(f"depth={depth} must lie in [0, 1]: 0 is the beginning")
+        if not 0 <= self.others < len(DOORS):
+            raise ValueError(f"others={self.others} must lie in [0, {len(DOORS) - 1}]")
 
 
 @torch.no_grad()
@@ -95,7 +99,7 @@ def score(
     for length in trials.lengths:
         for depth in trials.depths:
             prompts = [
-                _prompt(tokenizer, haystack, length, depth, trials.seed, number)
+                _prompt(tokenizer, haystack, length, depth, trials, number)
                 for number in range(trials.n)
             ]
             at_once = max(1, batch_tokens // length)
@@ -122,12 +126,13 @@ def _prompt(
     haystack: TokenStream,
     length: int,
     depth: float,
-    seed: int,
+    trials: Trials,
     number: int,
-) -> Any:
-    rng = np.random.default_rng((seed, length, round(1000 * depth), number))
+) -> Prompt:
+    rng = np.random.default_rng((trials.seed, length, round(1000 * depth), number))
     first = int(rng.integers(0, len(haystack) - length + 1))
-    return make_prompt(tokenizer, haystack.read(first, length), draw_key(rng), depth, length)
+    keys = draw_keys(rng, [depth, *rng.random(trials.others).tolist()])
+    return make_prompt(tokenizer, haystack.read(first, length), keys, length)
 
 
 def by_length(rows: Sequence[Row]) -> list[Row]:

@@ -2,10 +2,11 @@
 
     python -m scripts.passkey out/gpt2_small_4k [RUN ...] [--lengths 1024 4096] [--depths 0 0.5 1]
 
-A prompt is text of the validation split with a sentence that names a key of five digits, at some
-depth, and at the end the question for it. A key is found if greedy decoding gives all digits. All
-runs are asked the same. Models that never saw the task seldom solve it, however well they read:
-scripts.prepare_passkey makes text that teaches it. Written to --out: passkey.json, passkey.png.
+A prompt is text of the validation split with a sentence that names a door's key of five digits, at
+some depth, and at the end the question for it; --others hides keys of other doors, too. A key is
+found if greedy decoding gives all digits. All runs are asked the same. Models that never saw the
+task seldom solve it, however well they read: scripts.prepare_passkey makes text that teaches it.
+Written to --out: passkey.json, passkey.png.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="of the key, from 0 to 1 (default: eleven)",
     )  # fmt: skip
     add("--trials", type=int, default=20, metavar="N", help="of each (default: %(default)s)")
+    add("--others", type=int, default=0, metavar="N", help="other keys (default: %(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="token shards (default: the first run's)")
     add("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     add("--batch-tokens", type=int, default=65_536, help="read at once (default: %(default)s)")
@@ -67,7 +69,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_tokenizer(run, haystack)
             context_length = run.config.model.context_length
             lengths = args.lengths or [context_length // share for share in SHARES]
-            trials = Trials(lengths=lengths, depths=args.depths, n=args.trials, seed=args.seed)
+            trials = Trials(
+                lengths=lengths,
+                depths=args.depths,
+                n=args.trials,
+                others=args.others,
+                seed=args.seed,
+            )
             dtype = run.config.run.dtype if device.type == "cuda" else "float32"
             label = name if names.count(name) == 1 else f"{name}, seed {run.seed_number}"
             found[label] = []
@@ -82,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 found[label].append(row)
             results.append({"label": label, "rows": found[label], "about": describe(run)})
     args.out.mkdir(parents=True, exist_ok=True)
-    write_result(args.out / "passkey.json", {"seed": args.seed, "runs": results})
+    write_result(
+        args.out / "passkey.json", {"seed": args.seed, "others": args.others, "runs": results}
+    )
     save(draw(found), args.out / "passkey.png")
     print(table_of(found), end="")
     print(f"wrote {args.out / 'passkey.json'} and passkey.png")

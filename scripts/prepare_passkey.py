@@ -1,10 +1,11 @@
 """Documents that teach a model to find a pass key in a long text, as token shards.
 
-    python -m scripts.prepare_passkey out/data/books --out out/data/passkey --longest 4096
+    python -m scripts.prepare_passkey out/data/books --out out/data/passkey --longest 8192
     python train.py configs/gpt2_small_4k.yaml data.path=out/data/books \\
       'data.mix=[{path: out/data/passkey, weight: 0.25}]'
 
-Haystacks are text of the corpus that is named, whose tokenizer the shards have, too.
+Haystacks are text of the corpus that is named, whose tokenizer the shards have, too. Give --longest
+twice the context: training cuts texts anywhere, and seldom sees both ends of one as long as itself.
 """
 
 import argparse
@@ -22,7 +23,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("corpus", type=Path, metavar="CORPUS", help="folder of a prepared text")
     add("--out", required=True, help="folder for the shards")
     add("--documents", type=int, default=20_000, metavar="N", help="(default: %(default)s)")
-    add("--longest", type=int, default=4096, metavar="TOKENS", help="(default: %(default)s)")
+    add("--longest", type=int, default=8192, metavar="TOKENS", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     return parser.parse_args(argv)
 

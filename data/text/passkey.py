@@ -1,10 +1,11 @@
-"""Pass keys hidden in text: a sentence with a number, and at the end the question for it.
+"""Pass keys hidden in text: sentences that name a door's number, and at the end questions for it.
 
 The task of Mohtashami and Jaggi 2023, "Landmark Attention" (arXiv 2305.16300), in haystacks of real
-text. As prompts of an exact length they test a model; as documents they teach it.
+text. Keys are those of doors, so that a text can hold several. As prompts of an exact length they
+test a model; as documents they teach it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +17,27 @@ from data.text.documents import Document, split_of
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 
-NEEDLE = "\nThe pass key is {key}. Remember it. {key} is the pass key.\n"
-QUESTION = "\nWhat is the pass key? The pass key is"
-ANSWER = " {key}."
+NEEDLE = (
+    "\nThe pass key of door {door} is {digits}. Remember it. "
+    "{digits} is the pass key of door {door}.\n"
+)
+QUESTION = "\nWhat is the pass key of door {door}? The pass key of door {door} is"
+ANSWER = " {digits}."
+DOORS = range(100, 1000)
 VAL_RATIO = 0.01
 
 
+class Key(NamedTuple):
+    """What is hidden."""
+
+    door: int
+    digits: str
+    depth: float
+    """Where it stands in the haystack: 0 at the beginning, 1 at the end."""
+
+
 class Prompt(NamedTuple):
-    """A haystack with a needle, the question, and the answer: token ids."""
+    """A haystack with needles, questions, and the answer to the last of them: token ids."""
 
     tokens: list[int]
     """All of them, the answer included."""
@@ -32,44 +46,67 @@ class Prompt(NamedTuple):
 
 
 def make_prompt(
-    tokenizer: TextTokenizer, haystack: np.ndarray, key: str, depth: float, length: int
+    tokenizer: TextTokenizer,
+    haystack: np.ndarray,
+    keys: Sequence[Key],
+    length: int,
+    *,
+    n_asked: int = 1,
 ) -> Prompt:
     """A prompt of exactly `length` tokens.
 
     Args:
         haystack: int64 ids of text, as many as the prompt or more.
-        key: digits.
-        depth: where the needle stands in the haystack: 0 at its beginning, 1 at its end.
+        keys: of different doors, in any order.
+        n_asked: how many keys, the first of them, are asked for, one after the other.
 
     Raises:
-        ValueError: the length has no room for needle and question.
+        ValueError: the length has no room for needles and questions.
     """
-    needle = tokenizer.encode(NEEDLE.format(key=key))
-    question = tokenizer.encode(QUESTION)
-    # with what follows it, as the needle has it: some tokenizers join what is next to each other
-    answer = tokenizer.encode(ANSWER.format(key=key))[: -len(tokenizer.encode("."))]
-    room = length - len(needle) - len(question) - len(answer)
+    needles = [
+        (key.depth, tokenizer.encode(NEEDLE.format(door=key.door, digits=key.digits)))
+        for key in keys
+    ]
+    questions: list[int] = []
+    answer: list[int] = []
+    for key in keys[:n_asked]:
+        # with what follows it, as in the needle: some tokenizers join what is next to each other
+        questions += [*answer, *tokenizer.encode(QUESTION.format(door=key.door))]
+        answer = tokenizer.encode(ANSWER.format(digits=key.digits))
+    del answer[-len(tokenizer.encode(".")) :]
+    room = length - sum(len(needle) for _, needle in needles) - len(questions) - len(answer)
     if room < 0:
         raise ValueError(
-            f"a prompt of {length} tokens has no room for needle, question and answer, which take "
-            f"{length - room}: ask for a longer one"
+            f"a prompt of {length} tokens has no room for needles, questions and answers, which "
+            f"take {length - room}: ask for a longer one"
         )
-    place = round(depth * room)
-    before, after = haystack[:place].tolist(), haystack[place:room].tolist()
-    return Prompt([*before, *needle, *after, *question, *answer], len(answer))
+    tokens: list[int] = []
+    start = 0
+    for depth, needle in sorted(needles):
+        place = round(depth * room)
+        tokens += [*haystack[start:place].tolist(), *needle]
+        start = place
+    tokens += [*haystack[start:room].tolist(), *questions, *answer]
+    return Prompt(tokens, len(answer))
 
 
-def draw_key(rng: np.random.Generator) -> str:
-    """Five digits, the first of which is not 0."""
-    return str(rng.integers(10_000, 100_000))
+def draw_keys(rng: np.random.Generator, depths: Sequence[float]) -> list[Key]:
+    """Keys of five digits, the first of which is not 0, of different doors."""
+    doors = rng.permutation(DOORS)[: len(depths)].tolist()
+    digits = rng.integers(10_000, 100_000, len(depths)).tolist()
+    return [
+        Key(door, str(key), depth) for door, key, depth in zip(doors, digits, depths, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class PasskeySource:
-    """Documents with a needle and its question, whose haystacks are of a prepared corpus.
+    """Documents with keys and the questions for all of them; haystacks are of a prepared corpus.
 
-    Lengths are drawn from little more than needle and question to `longest` tokens, as many of one
-    octave as of the next, and depths uniformly. Each is a pure function of seed and number.
+    Lengths are drawn from little more than a needle and its question to `longest` tokens, as many
+    of one octave as of the next, and depths uniformly. A short text has one key; of a long one a
+    quarter are needles and questions, as a text of one key would hardly teach what is far away.
+    Each document is a pure function of seed and number.
 
     Raises:
         ValueError: `longest` has no room for a haystack, or there are no documents.
@@ -85,7 +122,7 @@ class PasskeySource:
             raise ValueError(f"n_documents={self.n_documents} must be at least 1.")
         if self.longest <= self._shortest:
             raise ValueError(
-                f"longest={self.longest} tokens must be above {self._shortest}: needle and "
+                f"longest={self.longest} tokens must be above {self._shortest}: a needle and its "
                 "question take most of those."
             )
 
@@ -105,17 +142,23 @@ class PasskeySource:
         octaves = np.log2(self.longest / self._shortest)
         length = min(int(self._shortest * 2 ** rng.uniform(0, octaves)), len(stream))
         first = int(rng.integers(0, len(stream) - length + 1))
-        prompt = make_prompt(
-            self._tokenizer, stream.read(first, length), draw_key(rng), rng.random(), length
-        )
+        n_keys = min(max(1, length // (4 * self._one_key)), len(DOORS))
+        keys = draw_keys(rng, rng.random(n_keys).tolist())
+        haystack = stream.read(first, length)
+        prompt = make_prompt(self._tokenizer, haystack, keys, length, n_asked=n_keys)
         eot = stream.manifest.tokenizer.eot_id
         return self._tokenizer.decode([t for t in prompt.tokens if t != eot]) + "."
 
     @cached_property
+    def _one_key(self) -> int:
+        """Tokens of a needle, its question and the answer."""
+        texts = (text.format(door=999, digits=99_999) for text in (NEEDLE, QUESTION, ANSWER))
+        return sum(len(self._tokenizer.encode(text)) for text in texts)
+
+    @property
     def _shortest(self) -> int:
-        """Tokens of needle, question and answer, and a few of text."""
-        texts = NEEDLE, QUESTION, ANSWER
-        return 16 + sum(len(self._tokenizer.encode(text.format(key=99_999))) for text in texts)
+        """Tokens of one key, and a few of text."""
+        return 16 + self._one_key
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:

@@ -4,8 +4,8 @@
 
 Trains configs/passkey_4k.yaml at each context, with each attention, on the same tokens in all, one
 run after the other on one GPU, and asks each for keys in prompts of its context and of shares of
-it. A window has an eighth of the context. What was trained or asked before is not again; --resume
-goes on with a report that was stopped.
+it. A window has an eighth of the context. Documents that teach are up to two contexts long. What
+was trained or asked before is not again; --resume goes on with a report that was stopped.
 """
 
 import argparse
@@ -27,7 +27,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--contexts", type=int, nargs="+", default=CONTEXTS)
     add("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     add("--seeds", type=int, nargs="+", default=[1])
-    add("--documents", type=int, default=20_000, help="with a key (default: %(default)s)")
+    add(
+        "--documents", type=int, default=20_000,
+        help="with keys, for a context of 4,096; fewer if it is longer (default: %(default)s)",
+    )  # fmt: skip
     add("--trials", type=int, default=20, help="of each length and depth (default: %(default)s)")
     add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
     add("--runs", type=Path, default=Path("out/passkey"), help="(default: %(default)s)")
@@ -74,7 +77,7 @@ def changes_of(attention: str, context: int) -> list[str]:
 def train(args: argparse.Namespace, context: int, attention: str, seed: int) -> Path:
     """The folder of a finished run."""
     taught = args.runs / f"text_{context}"
-    source = PasskeySource(args.data, args.documents, context)
+    source = PasskeySource(args.data, args.documents * 4096 // context, longest=2 * context)
     prepare(source, taught, tokenizer=str(args.data / TOKENIZER))  # if it was not before
     folder = args.runs / f"{attention}_{context}_seed{seed}"
     if read_evaluations(folder):

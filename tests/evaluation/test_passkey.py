@@ -1,6 +1,7 @@
 """Pass keys: prompts of exact lengths, and who finds the key."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.text.passkey import PasskeySource, draw_key, make_prompt
+from data.text.passkey import DOORS, Key, PasskeySource, draw_keys, make_prompt
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from evaluation.passkey import Trials, answers, by_length, draw, score
@@ -31,22 +32,39 @@ def haystack(corpus):
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.37, 1.0])
-@pytest.mark.parametrize("length", [150, 151, 400])
+@pytest.mark.parametrize("length", [190, 191, 500])
 def test_a_prompt_has_its_length_needle_and_answer(tokenizer, haystack, depth, length) -> None:
-    prompt = make_prompt(tokenizer, haystack.read(0, length), "71432", depth, length)
+    prompt = make_prompt(tokenizer, haystack.read(0, length), [Key(417, "71432", depth)], length)
     assert len(prompt.tokens) == length
     text = tokenizer.decode(prompt.tokens)
-    needle = "\nThe pass key is 71432. Remember it. 71432 is the pass key.\n"
+    needle = (
+        "\nThe pass key of door 417 is 71432. Remember it. 71432 is the pass key of door 417.\n"
+    )
     before, after = text.split(needle)
-    assert after.endswith("\nWhat is the pass key? The pass key is 71432")
-    share = len(before) / (len(before) + len(after))
-    assert share == pytest.approx(depth * (1 - 60 / length), abs=0.25)
+    question = "\nWhat is the pass key of door 417? The pass key of door 417 is 71432"
+    assert after.endswith(question)
+    assert len(before) / len(before + after.removesuffix(question)) == pytest.approx(depth, abs=0.1)
     assert tokenizer.decode(prompt.tokens[-prompt.n_answer :]) == " 71432"
 
 
+def test_several_keys_and_some_questions(tokenizer, haystack) -> None:
+    keys = [Key(100, "11111", 1.0), Key(101, "22222", 0.0), Key(102, "33333", 0.5)]
+    prompt = make_prompt(tokenizer, haystack.read(0, 900), keys, 900, n_asked=2)
+    assert len(prompt.tokens) == 900
+    text = tokenizer.decode(prompt.tokens)
+    parts = [text.index(f"door {door} is {key}") for door, key, _ in keys]
+    assert parts[1] == len("\nThe pass key of ") and parts[1] < parts[2] < parts[0]
+    assert text.endswith(
+        "\nWhat is the pass key of door 100? The pass key of door 100 is 11111."
+        "\nWhat is the pass key of door 101? The pass key of door 101 is 22222"
+    )
+    assert text.count("What is the pass key") == 2
+    assert tokenizer.decode(prompt.tokens[-prompt.n_answer :]) == " 22222"
+
+
 def test_a_prompt_needs_room(tokenizer, haystack) -> None:
-    with pytest.raises(ValueError, match="a prompt of 20 tokens has no room for needle"):
-        make_prompt(tokenizer, haystack.read(0, 20), "71432", 0.5, 20)
+    with pytest.raises(ValueError, match="a prompt of 20 tokens has no room for needles"):
+        make_prompt(tokenizer, haystack.read(0, 20), [Key(417, "71432", 0.5)], 20)
 
 
 def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
@@ -55,7 +73,8 @@ def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
         vocab_size=tokenizer.vocab_size, context_length=200, n_layer=1, n_head=2, n_embd=16
     )
     model = GPT(config).eval()
-    prompts = [make_prompt(tokenizer, haystack.read(n, 150), "12345", 0.5, 150) for n in range(6)]
+    keys = [Key(417, "12345", 0.5)]
+    prompts = [make_prompt(tokenizer, haystack.read(n, 190), keys, 190) for n in range(6)]
     tokens = torch.tensor([p.tokens for p in prompts])
     n_answer = torch.tensor([3, 2, 3, 1, 3, 3])
     for row in (0, 1, 3):  # give these what greedy decoding gives
@@ -63,7 +82,7 @@ def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
         tokens[row : row + 1] = generate(model, tokens[row : row + 1, :-n], n, temperature=0.0)
     expected = [
         torch.equal(
-            generate(model, tokens[row : row + 1, : 150 - n], n, temperature=0.0)[0], tokens[row]
+            generate(model, tokens[row : row + 1, : 190 - n], n, temperature=0.0)[0], tokens[row]
         )
         for row, n in enumerate(n_answer.tolist())
     ]
@@ -72,7 +91,7 @@ def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
 
 
 class Finder(GPT):
-    """Looks the key up in the needle: every key is found where the needle is within reach."""
+    """Looks the door up in the text: its key is found where the needle is within reach."""
 
     def __init__(self, tokenizer, reach: int) -> None:
         super().__init__(
@@ -86,7 +105,8 @@ class Finder(GPT):
         wanted = torch.zeros_like(tokens)
         for row in range(len(tokens)):
             text = self.tokenizer.decode(tokens[row, -self.reach :].tolist())
-            _, needle, rest = text.partition("The pass key is ")
+            _, _, asked = text.rpartition("What is the pass key of door ")
+            _, needle, rest = text.partition(f"The pass key of door {asked[:3]} is ")
             answer = self.tokenizer.encode(f" {rest[:5]}.")[:-1]
             if needle and rest[5:7] == ". ":
                 # what follows the last token before the answer, and each of its own
@@ -97,18 +117,21 @@ class Finder(GPT):
         return torch.nn.functional.one_hot(hidden, self.config.vocab_size).float()
 
 
-def test_a_model_of_short_reach_finds_late_keys_alone(tokenizer, haystack) -> None:
-    trials = Trials(lengths=[150, 300], depths=[0.0, 0.5, 1.0], n=5)
-    options = {"batch_tokens": 700, "context": nullcontext}
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_model_of_short_reach_finds_late_keys_alone(tokenizer, haystack, others) -> None:
+    trials = Trials(lengths=[300, 400], depths=[0.0, 0.5, 1.0], n=5, others=others)
+    options = {"batch_tokens": 900, "context": nullcontext}
     rows = [*score(Finder(tokenizer, 512), tokenizer, haystack, trials, **options)]
     assert [(row["length"], row["depth"]) for row in rows] == [
-        (length, depth) for length in (150, 300) for depth in (0.0, 0.5, 1.0)
+        (length, depth) for length in (300, 400) for depth in (0.0, 0.5, 1.0)
     ]
     assert all(row["found"] == row["of"] == 5 for row in rows)
-    near = [*score(Finder(tokenizer, 120), tokenizer, haystack, trials, **options)]
-    assert [row["found"] for row in near if row["length"] == 300] == [0, 0, 5]
+    if others:
+        return
+    near = [*score(Finder(tokenizer, 180), tokenizer, haystack, trials, **options)]
+    assert [row["found"] for row in near if row["length"] == 400] == [0, 0, 5]
     joined = by_length(near)
-    assert [(row["length"], row["of"]) for row in joined] == [(150, 15), (300, 15)]
+    assert [(row["length"], row["of"]) for row in joined] == [(300, 15), (400, 15)]
     assert joined[1]["found"] == 5 and joined[1]["low"] < 1 / 3 < joined[1]["high"]
     axes = draw({"near": near, "all": rows}).axes
     assert [a.get_title() for a in axes[:2]] == ["near", "all"]
@@ -120,6 +143,8 @@ def test_trials_that_cannot_be(tokenizer, haystack) -> None:
         Trials(lengths=[], depths=[0.5], n=1)
     with pytest.raises(ValueError, match="depth=1.5 must lie in"):
         Trials(lengths=[100], depths=[1.5], n=1)
+    with pytest.raises(ValueError, match=r"others=900 must lie in \[0, 899\]"):
+        Trials(lengths=[100], depths=[0.5], n=1, others=900)
     long = Trials(lengths=[10**9], depths=[0.5], n=1)
     with pytest.raises(ValueError, match="need as much text, and train of"):
         next(
@@ -130,17 +155,22 @@ def test_trials_that_cannot_be(tokenizer, haystack) -> None:
 
 
 def test_documents_that_teach(corpus, tokenizer) -> None:
-    source = PasskeySource(corpus, 300, longest=400)
+    source = PasskeySource(corpus, 300, longest=2000)
     documents = list(source.documents())
     assert list(source.documents(123)) == documents[123:]
     assert {d.split for d in documents} == {"train", "val"}
-    lengths = []
+    lengths, n_keys = [], []
     for document in documents:
-        needle = document.text.split("The pass key is ")[1][:5]
-        assert document.text.endswith(f"What is the pass key? The pass key is {needle}.")
-        lengths.append(len(tokenizer.encode(document.text)))
+        text = document.text
+        told = dict(re.findall(r"The pass key of door (\d+) is (\d{5})\. Remember it", text))
+        asked = dict(re.findall(r"\? The pass key of door (\d+) is (\d{5})\.", text))
+        assert told == asked and len(told) >= 1  # each is asked for, and the answer is right
+        assert text.endswith(f"{[*asked.values()][-1]}.")
+        n_keys.append(len(told))
+        lengths.append(len(tokenizer.encode(text)))
     shortest, longest = min(lengths), max(lengths)
-    assert 100 < shortest < 125 and 380 < longest <= 410
+    assert 140 < shortest < 190 and 1800 < longest <= 2010
+    assert n_keys[lengths.index(shortest)] == 1 and max(n_keys) in (2, 3)
     # as many below the geometric mean as above it
     assert np.mean(np.array(lengths) < (shortest * longest) ** 0.5) == pytest.approx(0.5, abs=0.1)
     assert PasskeySource(corpus, 300, longest=400, seed=1).describe() != source.describe()
@@ -150,26 +180,27 @@ def test_documents_that_teach(corpus, tokenizer) -> None:
         PasskeySource(corpus, 0, longest=400)
 
 
-def test_keys_have_five_digits() -> None:
-    keys = {draw_key(np.random.default_rng(n)) for n in range(200)}
-    assert len(keys) > 190 and {len(key) for key in keys} == {5}
+def test_keys_have_five_digits_and_doors_of_their_own() -> None:
+    keys = draw_keys(np.random.default_rng(0), [0.5] * len(DOORS))
+    assert sorted(key.door for key in keys) == [*DOORS]
+    assert {len(key.digits) for key in keys} == {5} and len({key.digits for key in keys}) > 880
 
 
 def test_the_commands(run, corpus, tmp_path, capsys) -> None:
     taught = tmp_path / "taught"
     prepare_passkey.main(
-        [str(corpus), "--out", str(taught), "--documents", "300", "--longest", "200"]
+        [str(corpus), "--out", str(taught), "--documents", "300", "--longest", "300"]
     )
     mix = f"data.mix=[{{path: {taught}, weight: 1}}]"
     run(mix, "model.context_length=128", "optim.batch_tokens=512", "model.positions=rotary")
     assert read_metrics(run.out_dir)[-1]["val_loss_taught"] > 0
     capsys.readouterr()
     passkey.main([
-        str(run.out_dir), "--trials", "2", "--depths", "0", "1", "--lengths", "120", "200",
-        "--out", str(tmp_path / "out"), "--device", "cpu",
+        str(run.out_dir), "--trials", "2", "--depths", "0", "1", "--lengths", "300", "400",
+        "--others", "1", "--out", str(tmp_path / "out"), "--device", "cpu",
     ])  # fmt: skip
     printed = capsys.readouterr().out
-    assert "| run | 120 | " in printed and "| run | 200 | " in printed
+    assert "| run | 300 | " in printed and "| run | 400 | " in printed
     result = json.loads((tmp_path / "out" / "passkey.json").read_text())
     assert [row["of"] for row in result["runs"][0]["rows"]] == [2] * 4
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000

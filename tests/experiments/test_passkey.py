@@ -24,7 +24,7 @@ def small(monkeypatch):
 def test_runs_are_trained_once_and_all_are_asked(small, corpus, tmp_path, monkeypatch, capfd):
     out, runs = tmp_path / "passkey.json", tmp_path / "runs"
     command = [
-        *("--data", str(corpus), "--contexts", "256", "--documents", "300", "--trials", "2"),
+        *("--data", str(corpus), "--contexts", "512", "--documents", "20", "--trials", "2"),
         *("--runs", str(runs), "--out", str(out)),
         *("--set", *TINY, "optim.batch_tokens=1024"),
     ]
@@ -33,13 +33,13 @@ def test_runs_are_trained_once_and_all_are_asked(small, corpus, tmp_path, monkey
     assert [(row["attention"], row["length"], row["depth"]) for row in rows] == [
         (attention, length, depth)
         for attention in ("dense", "window", "butterfly")
-        for length in (128, 256)
+        for length in (256, 512)
         for depth in (0.0, 1.0)
     ]
     assert all(row["of"] == 2 for row in rows) and out.with_suffix(".png").exists()
     assert len({row["val_loss"] for row in rows}) == 3  # three models
     printed = capfd.readouterr().out
-    assert "| 256 | butterfly | 1 |" in printed and "model.window" not in printed
+    assert "| 512 | butterfly | 1 |" in printed and "model.window" not in printed
 
     call = subprocess.run
 
