@@ -22,7 +22,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("corpus", type=Path, metavar="CORPUS", help="folder of a prepared text")
     add("--out", required=True, help="folder for the shards")
-    add("--documents", type=int, default=20_000, metavar="N", help="(default: %(default)s)")
+    add("--documents", type=int, default=60_000, metavar="N", help="(default: %(default)s)")
     add("--longest", type=int, default=8192, metavar="TOKENS", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     return parser.parse_args(argv)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.text.documents import Document, split_of
+from data.text.documents import Document
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 
@@ -24,7 +24,7 @@ NEEDLE = (
 QUESTION = "\nWhat is the pass key of door {door}? The pass key of door {door} is"
 ANSWER = " {digits}."
 DOORS = range(100, 1000)
-VAL_RATIO = 0.01
+VAL_EVERY = 100
 
 
 class Key(NamedTuple):
@@ -103,13 +103,15 @@ def draw_keys(rng: np.random.Generator, depths: Sequence[float]) -> list[Key]:
 class PasskeySource:
     """Documents with keys and the questions for all of them; haystacks are of a prepared corpus.
 
-    Lengths are drawn from little more than a needle and its question to `longest` tokens, as many
-    of one octave as of the next, and depths uniformly. A short text has one key; of a long one a
-    quarter are needles and questions, as a text of one key would hardly teach what is far away.
-    Each document is a pure function of seed and number.
+    Lengths are drawn from little more than a needle and its question to `longest` tokens, so that
+    one octave has as many tokens as the next, and depths uniformly. At most half of a text are
+    needles and questions, and as many texts have one octave of numbers of keys as the next. Small
+    models learn to copy a key from short texts and many questions, and then from farther away;
+    long texts of one key each would hardly teach them. Each document is a pure function of seed and
+    number.
 
     Raises:
-        ValueError: `longest` has no room for a haystack, or there are no documents.
+        ValueError: `longest` has no room for a haystack, or no document is for validation.
     """
 
     corpus: Path
@@ -118,8 +120,11 @@ class PasskeySource:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.n_documents < 1:
-            raise ValueError(f"n_documents={self.n_documents} must be at least 1.")
+        if self.n_documents < VAL_EVERY:
+            raise ValueError(
+                f"n_documents={self.n_documents} must be at least {VAL_EVERY}: one of so many is "
+                "for validation."
+            )
         if self.longest <= self._shortest:
             raise ValueError(
                 f"longest={self.longest} tokens must be above {self._shortest}: a needle and its "
@@ -133,16 +138,17 @@ class PasskeySource:
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         for number in range(start, self.n_documents):
-            split = split_of(number, VAL_RATIO)
+            split = "val" if (number + 1) % VAL_EVERY == 0 else "train"
             text = self._text(number, self._streams[split])
             yield Document(number, split, text, (number + 1) / self.n_documents)
 
     def _text(self, number: int, stream: TokenStream) -> str:
         rng = np.random.default_rng((self.seed, number))
-        octaves = np.log2(self.longest / self._shortest)
-        length = min(int(self._shortest * 2 ** rng.uniform(0, octaves)), len(stream))
+        longest = min(self.longest, len(stream))
+        length = int(1 / rng.uniform(1 / longest, 1 / self._shortest))
         first = int(rng.integers(0, len(stream) - length + 1))
-        n_keys = min(max(1, length // (4 * self._one_key)), len(DOORS))
+        most = min(max(1, length // (2 * self._one_key)), len(DOORS))
+        n_keys = int(most ** rng.random())
         keys = draw_keys(rng, rng.random(n_keys).tolist())
         haystack = stream.read(first, length)
         prompt = make_prompt(self._tokenizer, haystack, keys, length, n_asked=n_keys)

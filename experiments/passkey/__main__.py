@@ -27,10 +27,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--contexts", type=int, nargs="+", default=CONTEXTS)
     add("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     add("--seeds", type=int, nargs="+", default=[1])
-    add(
-        "--documents", type=int, default=20_000,
-        help="with keys, for a context of 4,096; fewer if it is longer (default: %(default)s)",
-    )  # fmt: skip
+    add("--documents", type=int, default=60_000, help="with keys (default: %(default)s)")
     add("--trials", type=int, default=20, help="of each length and depth (default: %(default)s)")
     add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
     add("--runs", type=Path, default=Path("out/passkey"), help="(default: %(default)s)")
@@ -77,7 +74,7 @@ def changes_of(attention: str, context: int) -> list[str]:
 def train(args: argparse.Namespace, context: int, attention: str, seed: int) -> Path:
     """The folder of a finished run."""
     taught = args.runs / f"text_{context}"
-    source = PasskeySource(args.data, args.documents * 4096 // context, longest=2 * context)
+    source = PasskeySource(args.data, args.documents, longest=2 * context)
     prepare(source, taught, tokenizer=str(args.data / TOKENIZER))  # if it was not before
     folder = args.runs / f"{attention}_{context}_seed{seed}"
     if read_evaluations(folder):

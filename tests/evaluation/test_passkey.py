@@ -155,10 +155,10 @@ def test_trials_that_cannot_be(tokenizer, haystack) -> None:
 
 
 def test_documents_that_teach(corpus, tokenizer) -> None:
-    source = PasskeySource(corpus, 300, longest=2000)
+    source = PasskeySource(corpus, 1000, longest=2000)
     documents = list(source.documents())
     assert list(source.documents(123)) == documents[123:]
-    assert {d.split for d in documents} == {"train", "val"}
+    assert [d.number for d in documents if d.split == "val"] == [*range(99, 1000, 100)]
     lengths, n_keys = [], []
     for document in documents:
         text = document.text
@@ -170,14 +170,15 @@ def test_documents_that_teach(corpus, tokenizer) -> None:
         lengths.append(len(tokenizer.encode(text)))
     shortest, longest = min(lengths), max(lengths)
     assert 140 < shortest < 190 and 1800 < longest <= 2010
-    assert n_keys[lengths.index(shortest)] == 1 and max(n_keys) in (2, 3)
-    # as many below the geometric mean as above it
-    assert np.mean(np.array(lengths) < (shortest * longest) ** 0.5) == pytest.approx(0.5, abs=0.1)
+    assert n_keys[lengths.index(shortest)] == 1 and 4 < max(n_keys) < 10
+    # as many tokens in short documents as in long ones
+    below = sum(length for length in lengths if length < (shortest * longest) ** 0.5)
+    assert below / sum(lengths) == pytest.approx(0.5, abs=0.1)
     assert PasskeySource(corpus, 300, longest=400, seed=1).describe() != source.describe()
     with pytest.raises(ValueError, match="longest=64 tokens must be above 1"):
         PasskeySource(corpus, 300, longest=64)
-    with pytest.raises(ValueError, match="n_documents=0 must be at least 1"):
-        PasskeySource(corpus, 0, longest=400)
+    with pytest.raises(ValueError, match="n_documents=99 must be at least 100"):
+        PasskeySource(corpus, 99, longest=400)
 
 
 def test_keys_have_five_digits_and_doors_of_their_own() -> None:

@@ -24,7 +24,7 @@ def small(monkeypatch):
 def test_runs_are_trained_once_and_all_are_asked(small, corpus, tmp_path, monkeypatch, capfd):
     out, runs = tmp_path / "passkey.json", tmp_path / "runs"
     command = [
-        *("--data", str(corpus), "--contexts", "512", "--documents", "20", "--trials", "2"),
+        *("--data", str(corpus), "--contexts", "512", "--documents", "100", "--trials", "2"),
         *("--runs", str(runs), "--out", str(out)),
         *("--set", *TINY, "optim.batch_tokens=1024"),
     ]
