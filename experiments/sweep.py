@@ -10,7 +10,7 @@ from experiments.gpu_pool import Task, groups_of_gpus, run_tasks
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
-    """Add the options of classifiers' sweeps, with the folder `out` and `seeds` as defaults."""
+    """Add what all sweeps of runs have, with the folder `out` and `seeds` as defaults."""
     add = parser.add_argument
     add("--out", type=Path, default=out, help="folder of the runs")
     add(
