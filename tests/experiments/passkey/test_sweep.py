@@ -20,6 +20,7 @@ TINY = (
 def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, capsys):
     few = ("--depths", "0", "1", "--trials", "2", "--lengths", "256", "512")
     monkeypatch.setattr(runs, "QUESTIONS", few)
+    monkeypatch.setattr(sweep, "ATTENTIONS", ("dense", "butterfly"))  # two take less time
     out, results = tmp_path / "out", tmp_path / "results"
     results.mkdir()
     command = [
@@ -29,16 +30,14 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
     sweep.main(command)
     result = json.loads((results / "passkey.json").read_text())
     names = [(run["attention"], run["mask"], run["context_length"]) for run in result["runs"]]
-    assert names == [
-        *(("dense", "dense", 512), ("window", "dense", 512), ("butterfly", "butterfly", 512))
-    ]
+    assert names == [("dense", "dense", 512), ("butterfly", "butterfly", 512)]
     for run in result["runs"]:
         assert [(row["length"], row["depth"], row["of"]) for row in run["rows"]] == [
             (length, depth, 2) for length in (256, 512) for depth in (0.0, 1.0)
         ]
         assert run["tokens"] == 2048
         assert len(run["starts"]) == 1
-    assert len({run["evaluations"][-1]["val_loss"] for run in result["runs"]}) == 3  # three models
+    assert len({run["evaluations"][-1]["val_loss"] for run in result["runs"]}) == 2  # two models
     text = (results / "passkey.md").read_text()
     assert "| 512 | butterfly | 1 |" in text and "| 0.5 of it | whole context |" in text
     assert (results / "passkey.png").stat().st_size > 10_000
