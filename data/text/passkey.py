@@ -58,7 +58,7 @@ def make_prompt(
     Args:
         haystack: int64 ids of text, as many as the prompt or more.
         keys: of different doors, in any order.
-        n_asked: how many keys, the first of them, are asked for, one after the other.
+        n_asked: how many keys, the first of them, are asked for, one after the other; at least 1.
 
     Raises:
         ValueError: the length has no room for needles and questions.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.passkey.attentions import ATTENTIONS
 from experiments.sweep import add_options
 
 CONTEXTS = (1024, 4096, 16_384)
@@ -26,6 +27,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="token shards to train on")
     add("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="TOKENS")
+    add("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     add("--documents", type=int, default=60_000, help="with keys (default: %(default)s)")
     add_options(parser, Path("out/passkey"), SEEDS)
     return parser.parse_args(argv)
@@ -34,7 +36,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 from itertools import product
 
 from experiments.passkey.report import write_report
-from experiments.passkey.runs import ATTENTIONS, PasskeyRun, Taught
+from experiments.passkey.runs import PasskeyRun, Taught
 from experiments.sweep import refuse_overrides, train_and_report
 
 SET_HERE = {
@@ -43,6 +45,8 @@ SET_HERE = {
     "data.path": "--data",
     "data.mix": "--data",
     "model.context_length": "--contexts",
+    "model.window_size": "--attentions",
+    "model.mask.pattern": "--attentions",
 }
 
 
@@ -60,7 +64,7 @@ def make_runs(args: argparse.Namespace) -> list[PasskeyRun]:
             seed=seed,
             overrides=tuple(args.set),
         )
-        for seed, context, attention in product(args.seeds, args.contexts, ATTENTIONS)
+        for seed, context, attention in product(args.seeds, args.contexts, args.attentions)
     ]
     for run in runs:
         run.check_folder()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from configs.command_line import errors_as_sentences
 from evaluation.passkey import by_length, draw
 from evaluation.results import Row, add_runs, read_result, write_result
-from experiments.passkey.runs import ASKED, ATTENTIONS
+from experiments.passkey.attentions import ATTENTIONS
+from experiments.passkey.runs import ASKED
 from experiments.reports import publish, table
 
 if TYPE_CHECKING:

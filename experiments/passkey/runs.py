@@ -9,12 +9,10 @@ from configs.reader import read_config
 from data.text.shards import MANIFEST
 from evaluation.runs import HOW, check_same_settings
 from experiments.gpu_pool import Task, python_command
+from experiments.passkey.attentions import settings_of
 from training.language.config import TrainConfig
 
 CONFIG = "configs/passkey_4k.yaml"
-ATTENTIONS = ("dense", "window", "butterfly")
-WINDOW_SHARE = 8
-"""A window has one part of so many of the context."""
 ASKED = Path("asked/passkey.json")
 """In a run's folder: what scripts.passkey wrote."""
 QUESTIONS: tuple[str, ...] = ()
@@ -74,16 +72,11 @@ class PasskeyRun:
         shape = (f"model.context_length={context}", "optim.micro_batch_size=1")
         config = read_config(TrainConfig, [CONFIG, *shape, *self.overrides])
         at_once = config.optim.batch_tokens // context  # as one micro-batch
-        attention = {
-            "dense": [],
-            "window": [f"model.window_size={context // WINDOW_SHARE}"],
-            "butterfly": ["model.mask.pattern=butterfly"],
-        }[self.attention]
         return (
             CONFIG,
             *(f"data.path={self.taught.data}", f"data.mix=[{{path: {self.taught.folder}}}]"),
             *(f"model.context_length={context}", f"optim.micro_batch_size={at_once}"),
-            *attention,
+            *settings_of(self.attention, context),
             *(f"run.seed={self.seed}", f"run.out_dir={self.folder}"),
             *self.overrides,
         )

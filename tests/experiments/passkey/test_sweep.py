@@ -7,6 +7,7 @@ import pytest
 
 from experiments.passkey import __main__ as sweep
 from experiments.passkey import report, runs
+from experiments.passkey.attentions import ATTENTIONS
 from experiments.passkey.runs import PasskeyRun, Taught
 
 TINY = (
@@ -20,11 +21,11 @@ TINY = (
 def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, capsys):
     few = ("--depths", "0", "1", "--trials", "2", "--lengths", "256", "512")
     monkeypatch.setattr(runs, "QUESTIONS", few)
-    monkeypatch.setattr(sweep, "ATTENTIONS", ("dense", "butterfly"))  # two take less time
     out, results = tmp_path / "out", tmp_path / "results"
     results.mkdir()
     command = [
         *("--data", str(corpus), "--contexts", "512", "--documents", "100"),
+        *("--attentions", "dense", "butterfly"),
         *("--out", str(out), "--results", str(results), "--set", *TINY),
     ]
     sweep.main(command)
@@ -57,7 +58,7 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
 def test_what_a_run_has_beside_dense_attention() -> None:
     taught = Taught(data=Path("books"), out=Path("out"), context=4096, documents=100)
     configs = {
-        name: PasskeyRun(taught=taught, attention=name, seed=2).config for name in runs.ATTENTIONS
+        name: PasskeyRun(taught=taught, attention=name, seed=2).config for name in ATTENTIONS
     }
     assert [config.model.window_size for config in configs.values()] == [None, 512, None]
     masks = [config.model.mask.pattern for config in configs.values()]
@@ -81,5 +82,7 @@ def test_documents_come_before_what_learns_from_them() -> None:
 def test_refusals(tmp_path, corpus):
     with pytest.raises(ValueError, match=r"data.mix for each run, take --data"):
         sweep.main(["--data", str(corpus), "--set", "data.mix=[]"])
+    with pytest.raises(ValueError, match=r"window_size for each run, take --attentions"):
+        sweep.main(["--data", str(corpus), "--set", "model.window_size=64"])
     with pytest.raises(ValueError, match="holds no run that was asked"):
         report.write_report(tmp_path, tmp_path)
