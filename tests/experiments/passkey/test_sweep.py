@@ -51,7 +51,7 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
     sweep.main([*command, "--report-only", "--add", str(results / "passkey.json")])
     again = json.loads((results / "passkey.json").read_text())
     assert again["runs"] == result["runs"]
-    with pytest.raises(ValueError, match=r"other settings: optim.lr is 0.002 there and 0.1 here"):
+    with pytest.raises(ValueError, match=r"other settings: optim.lr is 0.003 there and 0.1 here"):
         sweep.main([*command, "optim.lr=0.1"])
 
 
