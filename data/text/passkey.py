@@ -105,13 +105,13 @@ class PasskeySource:
 
     Lengths are drawn from little more than a needle and its question to `longest` tokens, so that
     one octave has as many tokens as the next, and depths uniformly. At most half of a text are
-    needles and questions, and as many texts have one octave of numbers of keys as the next. Small
-    models learn to copy a key from short texts and many questions, and then from farther away;
-    long texts of one key each would hardly teach them. Each document is a pure function of seed and
-    number.
+    needles and questions, and as many texts have one octave of numbers of keys as the next: so
+    there are easy ones to begin with, and many distances in the long ones. Each document is a pure
+    function of seed and number.
 
     Raises:
-        ValueError: `longest` has no room for a haystack, or no document is for validation.
+        ValueError: `longest` has no room for a haystack, or no document is for validation,
+            or the corpus is too small for one.
     """
 
     corpus: Path
@@ -130,6 +130,12 @@ class PasskeySource:
                 f"longest={self.longest} tokens must be above {self._shortest}: a needle and its "
                 "question take most of those."
             )
+        for split, stream in self._streams.items():
+            if len(stream) < self._shortest:
+                raise ValueError(
+                    f"{split} of {self.corpus} has {len(stream)} tokens, and a document with a key "
+                    f"needs {self._shortest}: give a larger corpus."
+                )
 
     def describe(self) -> dict[str, Any]:
         manifest = self._streams["train"].manifest

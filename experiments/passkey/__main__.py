@@ -77,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = []
     if not args.report_only:
         runs = [run for run in make_runs(args) if not run.is_asked]
-    texts = [text for text in dict.fromkeys(run.taught for run in runs) if not text.is_there]
+    texts = dict.fromkeys(run.taught for run in runs)
     train_and_report(
-        [*(text.task() for text in texts), *(run.task(texts) for run in runs)],
+        [*(text.task() for text in texts), *(run.task() for run in runs)],
         lambda _: write_report(args.out, args.results, args.add),
     )
 

@@ -32,7 +32,8 @@ def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:
     Raises:
         ValueError: none was asked.
     """
-    found = [describe_run(path.parents[1]) for path in out.glob(f"*_seed*/{ASKED}")]
+    asked = (path for name in ATTENTIONS for path in out.glob(f"{name}_*_seed*/{ASKED}"))
+    found = [describe_run(path.parents[1]) for path in asked]
     runs = add_runs(found, others, _order)
     if not runs:
         raise ValueError(f"{out} holds no run that was asked for pass keys")

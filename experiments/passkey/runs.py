@@ -1,12 +1,10 @@
 """The runs that are asked for pass keys: what teaches them, and how each is trained and asked."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from configs.reader import read_config
-from data.text.shards import MANIFEST
 from evaluation.runs import HOW, check_same_settings
 from experiments.gpu_pool import Task, python_command
 from experiments.passkey.attentions import settings_of
@@ -32,12 +30,9 @@ class Taught:
     def folder(self) -> Path:
         return self.out / f"text_{self.context}"
 
-    @property
-    def is_there(self) -> bool:
-        return (self.folder / MANIFEST).exists()
-
     def task(self) -> Task:
-        """Prepare them; of two contexts' length, as training cuts texts anywhere."""
+        """Prepare them, or see that they are there; of up to two contexts, as training cuts texts
+        anywhere."""
         numbers = ("--longest", str(2 * self.context), "--documents", str(self.documents))
         words = ("scripts.prepare_passkey", str(self.data), "--out", str(self.folder), *numbers)
         return Task(
@@ -90,12 +85,12 @@ class PasskeyRun:
         """Raise ValueError where the folder holds a run with other settings."""
         check_same_settings(self.folder, self.config, may_differ=HOW)
 
-    def task(self, waiting: Sequence[Taught]) -> Task:
-        """Train, or go on, and ask; `waiting` are documents that are still being prepared."""
+    def task(self) -> Task:
+        """Train, or go on, and ask."""
         ask = ("scripts.passkey", str(self.folder), "--out", str((self.folder / ASKED).parent))
         return Task(
             name=self.folder.name,
-            needs=frozenset(text.folder.name for text in waiting if text == self.taught),
+            needs=frozenset({self.taught.folder.name}),
             commands=lambda n_gpu: [
                 python_command(n_gpu, "train.py", *self.arguments),
                 python_command(1, "-m", *ask, *QUESTIONS),

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from data.text.passkey import DOORS, Key, PasskeySource, draw_keys, make_prompt
+from data.text.prepare import prepare
 from data.text.shards import TOKENIZER, TokenStream
+from data.text.sources import open_source
 from data.text.tokenizer import load_tokenizer
 from evaluation.passkey import Trials, answers, by_length, draw, score
 from evaluation.runs import open_run
@@ -179,6 +181,15 @@ def test_documents_that_teach(corpus, tokenizer) -> None:
         PasskeySource(corpus, 300, longest=64)
     with pytest.raises(ValueError, match="n_documents=99 must be at least 100"):
         PasskeySource(corpus, 99, longest=400)
+
+
+def test_a_corpus_too_small_for_a_document_is_refused(corpus, tmp_path) -> None:
+    for name, text in (("train", "the cat sees a dog. " * 200), ("val", "a dog.")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    source = open_source([str(tmp_path / "train.jsonl")], val=[str(tmp_path / "val.jsonl")])
+    prepare(source, tmp_path / "shards", tokenizer=str(corpus / TOKENIZER))
+    with pytest.raises(ValueError, match=r"val of .* tokens, and a document with a key needs 1"):
+        PasskeySource(tmp_path / "shards", 100, longest=400)
 
 
 def test_keys_have_five_digits_and_doors_of_their_own() -> None:

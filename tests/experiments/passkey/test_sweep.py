@@ -51,6 +51,14 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
     sweep.main([*command, "--report-only", "--add", str(results / "passkey.json")])
     again = json.loads((results / "passkey.json").read_text())
     assert again["runs"] == result["runs"]
+
+    # what is there of other documents is not taken
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        sweep.main([*command, "--attentions", "dense", "--documents", "200"])
+    printed = capsys.readouterr().out
+    assert "text_512: FAILED" in printed and "n_documents" in printed
+    assert "dense_512_seed1: left out, because text_512 failed" in printed
     with pytest.raises(ValueError, match=r"other settings: optim.lr is 0.003 there and 0.1 here"):
         sweep.main([*command, "optim.lr=0.1"])
 
@@ -70,13 +78,9 @@ def test_what_a_run_has_beside_dense_attention() -> None:
 
 
 def test_documents_come_before_what_learns_from_them() -> None:
-    taught = [
-        Taught(data=Path("books"), out=Path("out"), context=context, documents=100)
-        for context in (1024, 4096)
-    ]
-    run = PasskeyRun(taught=taught[1], attention="dense", seed=1)
-    assert run.task(taught).needs == {taught[1].task().name}
-    assert run.task(taught[:1]).needs == frozenset()
+    taught = Taught(data=Path("books"), out=Path("out"), context=4096, documents=100)
+    run = PasskeyRun(taught=taught, attention="dense", seed=1)
+    assert run.task().needs == {taught.task().name}
 
 
 def test_refusals(tmp_path, corpus):
