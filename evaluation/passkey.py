@@ -148,7 +148,7 @@ def by_length(rows: Sequence[Row]) -> list[Row]:
 
 
 def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figure":
-    """A heat map for each run: accuracy by length (down) and depth (across).
+    """A heat map for each run: keys found of 100 by length (down) and depth (across).
 
     All in one line, or `columns` in each.
     """
@@ -167,17 +167,17 @@ def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figu
         shares = np.full((len(lengths), len(depths)), np.nan)
         for row in rows:
             at = lengths.index(row["length"]), depths.index(row["depth"])
-            shares[at] = row["found"] / row["of"]
-            colour = "white" if shares[at] < 0.6 else "black"
+            shares[at] = 100 * row["found"] / row["of"]
+            colour = "white" if shares[at] < 60 else "black"
             axes.text(
-                *at[::-1], f"{shares[at]:.0%}", ha="center", va="center", size=7, color=colour
+                *at[::-1], f"{shares[at]:.0f}", ha="center", va="center", size=8, color=colour
             )
-        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        image = axes.imshow(shares, vmin=0, vmax=100, cmap="viridis", aspect="auto")
         axes.set_xticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
         axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_title(label, fontsize=10)
         axes.set_xlabel("depth of the key")
         axes.set_ylabel("tokens")
     assert image is not None
-    figure.colorbar(image, ax=panels.tolist(), label="keys found")
+    figure.colorbar(image, ax=panels.tolist(), label="keys found, of 100")
     return figure

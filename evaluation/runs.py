@@ -12,6 +12,7 @@ from typing import Any
 from data.files import differing
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
+from model.config import BlockConfig
 from model.flops import count_params
 from model.gpt import GPT
 from training.checkpoint.contents import Progress, read_progress, read_weights, recorded_config
@@ -125,7 +126,7 @@ def describe(run: Run) -> dict[str, Any]:
         "seed": config.run.seed,
         "context_length": config.model.context_length,
         "positions": config.model.positions,
-        "mask": config.model.mask.pattern,
+        "mask": mask_of(config.model),
         "document_mask": config.data.document_mask,
         "text_tokens": run.text_tokens,
         "parameters_without_positions": count_params(config.model),
@@ -137,6 +138,16 @@ def describe(run: Run) -> dict[str, Any]:
         "evaluations": read_evaluations(run.folder),
         "before": origin_cost(run.folder, run.config),
     }
+
+
+def mask_of(model: BlockConfig) -> str:
+    """What its layers attend to: "dense", "butterfly", "window 1,024, 1 of 4 layers dense" ..."""
+    parts = [] if model.mask.pattern == "dense" else [str(model.mask.pattern)]
+    if model.window_size is not None:
+        parts.append(f"window {model.window_size:,}")
+    if model.full_every:
+        parts.append(f"1 of {model.full_every} layers dense")
+    return ", ".join(parts) or "dense"
 
 
 def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
+from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
 from experiments.table4 import forest
 from experiments.table4 import report as table4
@@ -83,6 +84,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
     "table4": _of(table4.models_table, "table4_hours"),
     "table4_answers": _of(table4.answers_table, "table4_hours", "table4_minutes"),
+    "modern": _of(table4.models_table, "table4_modern"),
+    "modern_answers": _of(table4.differences_table, "table4_modern"),
+    "passkey": _of(passkey.runs_table, "passkey"),
     "pathx": _of(pathx.accuracy_table, "pathx"),
     "pathx_runs": _of(pathx.runs_table, "pathx"),
     "pathx_yardsticks": _of(pathx.yardsticks_table, "pathfinder_yardsticks"),
@@ -105,6 +109,7 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
 
 PICTURES: dict[Path, Callable[[], "Figure"]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
+    RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
     RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
     RESULTS / "attention_hopper.png": _rows_of(attention.draw_peers, "attention_hopper"),
     RESULTS / "attention_butterfly.png": _rows_of(

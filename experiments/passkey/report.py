@@ -8,6 +8,7 @@ from experiments.reports import result_file
 FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def runs_table(result: Result) -> str:
 
     def line(run: Row) -> dict[str, str]:
         cells = {
-            _share(row["length"] / run["context_length"]): (
+            _share(Fraction(row["length"], run["context_length"])): (
                 f"{100 * row['found'] / row['of']:.0f} "
                 f"({100 * row['low']:.0f} to {100 * row['high']:.0f})"
             )
@@ -81,8 +82,8 @@ def runs_table(result: Result) -> str:
     return table(map(line, result["runs"]))
 
 
-def _share(of_context: float) -> str:
-    return "whole context" if of_context == 1 else f"{of_context:g} of it"
+def _share(of_context: Fraction) -> str:
+    return "whole context" if of_context == 1 else f"{of_context} of it"
 
 
 def draw_runs(result: Result) -> "Figure":

@@ -162,6 +162,12 @@ def models_table(result: Mapping[str, Any]) -> str:
     )
 
 
+def differences_table(result: Mapping[str, Any]) -> str:
+    """The questions that a result with a single corpus answers, and the differences."""
+    (comparisons,) = result["comparisons"].values()
+    return comparisons_table(comparisons)
+
+
 def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
     """Cost and scores of each model; differences by name of their row's entry."""
     hours = models[0]["gpu_hours"] or math.nan  # a single step is not timed

@@ -137,7 +137,7 @@ def test_a_model_of_short_reach_finds_late_keys_alone(tokenizer, haystack, other
     assert joined[1]["found"] == 5 and joined[1]["low"] < 1 / 3 < joined[1]["high"]
     axes = draw({"near": near, "all": rows}).axes
     assert [a.get_title() for a in axes[:2]] == ["near", "all"]
-    assert {text.get_text() for text in axes[0].texts} == {"0%", "100%"}
+    assert {text.get_text() for text in axes[0].texts} == {"0", "100"}
 
 
 def test_trials_that_cannot_be(tokenizer, haystack) -> None:

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configs.reader import to_yaml
-from evaluation.runs import check_same_settings, describe, labels, open_run
+from evaluation.runs import check_same_settings, describe, labels, mask_of, open_run
+from model.config import MaskConfig, ModelConfig
 from training.checkpoint.files import SUMS, write_sums
 from training.config import RUN_CONFIG
 from training.environment import ENVIRONMENTS, note_start
@@ -141,3 +142,16 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     evaluated(tmp_path / "nowhere", last)
     assert describe(noted)["before"] is None
     assert json.loads(json.dumps(first)) == first
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "dense"),
+        ({"mask": MaskConfig(pattern="butterfly")}, "butterfly"),
+        ({"window_size": 1024, "full_every": 4}, "window 1,024, 1 of 4 layers dense"),
+    ],
+    ids=["dense", "butterfly", "window"],
+)
+def test_what_layers_attend_to(settings, told):
+    assert mask_of(ModelConfig(vocab_size=256, **settings)) == told

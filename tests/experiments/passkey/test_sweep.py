@@ -40,7 +40,7 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
         assert len(run["starts"]) == 1
     assert len({run["evaluations"][-1]["val_loss"] for run in result["runs"]}) == 2  # two models
     text = (results / "passkey.md").read_text()
-    assert "| 512 | butterfly | 1 |" in text and "| 0.5 of it | whole context |" in text
+    assert "| 512 | butterfly | 1 |" in text and "| 1/2 of it | whole context |" in text
     assert (results / "passkey.png").stat().st_size > 10_000
 
     capsys.readouterr()
