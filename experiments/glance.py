@@ -1,6 +1,6 @@
 """The results at a glance: the table of README.md, a question a line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evaluation.markdown import dict_table
@@ -59,9 +59,18 @@ def _in_equal_time(results: Results) -> tuple[str, str]:
     return _nats(results, "1k_then_4k", "1k_then_1k_same_time"), "not reported"
 
 
-def _nats(results: Results, model: str, other: str) -> str:
+def _recipe(results: Results) -> tuple[str, str]:
+    return _nats(results, "4k_modern_same_time", "4k", of=("table4_modern",)), "not reported"
+
+
+def _nats(
+    results: Results,
+    model: str,
+    other: str,
+    of: Sequence[str] = ("table4_hours", "table4_minutes"),
+) -> str:
     """By how much a model is better or worse than another, by training from scratch."""
-    budgets = [results["table4_hours"], results["table4_minutes"]]
+    budgets = [results[name] for name in of]
     return "; ".join(
         f"{next(iter(budget['rows'].values()))[0]['tokens'] / 1e6:.0f}M tokens: "
         f"{_verdict(differences(budget)[model, other])}"
@@ -144,6 +153,7 @@ def _training_step(results: Results) -> tuple[str, str]:
 
 
 TABLE4 = "experiments.table4", "table-4", "evaluation.md#what-our-runs-say"
+RECIPE = (TABLE4[0], "pass-keys-and-a-recipe-of-today", "evaluation.md#a-recipe-of-today")
 PATHX = "experiments.pathx", "path-x-and-path-256", "lra.md#path-x-and-path-256"
 LRA = "experiments.lra.speed", "long-range-arena", "lra.md#table-3"
 ATTENTION = "experiments.attention", "attention"
@@ -153,6 +163,7 @@ LINES = (
     Line("Is 4K better than 1K from scratch, equal tokens? Nats a token", _from_scratch, *TABLE4),
     Line("Where a 1K model goes on at 4K, on equal tokens?", _going_on, *TABLE4),
     Line("And in equal time?", _in_equal_time, *TABLE4),
+    Line("Is a recipe of today better than GPT-2's, 4K, in equal time?", _recipe, *RECIPE),
     Line("Path-X, 16,384 pixels, dense attention", _pathx, *PATHX),
     Line("Path-256, 65,536 pixels, butterfly", _path256, *PATHX),
     Line("Long Range Arena, training speed over standard attention", _lra_speed, *LRA),
@@ -172,6 +183,6 @@ LINES = (
 )
 
 RESULTS = (
-    "table4_hours", "table4_minutes", "pathx", "pathfinder_yardsticks", "lra", "lra_speed",
-    "attention_hopper", "attention_paper", "train_speed",
+    "table4_hours", "table4_minutes", "table4_modern", "pathx", "pathfinder_yardsticks", "lra",
+    "lra_speed", "attention_hopper", "attention_paper", "train_speed",
 )  # fmt: skip
