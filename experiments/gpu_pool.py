@@ -80,7 +80,8 @@ def run_tasks(
                 running[threads.submit(_run, task, gpus, children)] = task, gpus
             if not running:
                 continue
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            # not for long: a signal that comes just before the wait does not interrupt it
+            finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in finished:
                 task, gpus = running.pop(future)
                 free.append(gpus)

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -176,11 +177,15 @@ def test_a_lost_terminal_stops_nothing_under_nohup(task, tmp_path):
 
 @pytest.mark.parametrize("when", ["before we know of the child", "after we waited for it"])
 def test_no_child_starts_unseen_while_we_are_stopped(tmp_path, monkeypatch, when):
-    started, start = [], gpu_pool._start
+    started, start, children = [], gpu_pool._start, gpu_pool._Children()
+    monkeypatch.setattr(gpu_pool, "_Children", lambda: children)
 
     def stop_us():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)  # while the main thread handles it
+        # not to the main thread, whose wait it then does not interrupt
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        give_up = time.monotonic() + 20
+        while not children.stopping and time.monotonic() < give_up:
+            time.sleep(0.01)  # while the main thread handles it
 
     def started_while_we_are_stopped(*arguments):
         child = start(*arguments)
