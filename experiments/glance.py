@@ -69,7 +69,7 @@ def _nats(
     other: str,
     of: Sequence[str] = ("table4_hours", "table4_minutes"),
 ) -> str:
-    """By how much a model is better or worse than another, by training from scratch."""
+    """By how much a model is better or worse than another, in each of the results `of`."""
     budgets = [results[name] for name in of]
     return "; ".join(
         f"{next(iter(budget['rows'].values()))[0]['tokens'] / 1e6:.0f}M tokens: "
