@@ -43,9 +43,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch._functorch.config as partitioner
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from configs.reader import to_yaml
 from data.files import write_atomically
@@ -67,6 +65,7 @@ from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, schedule_change, set_learning_rate
+from training.parallel import ways_to_run
 from training.profiling import StepProfiler
 from training.run_lock import only_run
 from training.spikes import HIGH, Spikes
@@ -197,7 +196,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         if progress.step < optim.max_steps:
             note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
-    task.attach(*ways_to_run(task, config, processes))
+    task.attach(*ways_to_run(task.model, config.run, processes, task.n_shapes))
 
     step = progress.step
     saver = CheckpointSaver(
@@ -323,34 +322,6 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             saver.finish()
             processes.leave()
             end_by(told.number)
-
-
-def ways_to_run(
-    task: Task, config: RunConfiguration, processes: Processes
-) -> tuple[nn.Module, nn.Module]:
-    """The model fused by torch.compile; and that with its gradients averaged over processes."""
-    fast: nn.Module = task.model
-    if config.run.compile:
-        # torch takes more than a few shapes for a mistake, and counts those of earlier runs in this
-        # process, whose models share their code with this one
-        torch.compiler.reset()
-        dynamo = torch._dynamo.config
-        dynamo.recompile_limit = max(dynamo.recompile_limit, task.n_shapes)
-        partitioner.activation_memory_budget = config.run.activation_memory
-        fast = torch.compile(  # pyright: ignore
-            task.model,
-            fullgraph=True,  # a graph break would be slow, and nobody would see it
-            dynamic=False,  # code for any shape is slower
-        )
-    if processes.world_size == 1:
-        return fast, fast
-    parallel = DistributedDataParallel(
-        fast,
-        device_ids=[processes.device] if processes.device.type == "cuda" else None,
-    )
-    # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
-    parallel.broadcast_buffers = False
-    return fast, parallel
 
 
 def remarkable(

@@ -7,6 +7,7 @@ from typing import Literal
 from model.config import check_positive
 
 Dtype = Literal["bfloat16", "float32"]
+ActivationCheckpointing = Literal["none", "selective", "full"]
 
 RUN_CONFIG = "config.yaml"
 """File in the folder of a run that holds its configuration."""
@@ -31,6 +32,10 @@ class RunConfig:
     """Share of what torch.compile would keep for the backward pass that it may keep, above 0: below
     1 it computes the rest again, the cheapest first. A little below, 0.9 say, costs little; far
     below, matrix products are computed again, too."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What a block keeps for the backward pass. none: all that it needs. selective: what went in,
+    and what attention gave; the rest is computed again, which costs less the longer the context.
+    full: what went in."""
     deterministic: bool = True
     """Whether the same run must give the same bits: free with our attention; PyTorch's may be
     slower with it."""
@@ -86,6 +91,11 @@ class RunConfig:
             raise ValueError(
                 f"run.activation_memory={self.activation_memory} has no effect with "
                 "run.compile=false: leave it out, or set run.compile=true"
+            )
+        if self.activation_memory < 1 and self.activation_checkpointing != "none":
+            raise ValueError(
+                f"run.activation_memory={self.activation_memory} and run.activation_checkpointing="
+                f"{self.activation_checkpointing} both say what to compute again: leave one out"
             )
 
 

@@ -82,6 +82,11 @@ def test_command_line_wins_over_the_file():
             [QUICKSTART, "run.activation_memory=0.9", "run.compile=false"],
             r"run.activation_memory=0.9 has no effect with run.compile=false: leave it out",
         ),
+        (
+            ["configs/gpt2_small_1k.yaml", "run.activation_memory=0.9"]
+            + ["run.activation_checkpointing=full"],
+            "run.activation_memory=0.9 and run.activation_checkpointing=full both say what to",
+        ),
         ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),
         ([QUICKSTART, "optim.lr=0"], "optim.lr must be a finite number above 0, got 0.0"),
         ([QUICKSTART, "optim.lr=nan"], "optim.lr must be a finite number above 0, got nan"),

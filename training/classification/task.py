@@ -33,6 +33,7 @@ from training.graphs import GraphedStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
+from training.parallel import can_capture
 from training.stop import Stop
 
 
@@ -64,7 +65,7 @@ class ClassificationTask:
         )
         self.model = start.make_model(config).to(device)
         self._ask = make_ask(config.objective, config.hidden_share)
-        self._captured = device.type == "cuda" and processes.world_size == 1
+        self._captured = can_capture(config.run, processes)
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
         self.finite = FiniteSteps(
             self.optimizer, processes, ["loss", "accuracy"], grad_clip=config.optim.grad_clip

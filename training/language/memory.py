@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     state: float
     """Weights, gradients, both moments of AdamW, and casts of the weights."""
     activations: float
-    """What blocks keep for the backward pass."""
+    """What blocks keep for the backward pass, and what one of them computes again in it."""
     head: float
     """Logits of one chunk of tokens, and their gradient's sum."""
 
@@ -42,8 +42,8 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     wide = 4 if model.residual_in_fp32 else size
     n_tokens = micro_batch_size * model.context_length
     n_params = _n_params(config)
-    # float32 four times, a cast, and the gradients' copies in which processes exchange them
-    state = n_params * (16 + (size if size == 2 else 0) + (4 if world_size > 1 else 0))
+    # float32 four times, and a cast
+    state = n_params * (16 + (size if size == 2 else 0))
 
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
     kv = model.kv_heads * model.head_dim
@@ -55,7 +55,14 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     else:
         mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
     dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
-    activations = n_tokens * model.n_layer * (norms + attention + mlp + dropout)
+    block = norms + attention + mlp + dropout
+    kept, again = {
+        "none": (block, 0),
+        # the stream, what is to be added to it, out and lse
+        "selective": ((wide + 2 * size) * C + 4 * model.n_head, block),
+        "full": ((wide + size) * C, block),
+    }[config.run.activation_checkpointing]
+    activations = n_tokens * (model.n_layer * kept + again)
 
     row = model.padded_vocab_size * size
     logits = chunk_rows(n_tokens, row) * row

@@ -27,6 +27,7 @@ from training.language.step import LanguageStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
+from training.parallel import can_capture
 from training.stop import Stop
 
 
@@ -63,7 +64,7 @@ class LanguageTask:
         # a terabyte takes minutes to read
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model).to(processes.device)
-        self._captured = processes.device.type == "cuda" and processes.world_size == 1
+        self._captured = can_capture(config.run, processes)
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
         self.must_match = start.must_match(config, self._streams)
         self._activations = partial(autocast, config.run.dtype, processes.device)

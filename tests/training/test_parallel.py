@@ -1,0 +1,79 @@
+"""Ways to run a model: what is compiled, and what its blocks keep."""
+
+import pytest
+import torch
+import torch._functorch.config as partitioner
+from torch import nn
+
+from model.config import ModelConfig
+from model.gpt import GPT
+from training.config import RunConfig
+from training.distributed import Processes
+from training.parallel import ways_to_run
+
+ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+CONTEXT = 48
+
+
+def test_the_share_reaches_torch_compile(monkeypatch):
+    monkeypatch.setattr(partitioner, "activation_memory_budget", 1.0)
+    for share in (0.9, 1.0):
+        run = RunConfig(out_dir="x", activation_memory=share)
+        ways_to_run(nn.Linear(2, 2), run, ALONE, n_shapes=1)
+        assert partitioner.activation_memory_budget == share
+
+
+def losses_and_gradients(what: str, *, compiled: bool = False, **config: object):
+    """The loss of a tiny GPT, its gradients, and how many numbers it kept from pass to pass."""
+    torch.manual_seed(0)
+    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "vocab_size": 61, "context_length": CONTEXT}
+    model = GPT(ModelConfig(**shape, **config))  # pyright: ignore[reportArgumentType]
+    run = RunConfig(out_dir="x", activation_checkpointing=what, compile=compiled)  # pyright: ignore
+    fast, _ = ways_to_run(model, run, ALONE, n_shapes=1)
+    text = torch.randint(61, (2, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
+    kept = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        loss = fast(text[:, :-1], text[:, 1:])
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    activations = {x.untyped_storage().data_ptr(): x.numel() for x in kept}
+    size = sum(n for at, n in activations.items() if at not in weights)
+    loss.backward()
+    return loss, [p.grad for p in model.parameters()], size
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"attention": "triton"},
+        {"attention": "triton", "dropout": 0.2, "attention_dropout": 0.2},
+        {"positions": "rotary", "n_kv_head": 1, "mlp": "swiglu", "norm": "rms_norm"},
+    ],
+    ids=["plain", "triton", "dropout", "modern"],
+)
+def test_checkpointing_keeps_less_and_changes_no_bit(config):
+    plain, grads, size = losses_and_gradients("none", **config)
+    sizes = [size]
+    for what in ("selective", "full"):
+        loss, others, size = losses_and_gradients(what, **config)
+        assert torch.equal(loss, plain)
+        for one, other in zip(grads, others, strict=True):
+            assert torch.equal(one, other)
+        sizes.append(size)
+    assert sizes[0] > sizes[1] >= sizes[2]
+
+
+@pytest.mark.parametrize(("what", "n_again"), [("none", 0), ("selective", 0), ("full", 3)])
+def test_attention_is_computed_again_by_full_alone(what, n_again, monkeypatch):
+    import kernels.triton.fwd as forward
+
+    calls = []
+    launch = forward.attn_fwd
+    monkeypatch.setattr(forward, "attn_fwd", lambda *a: calls.append(1) or launch(*a))
+    losses_and_gradients(what, attention="triton")
+    assert len(calls) == 3 + n_again
