@@ -5,10 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from kernels import triton
 from kernels.casts import kept_casts
 from kernels.choice import module_of, pick
+from training.sharded import local
 
 
 class AdamW(torch.optim.AdamW):
@@ -17,7 +20,8 @@ class AdamW(torch.optim.AdamW):
 
     PyTorch's takes several, as it has the addresses of tensors in the arguments of a kernel, and
     writes gradients that it divides back to memory, where this leaves them as they were. State and
-    settings are the same: what one has saved, the other loads.
+    settings are the same: what one has saved, the other loads. Of weights that processes share out
+    (DTensor), each steps with its part.
     """
 
     _impl: str | None = None
@@ -44,9 +48,11 @@ class AdamW(torch.optim.AdamW):
         weights = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if closure is not None or not weights:
             return super().step(closure)
-        obstacles = {"triton": _obstacle(weights), "reference": None}
-        if pick(self._impl, weights[0], obstacles) == "reference":
-            return super().step()
+        parts = [(local(w), local(w.grad)) for w in weights]
+        obstacles = {"triton": _obstacle(parts), "reference": None}
+        impl = pick(self._impl, parts[0][0], obstacles)
+        if impl == "reference":
+            return self._step_of_parts() if isinstance(weights[0], DTensor) else super().step()
         if len(self._launches) != len(self.param_groups):
             launch = module_of("triton", "adamw").AdamWLaunch
             self._launches = [launch() for _ in self.param_groups]
@@ -54,10 +60,32 @@ class AdamW(torch.optim.AdamW):
             self._step_of(group, launch)
         return None
 
-    def _step_of(self, group: dict[str, Any], launch: Any) -> None:
+    def _parts(self, group: dict[str, Any]) -> list[list[Tensor]]:
+        """Weights, gradients, their two moments, none, and steps."""
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         self._init_group(group, *lists)
-        weights, grads, means, squares, _, steps = lists
+        return [[local(x) for x in kind] for kind in lists]
+
+    def _step_of_parts(self) -> None:
+        """PyTorch's, which takes no plain numbers beside weights that are shared out."""
+        for group in self.param_groups:
+            weights, grads, means, squares, largest, steps = self._parts(group)
+            adamw(
+                weights, grads, means, squares, largest, steps,
+                fused=True,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )  # fmt: skip
+
+    def _step_of(self, group: dict[str, Any], launch: Any) -> None:
+        weights, grads, means, squares, _, steps = self._parts(group)
         if not weights:
             return
         skip: Tensor | None = getattr(self, "found_inf", None)
@@ -84,22 +112,22 @@ class AdamW(torch.optim.AdamW):
             kept.follow(w for w, cast in zip(weights, casts, strict=True) if cast is not None)
 
 
-def _obstacle(weights: Sequence[Tensor]) -> str | None:
-    """Why the kernel cannot serve them, None if it can."""
-    for weight in weights:
+def _obstacle(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:
+    """Why the kernel cannot serve them and their gradients, None if it can."""
+    for weight, grad in weights:
         reason = triton.device_obstacle(weight, "a weight")
         if reason is not None:
             return reason
         if weight.is_cuda and triton.is_interpreted():
             return "TRITON_INTERPRET=1 is set, and the CPU cannot read where a GPU's tensors lie"
-        if type(weight.grad) is not Tensor:
-            return f"it takes plain tensors, and a gradient is a {type(weight.grad).__name__}"
+        if type(grad) is not Tensor:
+            return f"it takes plain tensors, and a gradient is a {type(grad).__name__}"
         if not weight.is_contiguous():
             return (
                 "it takes contiguous weights, and one has shape "
                 f"{tuple(weight.shape)} and strides {weight.stride()}"
             )
-        if weight.dtype != torch.float32 or weight.device != weights[0].device:
+        if weight.dtype != torch.float32 or weight.device != weights[0][0].device:
             return (
                 "it takes weights in float32 on one device, and one is "
                 f"{weight.dtype} on {weight.device}"

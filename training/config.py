@@ -100,6 +100,32 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the GPUs of a run share a GPT; one GPU has nothing to share."""
+
+    mode: Literal["ddp", "fsdp"] = "ddp"
+    """Who holds weights, gradients and the optimizer's state. ddp: each GPU all of them. fsdp: each
+    its part, gathered block by block where it is computed with (FSDP2), for models that one GPU
+    does not hold."""
+    reshard: bool = True
+    """fsdp only: whether a block's weights are gathered once more for the backward pass, rather
+    than kept from the forward pass on."""
+    gather_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """fsdp only: dtype in which weights are gathered, and in which a GPU has their gradients before
+    they are added up in float32. auto: that of run.dtype. float32 exchanges twice as much, and
+    rounds no more than ddp does."""
+
+    def __post_init__(self) -> None:
+        if self.mode == "ddp":
+            for name, default in (("reshard", True), ("gather_dtype", "auto")):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"parallel.{name}={getattr(self, name)} has no effect with "
+                        "parallel.mode=ddp: leave it out, or set parallel.mode=fsdp"
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdamWConfig:
     """The optimizer and its schedule."""
 

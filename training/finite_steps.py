@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from training.distributed import Processes
+from training.sharded import local
 
 _NAMED = 16
 """Skipped steps that are known by number; of more, between two readings, only how many."""
@@ -86,7 +88,7 @@ class FiniteSteps:
             values: () each, of this process's batch, in the order of their names.
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        grad_norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        grad_norm = self._norm([p.grad for p in parameters if p.grad is not None])
         if self._grad_clip:
             # as nn.utils.clip_grad_norm_, which would read and write all gradients once more
             scale = ((grad_norm + 1e-6) / self._grad_clip).clamp(min=1.0)
@@ -107,6 +109,12 @@ class FiniteSteps:
         self._skipped += is_skipped
         self._in_a_row.add_(1).mul_(is_skipped)
         self._grad_norm.copy_(grad_norm.detach())
+
+    def _norm(self, grads: Sequence[Tensor]) -> Tensor:
+        """The norm of the whole gradient, of which a process may hold its part alone."""
+        if not isinstance(grads[0], DTensor):
+            return get_total_norm(grads)
+        return self._processes.sum(get_total_norm(map(local, grads)).square()).sqrt()
 
     def read(self) -> Window:
         """What has been since the last call, which this one waits for, and begin anew."""

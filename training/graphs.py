@@ -4,6 +4,7 @@ A small model's kernels take less time than the CPU needs to launch them one by 
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -27,8 +28,11 @@ class GraphedStep:
         device: torch.device,
         *,
         capture: bool = True,
+        keep_casts: bool = True,
     ) -> None:
         """Nothing is run yet. Without `capture`, `step` stays a plain call.
+
+        `keep_casts` of weights, which must then stay where they are.
 
         A step takes tensors, returns nothing, and leaves its results in tensors that exist before.
         All shapes are the same each time, and nothing in it waits for the GPU. It must set
@@ -40,7 +44,7 @@ class GraphedStep:
         # one for all: cuBLAS keeps memory to work in for each stream that it has seen
         self._stream = torch.cuda.Stream(device) if self._captures else None
         self._device = device
-        self._casts = KeptCasts()
+        self._casts = KeptCasts() if keep_casts else None
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
@@ -58,7 +62,7 @@ class GraphedStep:
             self._inputs = tuple(torch.empty_like(x, device=self._device) for x in inputs)
         for static, value in zip(self._inputs, inputs, strict=True):
             static.copy_(value, non_blocking=True)
-        with self._casts.on():
+        with self._casts.on() if self._casts else nullcontext():
             self._run()
 
     def _run(self) -> None:

@@ -11,17 +11,17 @@ from training.config import Dtype
 
 
 @contextmanager
-def autocast(dtype: Dtype, device: torch.device) -> Iterator[None]:
+def autocast(dtype: Dtype, device: torch.device, *, keep_casts: bool = True) -> Iterator[None]:
     """The context for forward passes whose activations and matrix products are in `dtype`.
 
-    A weight is cast once in it, by PyTorch and by `kernels.casts`; where a step keeps its casts
-    already, not even that.
+    With `keep_casts`, for weights that stay where they are, one is cast once in it, by PyTorch and
+    by `kernels.casts`; where a step keeps its casts already, not even that.
     """
     if dtype == "float32":
         yield
         return
-    casts = nullcontext() if kept_casts() else KeptCasts().on()
-    with casts, torch.autocast(device.type, dtype=torch.bfloat16):
+    casts = KeptCasts().on() if keep_casts and not kept_casts() else nullcontext()
+    with casts, torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=keep_casts):
         yield
 
 

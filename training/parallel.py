@@ -1,17 +1,23 @@
-"""How the processes of a run share its model: which parts are compiled, and how gradients meet."""
+"""How the processes of a run share its model: who holds weights, and how gradients meet."""
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch._functorch.config as partitioner
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from model.block import Block
 from model.gpt import GPT
+from model.residual import Pending
 from training.config import RunConfig
 from training.distributed import Processes
+from training.language.config import TrainConfig
 from training.recompute import recompute_blocks
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,6 +28,46 @@ def can_capture(run: RunConfig, processes: Processes) -> bool:
     # checkpointing that is not compiled looks at the state of a random generator, on the CPU
     plain = run.compile or run.activation_checkpointing == "none"
     return processes.device.type == "cuda" and processes.world_size == 1 and plain
+
+
+def share_weights(model: GPT, config: TrainConfig, processes: Processes) -> None:
+    """Bring a model to the device, or of its weights this process's part (FSDP2, by block).
+
+    Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277). Until then nothing may hold its parameters.
+    """
+    parallel = config.parallel
+    if parallel.mode == "ddp" or processes.world_size == 1:
+        model.to(processes.device)
+        return
+    dtype = config.run.dtype if parallel.gather_dtype == "auto" else parallel.gather_dtype
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(processes.device.type, (processes.world_size,)),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        ),
+    }
+    # of outputs that are views: nothing here changes one in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    for block in blocks_of(model):
+        block.forward = partial(_with_bias_of_its_own, block.forward)
+        fully_shard(block, reshard_after_forward=parallel.reshard, **options)
+    # the embedding is the head, too
+    fully_shard(model, reshard_after_forward=False, **options)
+
+
+def _with_bias_of_its_own(
+    forward: Callable[..., tuple[Tensor, Pending]], *arguments: Any, **keywords: Any
+) -> tuple[Tensor, Pending]:
+    """What a block gives, without a part of it that is gone when the next one adds it."""
+    x, (branch, bias) = forward(*arguments, **keywords)
+    return x, Pending(branch, None if bias is None else bias.clone())
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The Transformer blocks of a model, in order."""
+    return [part for part in model.modules() if isinstance(part, Block)]
 
 
 def ways_to_run(
@@ -35,7 +81,7 @@ def ways_to_run(
         processes: that train it together.
         n_shapes: shapes of batches that the model is given: code is compiled for each.
     """
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    blocks = blocks_of(model)
     recompute_blocks(blocks, run.activation_checkpointing)
     fast = model
     if run.compile:
@@ -47,7 +93,7 @@ def ways_to_run(
             block.forward = _compiled(block.forward)
         if not parts:
             fast = _compiled(model)
-    if processes.world_size == 1:
+    if processes.world_size == 1 or isinstance(model, FSDPModule):
         return fast, fast
     parallel = DistributedDataParallel(
         fast,

@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from data.text.config import DataConfig
 from model.config import ModelConfig
 from model.gpt import GPT
+from training.config import RunConfig
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps
 from training.graphs import GraphedStep
-from training.language.config import OptimConfig
+from training.language.config import OptimConfig, TrainConfig
 from training.language.step import LanguageStep
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import make_optimizer
+from training.parallel import can_capture, share_weights, ways_to_run
 
 TOKENS_A_STEP = 32_768
 
@@ -79,19 +83,31 @@ def contenders(
 
 def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
     """A step as train.py takes it on one GPU."""
-    model = GPT(config).cuda()
-    optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
-    optimizer = make_optimizer(model, optim, capturable=True)
     alone = Processes(rank=0, world_size=1, device=tokens.device)
-    finite = FiniteSteps(optimizer, alone, ["loss"], grad_clip=optim.grad_clip)
-    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
-    learn = LanguageStep(compiled, finite, partial(autocast, "bfloat16", alone.device))
-    take = GraphedStep(learn, optimizer, alone.device)
+    optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
+    run = RunConfig(out_dir="unused", deterministic=deterministic)
+    whole = TrainConfig(model=config, data=DataConfig(path="unused"), optim=optim, run=run)
+    return step_of(whole, alone, tokens[None], targets[None])  # one micro-batch
+
+
+def step_of(config: TrainConfig, processes: Processes, tokens: Tensor, targets: Tensor) -> Step:
+    """A step as train.py takes it, on the (M, B, T) tokens and targets of this process."""
+    with processes.device:
+        model = GPT(config.model)
+    share_weights(model, config, processes)
+    captured = can_capture(config.run, processes)
+    optimizer = make_optimizer(model, config.optim, capturable=captured)
+    finite = FiniteSteps(optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip)
+    _, parallel = ways_to_run(model, config.run, processes, n_shapes=1)
+    stay = not isinstance(model, FSDPModule)
+    activations = partial(autocast, config.run.dtype, processes.device, keep_casts=stay)
+    learn = LanguageStep(parallel, finite, activations)
+    take = GraphedStep(learn, optimizer, processes.device, capture=captured, keep_casts=stay)
 
     def step() -> Tensor:
         finite.kept["sums"].zero_()
-        with deterministic_algorithms(deterministic):
-            take(tokens[None], targets[None])  # one micro-batch
+        with deterministic_algorithms(config.run.deterministic):
+            take(tokens, targets)
         return finite.kept["sums"]
 
     return step

@@ -9,6 +9,7 @@ from training.language.config import TrainConfig, load_config
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
+GPT2 = str(ROOT / "configs/gpt2_small_1k.yaml")
 assert CONFIGS
 
 
@@ -83,8 +84,7 @@ def test_command_line_wins_over_the_file():
             r"run.activation_memory=0.9 has no effect with run.compile=false: leave it out",
         ),
         (
-            ["configs/gpt2_small_1k.yaml", "run.activation_memory=0.9"]
-            + ["run.activation_checkpointing=full"],
+            [GPT2, "run.activation_memory=0.9", "run.activation_checkpointing=full"],
             "run.activation_memory=0.9 and run.activation_checkpointing=full both say what to",
         ),
         ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),

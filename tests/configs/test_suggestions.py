@@ -32,7 +32,10 @@ CLASSIFIER = settings_of(ClassifyConfig)
             "data.inertia",
             "not a setting: data has path, weight, mix, document_mask, consecutive_windows$",
         ),
-        ("teacher.forcing", "not a setting: a configuration has task, model, data, optim, run$"),
+        (
+            "teacher.forcing",
+            "not a setting: a configuration has task, model, data, optim, parallel, run$",
+        ),
     ],
 )
 def test_what_was_meant(key, sentence):

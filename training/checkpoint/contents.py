@@ -37,6 +37,7 @@ from training.checkpoint.folders import (
 )
 from training.config import AdamWConfig
 from training.distributed import Processes
+from training.sharded import shared_as
 from training.tasks import RunConfiguration
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ def load_checkpoint(
         check_sums(folder, (MODEL, OPTIMIZER, PROCESSES))
         weights = read_tensors(folder / MODEL)
         check_same_tensors(MODEL, weights, model.state_dict())
-        model.load_state_dict(weights)
+        put_weights(model, weights)
         _load_optimizer(model, optimizer, read_tensors(folder / OPTIMIZER))
         _set_own_state(read_tensors(folder / PROCESSES), processes, kept)
     return progress
@@ -209,6 +210,12 @@ def read_weights(folder: Path, like: Tensors | None = None) -> dict[str, Tensor]
         if like is not None:
             check_same_tensors(MODEL, weights, like)
     return weights
+
+
+def put_weights(model: nn.Module, weights: Tensors) -> None:
+    """Give a model weights that each process has all of; of one that is shared out, its parts."""
+    there = model.state_dict()
+    model.load_state_dict({name: shared_as(x, there[name]) for name, x in weights.items()})
 
 
 def check_same_tensors(file: str, there: Tensors, here: Tensors) -> None:
@@ -300,7 +307,9 @@ def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: T
     check_same_tensors(OPTIMIZER, saved, optimizer_tensors(model, optimizer))
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
     for name, of_weight in state["state"].items():
-        state["state"][name] = {what: saved[f"{name}.{what}"] for what in of_weight}
+        state["state"][name] = {
+            what: shared_as(saved[f"{name}.{what}"], value) for what, value in of_weight.items()
+        }
     # torch puts other objects in the place of settings, and a captured step reads a tensor of them
     settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     for group in state["param_groups"]:

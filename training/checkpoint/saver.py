@@ -22,6 +22,7 @@ from training.checkpoint.contents import (
 )
 from training.checkpoint.folders import checkpoints, keep_only
 from training.distributed import Processes
+from training.sharded import whole
 
 
 class CheckpointSaver:
@@ -75,14 +76,16 @@ class CheckpointSaver:
         self.last_step = progress.step
         own = own_state(self._processes.device, kept)
         gathered = self._processes.gather(own)
-        if gathered is None:  # not the main process
+        tensors = {MODEL: model.state_dict(), OPTIMIZER: optimizer_tensors(model, optimizer)}
+        if gathered is None:  # not the main process, which needs its parts
+            for of_file in tensors.values():
+                for part in of_file.values():
+                    whole(part)
             return
         self.finish()
         self.check()
-        tensors = {
-            MODEL: model.state_dict(),
-            OPTIMIZER: optimizer_tensors(model, optimizer),
-            PROCESSES: {f"rank_{r}.{k}": v for r, of in enumerate(gathered) for k, v in of.items()},
+        tensors[PROCESSES] = {
+            f"rank_{r}.{k}": v for r, of in enumerate(gathered) for k, v in of.items()
         }
         for file, of_file in tensors.items():
             self._copy(file, of_file)
@@ -138,7 +141,8 @@ class CheckpointSaver:
     def _copy(self, file: str, tensors: dict[str, Tensor]) -> None:
         """Copy tensors into memory of our own; a GPU's are on their way when this returns."""
         copies = self._copies.setdefault(file, {})
-        for name, tensor in tensors.items():
+        for name, part in tensors.items():
+            tensor = whole(part)
             copy = copies.get(name)
             if copy is None or copy.shape != tensor.shape:
                 copies[name] = torch.empty_like(

@@ -1,7 +1,7 @@
 """The configuration of a GPT's run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from configs.reader import read_config
 from data.text.config import DataConfig
 from data.text.shards import MANIFEST, Manifest
 from model.config import ModelConfig, check_positive
-from training.config import AdamWConfig, RunConfig
+from training.config import AdamWConfig, ParallelConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,15 @@ class TrainConfig:
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     run: RunConfig
 
     def __post_init__(self) -> None:
+        if self.parallel.mode == "fsdp" and self.optim.name == "muon":
+            raise ValueError(
+                "optim.name=muon with parallel.mode=fsdp: Muon needs whole matrices, and with fsdp "
+                "a GPU holds parts of them; use parallel.mode=ddp, or optim.name=adamw"
+            )
         self.grad_accum_steps(world_size=1)
         if (tokens := self.optim.max_steps * self.optim.batch_tokens) >= 2**62:
             raise ValueError(

@@ -41,9 +41,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     size = 2 if config.run.dtype == "bfloat16" else 4  # bytes of an activation
     wide = 4 if model.residual_in_fp32 else size
     n_tokens = micro_batch_size * model.context_length
-    n_params = _n_params(config)
-    # float32 four times, and a cast
-    state = n_params * (16 + (size if size == 2 else 0))
+    state = _state(config, world_size)
 
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
     kv = model.kv_heads * model.head_dim
@@ -69,6 +67,25 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     return Memory(state, activations, logits + n_tokens * C * size)
 
 
+def _state(config: TrainConfig, world_size: int) -> float:
+    """Bytes of weights, gradients and AdamW's state."""
+    n_params, parallel = _n_params(config), config.parallel
+    size = 2 if config.run.dtype == "bfloat16" else 4
+    if parallel.mode == "ddp" or world_size == 1:
+        # float32 four times, and a cast
+        return n_params * (16 + (size if size == 2 else 0))
+    if parallel.gather_dtype != "auto":
+        size = 2 if parallel.gather_dtype == "bfloat16" else 4
+    layers = config.model.n_layer
+    block = n_params - _rows(config) * config.model.n_embd
+    beside = n_params - block
+    block /= layers
+    # the block at hand and the next one, or all of them
+    gathered = beside + (2 if parallel.reshard else layers) * block
+    # and gradients that are about to be added up
+    return 16 * n_params / world_size + gathered * size + (beside + block) * (size + 4)
+
+
 def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> int:
     """The most sequences at a time for which the estimate is within `memory` bytes; 0: none."""
     low, high = 0, 1
@@ -86,6 +103,10 @@ def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> 
 def _n_params(config: TrainConfig) -> int:
     """Parameters as they lie in memory, with padding of the vocabulary."""
     model = config.model
-    rows = model.padded_vocab_size - model.vocab_size
-    rows += model.context_length if model.positions == "learned" else 0
-    return count_params(model) + rows * model.n_embd
+    return count_params(model) + (_rows(config) - model.vocab_size) * model.n_embd
+
+
+def _rows(config: TrainConfig) -> int:
+    """Vectors of tokens and of positions."""
+    model = config.model
+    return model.padded_vocab_size + (model.context_length if model.positions == "learned" else 0)

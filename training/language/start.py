@@ -11,7 +11,12 @@ from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
-from training.checkpoint.contents import read_weights, recorded_config, shared_settings
+from training.checkpoint.contents import (
+    put_weights,
+    read_weights,
+    recorded_config,
+    shared_settings,
+)
 from training.checkpoint.folders import latest_checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
@@ -116,7 +121,7 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
     with torch.device("meta"):
         there = GPT(config)
     weights = read_weights(checkpoint, there.state_dict())
-    model.load_state_dict(with_context_length(weights, model.config.context_length))
+    put_weights(model, with_context_length(weights, model.config.context_length))
     return "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
 
 

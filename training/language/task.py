@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from data.files import write_atomically
 from data.sampler import first_sample
@@ -27,7 +28,7 @@ from training.language.step import LanguageStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
-from training.parallel import can_capture
+from training.parallel import can_capture, share_weights
 from training.stop import Stop
 
 
@@ -63,11 +64,16 @@ class LanguageTask:
         streams = [*validation.values(), *self._streams.values()] if processes.is_first_here else []
         # a terabyte takes minutes to read
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
-        self.model = GPT(config.model).to(processes.device)
+        self.model = GPT(config.model)
+        share_weights(self.model, config, processes)
         self._captured = can_capture(config.run, processes)
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
         self.must_match = start.must_match(config, self._streams)
-        self._activations = partial(autocast, config.run.dtype, processes.device)
+        # gathered weights come to lie where others did
+        self._stay = not isinstance(self.model, FSDPModule)
+        self._activations = partial(
+            autocast, config.run.dtype, processes.device, keep_casts=self._stay
+        )
         self.finite = FiniteSteps(
             self.optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip
         )
@@ -85,7 +91,9 @@ class LanguageTask:
         self._fast = fast
         learn = LanguageStep(parallel, self.finite, self._activations)
         device = self._processes.device
-        self._take_step = GraphedStep(learn, self.optimizer, device, capture=self._captured)
+        self._take_step = GraphedStep(
+            learn, self.optimizer, device, capture=self._captured, keep_casts=self._stay
+        )
 
     def describe(self) -> str:
         config, world_size = self._config, self._processes.world_size

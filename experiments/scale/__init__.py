@@ -1,0 +1,1 @@
+"""How training grows with GPUs, weights and context."""

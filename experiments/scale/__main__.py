@@ -1,0 +1,145 @@
+"""Speed and memory of a training step on one GPU and on several, for what is shared and how.
+
+torchrun --standalone --nproc_per_node=2 -m experiments.scale [--parts ddp fsdp large]
+
+Steps as train.py takes them, in bfloat16 on random tokens; also those of one GPU, by each at the
+same time. Beside the peak of a GPU's memory stands what `train.py --dry-run` tells of it. Nothing
+is printed of a step whose first loss differs from that of the others of its model.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.command_line import command_parser, errors_as_sentences, read_first
+from experiments.scale.cases import PARTS, Case, cases
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    add("--seconds", type=float, default=2.0, help="of each of three timings, about")
+    add("--resume", action="store_true", help="go on with a run that was stopped")
+    add("--out", type=Path, default=Path("docs/results/scale.json"))
+    return parser.parse_args(argv)
+
+
+import gc
+import statistics
+import time
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from evaluation.results import Row, collect_rows
+from experiments.train_steps.contenders import Step, step_of
+from model.flops import mfu
+from training.distributed import Processes, start_processes
+from training.language.memory import GIB, estimate
+
+LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others
+
+
+def measure(case: Case, processes: Processes, seconds: float) -> Row:
+    """Median time of a step, the peak of this GPU's memory, and the first loss."""
+    config, device = case.config, processes.device
+    alone = Processes(rank=0, world_size=1, device=device)
+    together = processes if case.n_gpus > 1 else alone
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    shape = (
+        config.grad_accum_steps(case.n_gpus),
+        config.optim.micro_batch_size,
+        config.model.context_length + 1,
+    )
+    generator = torch.Generator().manual_seed(processes.rank)
+    text = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
+    tokens, targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
+    start = time.perf_counter()
+    step = step_of(config, together, tokens, targets)
+    first_loss = together.sum(step().clone()).item() / together.world_size
+    first_s = time.perf_counter() - start
+    torch.cuda.reset_peak_memory_stats()
+    _timed(step, 5, processes)
+    n_steps = processes.agree(max(3, int(seconds / _timed(step, 2, processes))))
+    taken = [_timed(step, n_steps, processes) for _ in range(3)]
+    step_s = statistics.median(taken)
+    per_gpu = config.optim.batch_tokens / step_s / case.n_gpus
+    utilisation = mfu(per_gpu, config.model, torch.cuda.get_device_name(device))
+    told = estimate(config, config.optim.micro_batch_size, case.n_gpus)
+    return {
+        **{"part": case.part, "model": case.model, "way": case.way, "n_gpus": case.n_gpus},
+        "context_length": config.model.context_length,
+        "batch_tokens": config.optim.batch_tokens,
+        "micro_batch_size": config.optim.micro_batch_size,
+        "first_loss": first_loss,
+        "first_step_s": first_s,
+        "step_s": step_s,
+        "step_s_fastest": min(taken),
+        "step_s_slowest": max(taken),
+        "tokens_per_s": config.optim.batch_tokens / step_s,
+        "mfu": asdict(utilisation) if utilisation else None,
+        "peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
+        "told_gib": told.total / GIB,
+    }
+
+
+def _timed(step: Step, n_steps: int, processes: Processes) -> float:
+    """Seconds of a step, mean of so many, from when all processes begin."""
+    torch.cuda.synchronize()
+    processes.barrier()
+    start = time.perf_counter()
+    for _ in range(n_steps):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / n_steps
+
+
+def check_loss(rows: list[Row]) -> None:
+    """Print the last row, if its first loss is that of the first of its model."""
+    last = rows[-1]
+    first = next(row for row in rows if row["model"] == last["model"])
+    if not abs(last["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
+        raise SystemExit(
+            f"{last['model']}, {last['way']}: the first loss is {last['first_loss']:.4f}, and that "
+            f"of {first['way']} {first['first_loss']:.4f}: no speed is reported"
+        )
+    print(
+        f"{last['part']:6} {last['model']:12} {last['context_length']:8} {last['batch_tokens']:8} "
+        f"{last['n_gpus']} {last['way']:16} {last['tokens_per_s']:10,.0f} tokens/s "
+        f"{last['step_s']:.4f} s  {last['peak_gib']:6.2f} GiB, told {last['told_gib']:6.2f}; first "
+        f"step {last['first_step_s']:.0f} s, loss {last['first_loss']:.3f}",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = options(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("steps are measured on GPUs, and PyTorch sees none")
+    torch.set_float32_matmul_precision("high")
+    with start_processes("cuda") as processes:
+        chosen = [case for case in cases(args.parts) if case.n_gpus <= processes.world_size]
+
+        def stage(case: Case) -> list[list[Row]]:
+            return [[measure(case, processes, args.seconds)]]
+
+        stages = [partial(stage, case) for case in chosen]
+        if processes.is_main:
+            collect_rows(args.out, stages, check_loss, resume=args.resume)
+            print(f"wrote {args.out}")
+        else:
+            for one in stages:
+                one()
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()

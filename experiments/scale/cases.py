@@ -1,0 +1,101 @@
+"""Which steps are measured: of what model, on how many GPUs, and how they share it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from data.text.config import DataConfig
+from model.config import GPT2_SIZES, ModelConfig
+from training.config import ParallelConfig, RunConfig
+from training.language.config import OptimConfig, TrainConfig
+
+TOKENS = 32_768  # that a GPU takes through the model at a time
+RECIPE_TOKENS = 524_288  # of a step, as GPT-2's recipe has it
+
+SHAPES: dict[str, dict[str, Any]] = {
+    **{f"GPT-2 {size}": shape for size, shape in GPT2_SIZES.items()},
+    # as Llama 2's: 6.6B parameters
+    "7B": {
+        **{"n_layer": 32, "n_head": 32, "n_embd": 4096, "positions": "rotary", "bias": False},
+        **{"norm": "rms_norm", "mlp": "swiglu"},
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step of training to be measured."""
+
+    part: str
+    """What it is measured for."""
+    model: str
+    way: str
+    """Who holds weights, and keeps which activations, for readers."""
+    n_gpus: int
+    config: TrainConfig
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others of its part."""
+        context, tokens = self.config.model.context_length, self.config.optim.batch_tokens
+        return f"{self.part}, {self.model}, {context}, {tokens}, {self.way}, {self.n_gpus}"
+
+
+def cases(parts: tuple[str, ...]) -> Iterator[Case]:
+    """Of these parts, those that are compared with each other side by side."""
+    for part in parts:
+        yield from PARTS[part]()
+
+
+def _ddp() -> Iterator[Case]:
+    """Gradients that are exchanged after each micro-batch, and after as many as the recipe has."""
+    for context in (1024, 4096, 16_384):
+        for tokens in (2 * TOKENS, RECIPE_TOKENS) if context <= 4096 else (2 * TOKENS,):
+            yield _case("ddp", "GPT-2 small", context, 1, "one GPU", tokens // 2)
+            yield _case("ddp", "GPT-2 small", context, 2, "ddp", tokens)
+
+
+def _fsdp() -> Iterator[Case]:
+    for context in (1024, 4096):
+        yield _case("fsdp", "GPT-2 medium", context, 2, "ddp", 2 * TOKENS)
+        yield _case("fsdp", "GPT-2 medium", context, 2, "fsdp", 2 * TOKENS)
+        yield _case(
+            "fsdp", "GPT-2 medium", context, 2, "fsdp, float32", 2 * TOKENS,
+            gather_dtype="float32",
+        )  # fmt: skip
+
+
+def _large() -> Iterator[Case]:
+    """What one GPU does not hold, and what keeping less saves and costs."""
+    for what in ("none", "selective", "full"):
+        yield _case(
+            "large", "GPT-2 xl", 1024, 2, f"fsdp, {what}", 16_384,
+            activation_checkpointing=what,
+        )  # fmt: skip
+    yield _case(
+        "large", "7B", 4096, 2, "fsdp, full", 16_384, activation_checkpointing="full"
+    )  # fmt: skip
+
+
+PARTS = {"ddp": _ddp, "fsdp": _fsdp, "large": _large}
+
+
+def _case(
+    part: str, model: str, context: int, n_gpus: int, way: str, batch_tokens: int, **options: Any
+) -> Case:
+    parallel = ParallelConfig(
+        mode="fsdp" if way.startswith("fsdp") else "ddp",
+        **{name: options.pop(name) for name in ("gather_dtype",) if name in options},
+    )
+    at_once = min(TOKENS, batch_tokens // n_gpus)
+    optim = OptimConfig(
+        max_steps=1, batch_tokens=batch_tokens, micro_batch_size=max(1, at_once // context)
+    )
+    config = TrainConfig(
+        model=replace(ModelConfig(context_length=context), **SHAPES[model]),
+        data=DataConfig(path="unused"),
+        optim=optim,
+        run=RunConfig(out_dir="unused", **options),
+        parallel=parallel,
+    )
+    return Case(part=part, model=model, way=way, n_gpus=n_gpus, config=config)

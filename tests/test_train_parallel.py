@@ -1,0 +1,62 @@
+"""Runs of several processes that share out the model, against one process."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.training_runs import in_two_processes, losses
+
+SAME = ("model.dropout=0.0", "optim.schedule=constant")
+FSDP = "parallel.mode=fsdp"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["parallel.reshard=false", "model.norm=rms_norm", "model.mlp=swiglu", "model.bias=false"],
+        ["run.dtype=bfloat16", "parallel.gather_dtype=float32"],
+        pytest.param(["run.device=cuda", "run.compile=true"], marks=pytest.mark.gpu(2)),
+    ],
+    ids=["plain", "modern", "bfloat16", "gpu"],
+)
+def test_fsdp_gives_the_losses_of_one(run, tmp_path, options):
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = [option for option in options if not option.startswith("parallel")]
+    result = run(*SAME, *alone, f"run.out_dir={one}")
+    in_two_processes(run, *SAME, FSDP, *options, f"run.out_dir={two}")
+    for step, loss in losses(one).items():
+        torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)
+    assert result["val_loss"] > 0
+
+
+@pytest.mark.distributed
+def test_checkpoints_go_from_one_to_ddp_to_fsdp_and_back(run, tmp_path):
+    run(*SAME, f"run.out_dir={tmp_path / 'one'}")
+    together = partial(in_two_processes, run)
+    for last, train, options in (
+        (3, run, []),
+        (5, together, []),
+        (6, together, [FSDP]),
+        (7, together, [FSDP]),
+        (8, run, [FSDP]),
+    ):
+        train(*SAME, *options, "run.save_every=1", f"optim.max_steps={last}")
+    expected = losses(tmp_path / "one")
+    found = losses(run.out_dir)
+    assert found.keys() == expected.keys()
+    for step, loss in expected.items():
+        torch.testing.assert_close(found[step], loss, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.distributed
+def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
+    run(*SAME, f"run.out_dir={tmp_path / 'first'}")
+    later = (*SAME, "optim.lr=1e-4", f"run.init_from={tmp_path / 'first'}")
+    run(*later, f"run.out_dir={tmp_path / 'one'}")
+    in_two_processes(run, *later, FSDP, f"run.out_dir={tmp_path / 'two'}")
+    torch.testing.assert_close(
+        losses(tmp_path / "two")[1], losses(tmp_path / "one")[1], rtol=1e-4, atol=1e-5
+    )
