@@ -6,13 +6,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .attention import flash_attention, flash_attention_packed
     from .block_mask import BlockSparseMask
+    from .context_parallel import ContextGroup, context_attention
 
-__all__ = ["BlockSparseMask", "flash_attention", "flash_attention_packed"]
+__all__ = [
+    "BlockSparseMask",
+    "ContextGroup",
+    "context_attention",
+    "flash_attention",
+    "flash_attention_packed",
+]
 
 _MODULES = {
     "flash_attention": ".attention",
     "flash_attention_packed": ".attention",
     "BlockSparseMask": ".block_mask",
+    "ContextGroup": ".context_parallel",
+    "context_attention": ".context_parallel",
 }
 
 

@@ -122,7 +122,7 @@ def flash_attention(
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
-    call = _checked(
+    call = checked_call(
         q,
         k,
         v,
@@ -139,7 +139,7 @@ def flash_attention(
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
     )
-    out, lse = _compute(call, _pick(impl, call), (q, k, v))
+    out, lse = _compute(call, pick_implementation(impl, call), (q, k, v))
     if not return_lse:
         return out
     assert lse is not None  # who has none refuses return_lse
@@ -171,12 +171,34 @@ def flash_attention_packed(
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
     q, k, v = qkv.unbind(2)
-    call = _checked(q, k, v, deterministic=deterministic, **arguments)
-    impl = _pick(impl, call)
+    call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+    impl = pick_implementation(impl, call)
     return _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))[0]
 
 
-def _checked(
+def chunk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_query: int,
+    impl: str | None = None,
+    deterministic: bool = False,
+    **arguments: Unpack[AttentionArguments],
+) -> Tensor:
+    """`flash_attention` of the queries from `first_query` on and the keys from the first one on.
+
+    It drops what attention of the whole sequence drops.
+
+    Args:
+        first_query: with dropout a multiple of 16.
+    """
+    call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+    call = call._replace(first_query=first_query)
+    return _compute(call, pick_implementation(impl, call), (q, k, v))[0]
+
+
+def checked_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -223,11 +245,14 @@ def _compute(
     if impl == "unfused":
         return unfused.unfused_attention(call)
     if impl == "reference":
-        return standard.standard_attention(call.q, call.k, call.v, **call.seeded(impl))
+        options = call.seeded(impl)
+        return standard.standard_attention(
+            call.q, call.k, call.v, **options, first_query=call.first_query
+        )
     return attention(inputs, impl, make_options(call, impl))
 
 
-def _pick(impl: str | None, call: AttentionCall) -> str:
+def pick_implementation(impl: str | None, call: AttentionCall) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
     if impl is None:
         # Interpreted kernels are right, but far too slow to be picked.

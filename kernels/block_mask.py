@@ -66,6 +66,7 @@ class BlockSparseMask:
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
         self._cache: Final[dict[tuple, MaskLists]] = {}
+        self._chunks: Final[dict[tuple, BlockSparseMask]] = {}
         _take_lists_for_constants()
 
     def __repr__(self) -> str:
@@ -192,6 +193,41 @@ class BlockSparseMask:
         layout = self.layout.repeat_interleave(n, 1).repeat_interleave(n, 2)
         n_q_blocks, n_k_blocks = -(-seq_q // block_size), -(-seq_k // block_size)
         return BlockSparseMask(layout[:, :n_q_blocks, :n_k_blocks], block_size)
+
+    def chunk(self, number: int, n_chunks: int, seq_len: int) -> "BlockSparseMask":
+        """Of a causal sequence that is cut into chunks, the queries of one and the keys up to its
+        end; made once, then remembered.
+
+        Under torch.compile it is a constant, as `lists` are.
+
+        Args:
+            number: of the chunk, from 0 on.
+            n_chunks: of equal length.
+            seq_len: T, a multiple of n_chunks.
+
+        Raises:
+            ValueError: the layout is not for T queries and keys, or a block reaches over the edge
+                of a chunk.
+        """
+        return self._chunk(self.digest, index(number), index(n_chunks), index(seq_len))
+
+    def _chunk(self, digest: str, number: int, n_chunks: int, seq_len: int) -> "BlockSparseMask":
+        key = number, n_chunks, seq_len
+        if key not in self._chunks:
+            self._check_lengths(seq_len, seq_len)
+            size = seq_len // n_chunks
+            if size % self.block_size:
+                raise ValueError(
+                    f"{seq_len} tokens are cut into {n_chunks} chunks of {size}, which the mask's "
+                    f"blocks of {self.block_size} do not divide: choose a length that is a "
+                    f"multiple of {n_chunks * self.block_size}, or smaller blocks"
+                )
+            n = size // self.block_size
+            end = (number + 1) * n
+            with torch.inference_mode(False):
+                rows = self.layout[:, number * n : end, :end]
+                self._chunks[key] = BlockSparseMask(rows, self.block_size)
+        return self._chunks[key]
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
         """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
@@ -328,3 +364,4 @@ def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _take_lists_for_constants() -> None:
     """Tell torch.compile not to look into `_lists`; once there is a mask, as this loads it."""
     torch.compiler.assume_constant_result(BlockSparseMask._lists)
+    torch.compiler.assume_constant_result(BlockSparseMask._chunk)

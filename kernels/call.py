@@ -38,6 +38,8 @@ class AttentionCall(NamedTuple):
     """All of them; without dropout there is no seed."""
     return_lse: bool
     deterministic: bool
+    first_query: int = 0
+    """The number that dropout has for the first query: a multiple of 16."""
 
     @property
     def softmax_scale(self) -> float:

@@ -25,7 +25,8 @@ IMPLEMENTATIONS = {
 N_OPTIONS = len(AttentionOptions._fields)
 
 
-def _module(impl: str, backward: bool) -> ModuleType:
+def module_of(impl: str, backward: bool) -> ModuleType:
+    """That of a pass, with `attn_fwd` or `attn_bwd`; imported when first used."""
     return importlib.import_module(IMPLEMENTATIONS[impl][backward], __package__)
 
 
@@ -59,7 +60,7 @@ def _launch_fwd(
 ) -> tuple[Tensor, Tensor]:
     # Triton launches on the current GPU, which need not be the one that holds q.
     with torch.cuda.device_of(q):
-        return _module(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
+        return module_of(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
 
 
 @torch.library.impl("papilio::attn_fwd", "CompositeExplicitAutograd")
@@ -91,7 +92,7 @@ def _launch_bwd(
 ) -> None:
     """Write dq, dk and dv; inputs are dout, dlse, q, k, v, out and lse."""
     with torch.cuda.device_of(grads[0]):
-        _module(impl, backward=True).attn_bwd(*inputs, AttentionOptions(*options), grads)
+        module_of(impl, backward=True).attn_bwd(*inputs, AttentionOptions(*options), grads)
 
 
 @torch.library.impl("papilio::attn_bwd", "CompositeExplicitAutograd")

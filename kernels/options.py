@@ -23,7 +23,7 @@ class AttentionOptions(NamedTuple):
     `kernels.mask_lists.MaskLists`: none, the first four, or for the Hopper kernels all there are.
     """
 
-    dropout_seed: Tensor | None = None  # (1,) int64, needed where dropout_p > 0
+    dropout_seed: Tensor | None = None  # (2,) int64: seed, first query; needed for dropout_p > 0
     doc_start: Tensor | None = None  # (B, T_q) int32, contiguous
     kv_lengths: Tensor | None = None  # (B,) int32, contiguous
     sinks: Tensor | None = None  # (H,) fp32, contiguous
@@ -128,6 +128,9 @@ def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
     arguments = call.seeded(impl)
     seed = arguments.get("dropout_seed")
     assert not isinstance(seed, int)
+    if seed is not None:
+        first_query = torch.full_like(seed, call.first_query)
+        seed = torch.cat((seed.reshape(1), first_query.reshape(1)))
     sinks, window_size = arguments.get("sinks"), arguments.get("window_size")
     if window_size is not None and window_size >= max(call.q.shape[1], call.k.shape[1]):
         window_size = None  # no key is that far from any query

@@ -37,6 +37,7 @@ def standard_attention(
     softcap: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
+    first_query: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention with the whole score matrix in memory: Algorithm 0 of arXiv 2205.14135.
 
@@ -54,6 +55,7 @@ def standard_attention(
         dropout_p: probability in [0, 1) that an entry of P is set to 0; the kept ones are
             multiplied by 1 / (1 - dropout_p). lse does not see dropout.
         dropout_seed: what `dropout_keep_mask` takes; needed iff dropout_p > 0.
+        first_query: the number that the first query has for dropout.
 
     Returns:
         out: (B, T_q, H, D) in q's dtype.
@@ -95,7 +97,7 @@ def standard_attention(
         lse = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
     # exp(-inf - pivot) is 0 with a finite pivot; with the lse of an empty row it would be NaN
     p = torch.exp(scores - finite(lse).unsqueeze(-1)).to(q.dtype)
-    p = p * dropout_factor(q, k, dropout_p, dropout_seed).to(p.dtype)
+    p = p * dropout_factor(q, k, dropout_p, dropout_seed, first_query).to(p.dtype)
     out = (p @ values).transpose(1, 2)
     return out.to(q.dtype), lse  # of which autocast makes another
 
@@ -156,6 +158,7 @@ def dropout_keep_mask(
     seq_q: int,
     seq_k: int,
     dropout_p: float,
+    first_query: int = 0,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Which attention probabilities dropout keeps, as a pure function of (seed, b, h, query, key).
@@ -179,6 +182,7 @@ def dropout_keep_mask(
             looked at: that would wait for a GPU, and torch.compile could not trace it.
         n_head: of q.
         dropout_p: probability in [0, 1) that an entry is dropped.
+        first_query: the number of the first of the queries, where they are part of a sequence.
 
     Returns:
         (batch, n_head, seq_q, seq_k) bool.
@@ -198,6 +202,7 @@ def dropout_keep_mask(
     seed_key = _mix(seed) ^ _mix((seed >> 32) ^ _SALT)  # `_mix` takes the low 32 bits of each
     head_key = _mix(seed_key + counters(batch * n_head)).view(batch, n_head, 1)
     query, key = (torch.arange(n, device=device) for n in (seq_q, seq_k))
+    query = query + first_query
     row_key = _stir(head_key + _GOLDEN * (query & ~8))  # (B, H, T_q)
     x = _stir(row_key.unsqueeze(-1) ^ (_GOLDEN * (key & ~8)))
     multipliers = torch.tensor(_LAST_MULTIPLIERS, device=device)
@@ -222,7 +227,9 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: int | Tensor | None) -> Tensor:
+def dropout_factor(
+    q: Tensor, k: Tensor, dropout_p: float, seed: int | Tensor | None, first_query: int = 0
+) -> Tensor:
     """(B, H, T_q, T_k) factors of P: 0 where dropped, 1 / (1 - dropout_p) where kept."""
     B, T_q, H, _ = q.shape
     T_k = k.shape[1]
@@ -232,7 +239,9 @@ def dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: int | Tensor | 
     if seed is None:
         raise ValueError(f"dropout_p={dropout_p} needs a dropout_seed, got None")
     sizes = {"batch": B, "n_head": H, "seq_q": T_q, "seq_k": T_k}
-    keep = dropout_keep_mask(seed, **sizes, dropout_p=dropout_p, device=q.device)
+    keep = dropout_keep_mask(
+        seed, **sizes, dropout_p=dropout_p, first_query=first_query, device=q.device
+    )
     return keep.to(dtype) / (1 - dropout_p)
 
 

@@ -133,11 +133,16 @@ def _mix(x):
 
 @triton.jit
 def dropout_head_key(seed_ptr, batch_head):
-    """The key of one (batch, head) pair, from the int64 seed at `seed_ptr`."""
+    """The key of one (batch, head) pair, from the int64 seed at `seed_ptr`.
+
+    Behind it stands the number of the first query, a multiple of 16. With it in the key, queries
+    are counted from 0.
+    """
     seed = tl.load(seed_ptr).to(tl.uint64)
+    first_query = tl.load(seed_ptr + 1).to(tl.uint32)
     low = _mix(seed.to(tl.uint32))
     high = _mix((seed >> 32).to(tl.uint32) ^ 0x85EBCA6B)
-    return _mix((low ^ high) + GOLDEN * batch_head.to(tl.uint32))
+    return _mix((low ^ high) + GOLDEN * batch_head.to(tl.uint32)) + GOLDEN * first_query
 
 
 @triton.jit

@@ -1,0 +1,129 @@
+"""The keys and values of all processes, for attention that the ring does not serve.
+
+Each process gets for each of its two chunks the keys up to the end of that chunk. A causal mask, a
+window, documents and a block-sparse mask then say what they say of the whole sequence: the last
+query stands at the last key. The price is memory: what the processes share of queries, each has
+whole of keys (Llama 3, arXiv 2407.21783, section 3.3.2).
+
+Letters in shapes: B batch, T tokens, P processes, t = T / P tokens of a process, c = t / 2 of a
+chunk, H_kv key and value heads, D head_dim.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .group import chunk_tokens, group_named
+
+torch.library.define(
+    "papilio::gather_kv",
+    "(Tensor k, Tensor v, str group) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "papilio::scatter_dkv",
+    "(Tensor early_dk, Tensor early_dv, Tensor late_dk, Tensor late_dv, str group) -> Tensor",
+)
+gather_kv = torch.ops.papilio.gather_kv.default
+scatter_dkv = torch.ops.papilio.scatter_dkv.default
+
+
+def _places(size: int) -> list[tuple[int, int, int]]:
+    """(rank, half, chunk): where each chunk of the sequence lies, in the order of the ranks."""
+    return [
+        (rank, half, chunk)
+        for rank in range(size)
+        for half, chunk in enumerate((rank, 2 * size - 1 - rank))
+    ]
+
+
+@torch.library.impl("papilio::gather_kv", "CompositeExplicitAutograd")
+def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, ...]:
+    """k and v up to the end of this process's early chunk, and up to that of its late one.
+
+    Args:
+        k, v: (B, t, H_kv, D), of this process.
+
+    Returns:
+        On rank r, k and v (B, (r + 1) c, H_kv, D), and k and v (B, (2 P - r) c, H_kv, D).
+    """
+    of = group_named(group)
+    kv = torch.stack((k, v))
+    parts = kv.new_empty((of.size, *kv.shape))
+    dist.all_gather_into_tensor(parts.view(-1), kv.view(-1), group=of.process_group)
+    c = chunk_tokens(k.shape[1])
+    halves = parts.unflatten(3, (2, c))  # (P, 2, B, 2, c, H_kv, D)
+    results = _fake_gather_kv(k, v, group)
+    for i, result in enumerate(results):
+        chunks = result.unflatten(1, (-1, c))
+        for rank, half, chunk in _places(of.size):
+            if chunk < chunks.shape[1]:
+                chunks[:, chunk].copy_(halves[rank, i % 2, :, half])
+    return results
+
+
+@torch.library.register_fake("papilio::gather_kv")
+def _fake_gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, ...]:
+    batch, n_local, *rest = k.shape
+    c = n_local // 2
+    return tuple(
+        x.new_empty((batch, (chunk + 1) * c, *rest))
+        for chunk in group_named(group).chunks
+        for x in (k, v)
+    )
+
+
+@torch.library.impl("papilio::scatter_dkv", "CompositeExplicitAutograd")
+def _scatter_dkv(
+    early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str
+) -> Tensor:
+    """dk and dv of this process's keys, summed over all processes: (2, B, t, H_kv, D).
+
+    The parts are added here, in fp32 and in the order of the ranks, and not on their way.
+
+    Args:
+        early_dk, early_dv, late_dk, late_dv: gradients of what `gather_kv` returns.
+    """
+    of = group_named(group)
+    early, late = of.chunks
+    c = early_dk.shape[1] // (early + 1)
+    batch, _, *rest = early_dk.shape
+    parts = late_dk.new_empty((of.size, 2, batch, 2, c, *rest))
+    for i, grads in enumerate(((early_dk, late_dk), (early_dv, late_dv))):
+        of_early, of_late = (x.unflatten(1, (-1, c)) for x in grads)
+        for rank, half, chunk in _places(of.size):
+            part = parts[rank, i, :, half]
+            if chunk <= early:
+                torch.add(of_early[:, chunk], of_late[:, chunk], out=part)
+            elif chunk <= late:
+                part.copy_(of_late[:, chunk])
+            else:
+                part.zero_()  # this process does not see it
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received.view(-1), parts.view(-1), group=of.process_group)
+    dtype = torch.promote_types(parts.dtype, torch.float32)
+    return received.sum(0, dtype=dtype).to(parts.dtype).flatten(2, 3)
+
+
+@torch.library.register_fake("papilio::scatter_dkv")
+def _(early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str) -> Tensor:
+    batch, n_early, *rest = early_dk.shape
+    n_local = 2 * (n_early // (group_named(group).chunks[0] + 1))
+    return early_dk.new_empty((2, batch, n_local, *rest))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    *_, ctx.group = inputs
+
+
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    return *scatter_dkv(*grads, ctx.group).unbind(), None
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError("context_attention has no second derivative")
+
+
+torch.library.register_autograd("papilio::gather_kv", _backward, setup_context=_setup_context)
+torch.library.register_autograd("papilio::scatter_dkv", _no_second_derivative)

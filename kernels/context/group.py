@@ -1,0 +1,139 @@
+"""Which processes share a sequence, and which of its tokens each of them holds.
+
+A sequence of T tokens is cut into 2 P chunks, for P processes. Rank r holds chunk r and chunk
+2 P - 1 - r, in this order: under a causal mask the late one has as much more to do than the average
+as the early one has less, so that all ranks do the same (Llama 3, arXiv 2407.21783, section 3.3.2).
+"""
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ..block_mask import BlockSparseMask
+
+
+class ContextGroup:
+    """The processes that share each sequence. Immutable.
+
+    Args:
+        process_group: of torch.distributed; None is this process alone.
+
+    Attributes:
+        process_group: as given.
+        size: P, how many there are.
+        rank: of this process among them.
+        name: by which operators find the group again: they take no objects.
+        chunks: the numbers of the two chunks that this process holds, of 2 P.
+
+    Raises:
+        ValueError: this process is not in the group.
+    """
+
+    def __init__(self, process_group: "ProcessGroup | None" = None) -> None:
+        alone = process_group is None
+        self.process_group: Final = process_group
+        self.size: Final[int] = 1 if alone else dist.get_world_size(process_group)
+        self.rank: Final[int] = 0 if alone else dist.get_rank(process_group)
+        self.name: Final[str] = "" if alone else process_group.group_name
+        if self.rank < 0:
+            raise ValueError(
+                "process_group must hold this process, and does not: make a ContextGroup of the "
+                "one that does"
+            )
+        self.chunks: Final = (self.rank, 2 * self.size - 1 - self.rank)
+        _BY_NAME[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"ContextGroup(rank {self.rank} of {self.size}, {self.name!r})"
+
+    def shard(self, x: Tensor, dim: int) -> Tensor:
+        """The part of x that this process holds; x itself where it is alone.
+
+        Args:
+            x: (..., T, ...), whole sequences.
+            dim: that of T.
+
+        Returns:
+            (..., T / P, ...): the tokens of its two chunks.
+
+        Raises:
+            ValueError: T is no multiple of 2 P.
+        """
+        if self.size == 1:
+            return x
+        n_tokens = x.shape[dim]
+        if n_tokens % (2 * self.size):
+            raise ValueError(
+                f"a sequence of {n_tokens} tokens is not cut into 2 * {self.size} equal chunks, 2 "
+                f"for each process: make its length a multiple of {2 * self.size}"
+            )
+        c = n_tokens // (2 * self.size)
+        return torch.cat([x.narrow(dim, chunk * c, c) for chunk in self.chunks], dim)
+
+    def positions(self, n_local: int, device: torch.device | str | None = None) -> Tensor:
+        """Where in the sequence the tokens of this process stand: (n_local,) int64.
+
+        Args:
+            n_local: T / P, even where there are several processes.
+        """
+        if self.size == 1:
+            return torch.arange(n_local, device=device)
+        c = chunk_tokens(n_local)
+        return torch.cat([torch.arange(a * c, (a + 1) * c, device=device) for a in self.chunks])
+
+    @torch.no_grad()
+    def unshard(self, x: Tensor, dim: int) -> Tensor:
+        """Whole sequences of what each process holds, the same on all; without a gradient.
+
+        Args:
+            x: (..., T / P, ...), of this process.
+            dim: that of T / P.
+
+        Returns:
+            (..., T, ...), in the order of the sequence.
+        """
+        if self.size == 1:
+            return x
+        c = chunk_tokens(x.shape[dim])
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x, group=self.process_group)
+        first, second = zip(*(part.split(c, dim) for part in parts), strict=True)
+        return torch.cat([*first, *reversed(second)], dim)
+
+    def prepare_mask(self, mask: "BlockSparseMask", seq_len: int) -> None:
+        """Cut the mask for the chunks of this process beforehand, rather than in the first call.
+
+        Args:
+            mask: of whole sequences.
+            seq_len: T.
+
+        Raises:
+            ValueError: the mask is not for T tokens, or its blocks reach over the edge of a chunk.
+        """
+        if self.size > 1:
+            for chunk in self.chunks:
+                mask.chunk(chunk, 2 * self.size, seq_len)
+
+
+_BY_NAME: dict[str, ContextGroup] = {}
+
+
+def group_named(name: str) -> ContextGroup:
+    """The last `ContextGroup` of this name that was made."""
+    return _BY_NAME[name]
+
+
+def chunk_tokens(n_local: int) -> int:
+    """c, the tokens of a chunk, where a process holds so many."""
+    if n_local % 2:
+        raise ValueError(
+            f"a process holds two chunks of a sequence, so an even number of tokens, got {n_local}:"
+            " make the length of the sequence a multiple of twice the number of processes"
+        )
+    return n_local // 2

@@ -1,0 +1,313 @@
+"""Ring attention: keys and values go round, and each process attends to those that come by.
+
+On rank r at step i, the keys are those of rank s = r - i (modulo P), its chunks s and 2 P - 1 - s.
+Of a causal mask that leaves three cases, none of which needs more of a mask than a kernel has:
+
+    s = r     the process's own: causal, as its two chunks lie one behind the other
+    s < r     all queries see all of the first chunk, and nothing of the second
+    s > r     the second half of the queries sees all keys, the first half none
+
+What each step gives is merged by its log-sum-exp. In the backward pass the keys go round again, and
+with them the sums of their gradients. A step starts from the output and the log-sum-exp of the
+whole, which turn its scores into the probabilities of the whole. The next keys are on their way
+while a step computes. Everything is added in one order: a repeated call gives the same bits.
+
+Source: Ring Attention (arXiv 2310.01889), in the zig-zag order of kernels/context/group.py.
+
+Letters in shapes: B batch, t = T / P tokens of a process, c = t / 2 of a chunk, H query heads, H_kv
+key and value heads, D head_dim.
+"""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from ..ops import module_of
+from ..options import AttentionOptions
+from ..reference import partial
+from .group import ContextGroup, chunk_tokens, group_named
+
+OPTIONS = "str impl, str group, float softmax_scale, float softcap"
+torch.library.define(
+    "papilio::ring_attn_fwd",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "papilio::ring_attn_bwd",
+    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? doc_start, "
+    f"{OPTIONS}) -> (Tensor, Tensor)",
+)
+ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
+ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
+
+
+def _module(impl: str, backward: bool) -> ModuleType:
+    """Who computes a step."""
+    return partial if impl == "reference" else module_of(impl, backward)
+
+
+# ---- the steps
+
+
+class _Step(NamedTuple):
+    """What a process does with the keys of one rank."""
+
+    rows: slice  # of its queries
+    keys: slice  # of those that came
+    options: AttentionOptions
+
+
+def _steps(
+    group: ContextGroup, c: int, doc_start: Tensor | None, softmax_scale: float, softcap: float
+) -> Iterator[_Step]:
+    """The P steps of this process, in their order; doc_start (B, t) are positions of T."""
+    for i in range(group.size):
+        source = (group.rank - i) % group.size
+        chunks = (source, 2 * group.size - 1 - source)
+        rows = keys = slice(0, 2 * c)
+        if source < group.rank:
+            chunks, keys = chunks[:1], slice(0, c)
+        elif source > group.rank:
+            rows = slice(c, 2 * c)
+        options = AttentionOptions(
+            doc_start=None
+            if doc_start is None
+            else _keys_before(doc_start[:, rows], [chunk * c for chunk in chunks], c),
+            softmax_scale=softmax_scale,
+            softcap=softcap,
+            causal=i == 0,
+        )
+        yield _Step(rows, keys, options)
+
+
+def _keys_before(doc_start: Tensor, chunk_starts: list[int], c: int) -> Tensor:
+    """How many keys of these chunks come before the document of each query: (B, rows) int32.
+
+    The keys stand in the order of the sequence, so it is where the document begins among them.
+    """
+    first, *others = ((doc_start - start).clamp_(0, c) for start in chunk_starts)
+    for n in others:
+        first += n
+    return first.to(torch.int32).contiguous()
+
+
+class _Exchange:
+    """A tensor on its way to the next rank, and one that comes from the rank before."""
+
+    def __init__(self, group: ContextGroup, sent: Tensor, received: Tensor) -> None:
+        """Post both: what is launched on the GPU from now on runs beside them.
+
+        Neither tensor may be written to before `wait`, nor `received` read.
+        """
+        to, of = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        pg = group.process_group
+        self._works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, group=pg, group_peer=to),
+                dist.P2POp(dist.irecv, received, group=pg, group_peer=of),
+            ]
+        )
+        self.sent, self.received = sent, received
+
+    def wait(self) -> None:
+        """Have what is launched from now on come after the exchange."""
+        for work in self._works:
+            work.wait()
+
+
+# ---- the passes
+
+
+@torch.library.impl("papilio::ring_attn_fwd", "CompositeExplicitAutograd")
+def _ring_attn_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    doc_start: Tensor | None,
+    impl: str,
+    group: str,
+    softmax_scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D), k and v (B, t, H_kv, D)."""
+    ring = group_named(group)
+    attend = _module(impl, backward=False).attn_fwd
+    with torch.cuda.device_of(q):
+        kv = torch.stack((k, v))  # one tensor to send, and rows without gaps
+        free = torch.empty_like(kv) if ring.size > 1 else None
+        out = lse = exchange = None
+        steps = _steps(ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap)
+        for i, (rows, keys, options) in enumerate(steps):
+            if free is not None and i < ring.size - 1:
+                exchange = _Exchange(ring, kv, free)
+            part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
+            if out is None or lse is None:
+                out, lse = part, part_lse
+                if ring.size > 1:
+                    out = out.to(lse.dtype)
+            else:
+                _merge(out[:, rows], lse[:, :, rows], part, part_lse)
+            if exchange is not None:
+                exchange.wait()
+                kv, free, exchange = exchange.received, exchange.sent, None
+    assert out is not None and lse is not None
+    return out.to(q.dtype), lse
+
+
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Fold the attention of some more keys into `out` (B, T, H, D) and `lse` (B, H, T).
+
+    With a = exp(lse) and b = exp(part_lse), out becomes (a out + b part) / (a + b). The weight
+    b / (a + b) is a sigmoid, which overflows nowhere.
+    """
+    weight = torch.sigmoid(part_lse - lse)
+    weight.nan_to_num_(0.0)  # of a row that has seen no key so far: -inf - -inf
+    torch.logaddexp(lse, part_lse, out=lse)
+    out.lerp_(part.to(out.dtype), weight.transpose(1, 2).unsqueeze(-1))
+
+
+@torch.library.impl("papilio::ring_attn_bwd", "CompositeExplicitAutograd")
+def _ring_attn_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    doc_start: Tensor | None,
+    impl: str,
+    group: str,
+    softmax_scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D), in the dtype of q.
+
+    The gradients of the keys that came in step i arrive in step i, too, but behind them: a rank
+    passes them on when it has added its own. After P steps they are home.
+    """
+    ring = group_named(group)
+    backward = _module(impl, backward=True).attn_bwd
+    c = chunk_tokens(q.shape[1])
+    with torch.cuda.device_of(q):
+        kv = torch.stack((k, v))
+        dout = dout.contiguous()  # the kernels would have one made at each step
+        late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
+        free = torch.empty_like(kv) if ring.size > 1 else None
+        dq = exchange = home = None
+        for i, (rows, keys, options) in enumerate(
+            _steps(ring, c, doc_start, softmax_scale, softcap)
+        ):
+            if free is not None and i < ring.size - 1:
+                exchange = _Exchange(ring, kv, free)
+            part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
+            kv_part = torch.empty_like(kv[:, :, keys], memory_format=torch.contiguous_format)
+            backward(
+                dout[:, rows],
+                None,
+                q[:, rows],
+                *kv[:, :, keys].unbind(),
+                out[:, rows],
+                late_lse if rows.start else lse,
+                options,
+                (part, *kv_part.unbind()),
+            )
+            if ring.size == 1:
+                return part, kv_part
+            if dq is None or home is None:
+                dq, sums = part.to(lse.dtype), kv_part.to(lse.dtype)
+                spare = torch.empty_like(sums)
+            else:
+                dq[:, rows] += part
+                home.wait()
+                sums, spare = home.received, home.sent
+                sums[:, :, keys] += kv_part
+            home = _Exchange(ring, sums, spare)
+            if exchange is not None:
+                exchange.wait()
+                kv, free, exchange = exchange.received, exchange.sent, None
+        assert dq is not None and home is not None
+        home.wait()
+        return dq.to(q.dtype), home.received.to(q.dtype)
+
+
+# ---- what PyTorch is told of them
+
+
+@torch.library.register_fake("papilio::ring_attn_fwd")
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, n_local, n_head = q.shape[:3]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(q.shape), q.new_empty((batch, n_head, n_local), dtype=dtype)
+
+
+@torch.library.register_fake("papilio::ring_attn_bwd")
+def _(dout: Tensor, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty((2, *k.shape))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, doc_start, *ctx.options = inputs
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, doc_start)
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if dout is None:
+        return (None,) * 8
+    dq, dkv = ring_attn_bwd(dout, *ctx.saved_tensors, *ctx.options)
+    return dq, *dkv.unbind(), *[None] * 5
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError("context_attention has no second derivative")
+
+
+torch.library.register_autograd("papilio::ring_attn_fwd", _backward, setup_context=_setup_context)
+torch.library.register_autograd("papilio::ring_attn_bwd", _no_second_derivative)
+
+
+@register_flop_formula(torch.ops.papilio.ring_attn_fwd)
+def _ring_attn_fwd_flops(
+    q_shape: tuple,
+    k_shape: tuple,
+    v_shape: tuple,
+    doc_start_shape: tuple | None,
+    impl: str,
+    group: str,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Two matrix products over the pairs that the causal mask leaves, the same on each rank.
+
+    Of documents it is known on the GPU only what they hide: it counts as visible.
+    """
+    batch, n_local, n_head, head_dim = q_shape
+    c = n_local // 2
+    pairs = (2 * group_named(group).size - 1) * c * c + c * (c + 1)
+    return 4 * batch * n_head * head_dim * pairs
+
+
+@register_flop_formula(torch.ops.papilio.ring_attn_bwd)
+def _ring_attn_bwd_flops(
+    dout_shape: tuple,
+    q_shape: tuple,
+    k_shape: tuple,
+    v_shape: tuple,
+    out_shape: tuple,
+    lse_shape: tuple,
+    doc_start_shape: tuple | None,
+    impl: str,
+    group: str,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
+    forward = _ring_attn_fwd_flops(q_shape, k_shape, v_shape, doc_start_shape, impl, group)
+    return 5 * forward // 2

@@ -1,0 +1,155 @@
+"""`context_attention`: attention of sequences that several processes share, our kernels inside."""
+
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from .attention import checked_call, chunk_attention, flash_attention, pick_implementation
+from .call import AttentionArguments, AttentionCall
+from .context.gather import gather_kv
+from .context.group import ContextGroup, chunk_tokens
+from .context.ring import ring_attn_fwd
+from .ops import IMPLEMENTATIONS
+
+__all__ = ["ContextGroup", "context_attention"]
+
+Method = Literal["ring", "gather"]
+
+IMPLS = (*IMPLEMENTATIONS, "reference")
+
+RING_LEAST_TOKENS = 2048
+"""Of a process, from which on a step of the ring takes longer than the keys of the next one."""
+
+_RING_SERVES = frozenset({"causal", "doc_start", "softcap"})
+
+
+def context_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    context: ContextGroup,
+    method: Method | None = None,
+    impl: str | None = None,
+    deterministic: bool = False,
+    **arguments: Unpack[AttentionArguments],
+) -> Tensor:
+    """Causal attention of sequences that the processes of a group share.
+
+    Each process passes its tokens (`ContextGroup.shard`) and gets the output of its queries: the
+    rows that `flash_attention` of the whole sequence would have. All processes must call it, with
+    the same arguments but for q, k, v and doc_start.
+
+    Args:
+        q: (B, T / P, H, D), as in `flash_attention`; P is the size of the group.
+        k, v: (B, T / P, H_kv, D).
+        context: the group. Alone in it, this is `flash_attention`.
+        method: "ring" sends keys and values round, each process holds its own: dense attention,
+            with doc_start, softmax_scale and softcap. "gather" brings all keys and values to all
+            processes, and serves window_size, mask, kv_lengths and dropout, too. None picks the
+            ring for what it serves, from 2,048 tokens a process on.
+        impl: "hopper", "triton" or "reference", as in `flash_attention`.
+        deterministic: as in `flash_attention`; these all repeat bit for bit.
+        arguments: those of `flash_attention`. causal is True. doc_start (B, T / P) holds positions
+            in the whole sequence, for the queries of this process. mask is for T queries and keys,
+            kv_lengths counts keys of the T. Dropout drops what it drops in one process.
+
+    Returns:
+        out (B, T / P, H, D) in the dtype of q.
+
+    Raises:
+        ValueError: an argument is malformed, or the method or impl cannot serve the call.
+
+    Source: Ring Attention (arXiv 2310.01889); Llama 3 (arXiv 2407.21783, section 3.3.2).
+    """
+    if not arguments.setdefault("causal", True):
+        raise ValueError(
+            "causal must be True for context_attention, got False: attention that looks ahead has "
+            "another order of tokens"
+        )
+    if impl is not None and impl not in IMPLS:
+        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
+    if arguments.get("sinks") is not None:
+        raise ValueError("sinks must be None for context_attention, which does not serve them")
+    if context.size == 1:
+        return flash_attention(q, k, v, impl=impl, deterministic=deterministic, **arguments)
+    call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+    if k.shape[1] != q.shape[1]:
+        raise ValueError(
+            "q, k and v must hold the same tokens, those of this process: q has "
+            f"{q.shape[1]}, k {k.shape[1]}"
+        )
+    c = chunk_tokens(q.shape[1])
+    if _pick_method(method, call, context) == "ring":
+        return _by_ring(call, context, impl)
+    return _by_gather(call, context, impl, c)
+
+
+def _pick_method(method: Method | None, call: AttentionCall, context: ContextGroup) -> Method:
+    """The method asked for if it can serve the call, or the faster one."""
+    if method not in (None, "ring", "gather"):
+        raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")
+    obstacle = call.lacks(_RING_SERVES)
+    if method == "ring" and obstacle is not None:
+        raise ValueError(
+            f"method='ring' cannot serve this call: {obstacle}. method=None picks one that can"
+        )
+    if method is None:
+        return "gather" if obstacle or call.q.shape[1] < RING_LEAST_TOKENS else "ring"
+    return method
+
+
+def _by_ring(call: AttentionCall, context: ContextGroup, impl: str | None) -> Tensor:
+    q, k, v = call.q, call.k, call.v
+    # a step needs the lse, as only some implementations have it
+    impl = pick_implementation(impl, call._replace(return_lse=True))
+    doc_start = call.arguments.get("doc_start")
+    if doc_start is not None:
+        # beyond the sequence all mean the same, and past 2^31 they would wrap around
+        doc_start = doc_start.clamp(0, context.size * q.shape[1]).to(torch.int32)
+    softcap = call.arguments.get("softcap") or 0.0
+    return ring_attn_fwd(q, k, v, doc_start, impl, context.name, call.softmax_scale, softcap)[0]
+
+
+def _by_gather(call: AttentionCall, context: ContextGroup, impl: str | None, c: int) -> Tensor:
+    arguments = call.arguments.copy()
+    mask, doc_start, kv_lengths, dropout_p = (
+        arguments.get(name) for name in ("mask", "doc_start", "kv_lengths", "dropout_p")
+    )
+    if dropout_p:
+        if arguments.get("dropout_seed") is None:
+            raise ValueError(
+                f"dropout_p={dropout_p} needs dropout_seed, the same in all processes, got None"
+            )
+        if c % 16:
+            raise ValueError(
+                f"dropout_p={dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "
+                f"the length of the sequence a multiple of {32 * context.size}"
+            )
+    if impl is None and call.q.device.type == "cpu":
+        impl = "reference"  # of PyTorch's own, one would serve one chunk and not the other
+    early_k, early_v, late_k, late_v = gather_kv(call.k, call.v, context.name)
+    keys = ((early_k, early_v), (late_k, late_v))
+    outs = []
+    for half, (chunk, q, (k, v)) in enumerate(
+        zip(context.chunks, call.q.split(c, 1), keys, strict=True)
+    ):
+        if mask is not None:
+            n_chunks = 2 * context.size
+            arguments["mask"] = mask.chunk(chunk, n_chunks, n_chunks * c)
+        if doc_start is not None:
+            arguments["doc_start"] = doc_start[:, half * c : (half + 1) * c]
+        if kv_lengths is not None:
+            arguments["kv_lengths"] = kv_lengths.clamp(max=k.shape[1])
+        out = chunk_attention(
+            q,
+            k,
+            v,
+            first_query=chunk * c,
+            impl=impl,
+            deterministic=call.deterministic,
+            **arguments,
+        )
+        outs.append(out)
+    return torch.cat(outs, 1)

@@ -1,0 +1,92 @@
+"""The two passes of attention as the kernels have them, in plain PyTorch, for where none run.
+
+What `kernels.triton.fwd` and `kernels.triton.bwd` offer: the backward pass starts from the output
+and the log-sum-exp that it is given, be they of these keys or, as in ring attention, of more.
+It holds the whole score matrix, in fp32, or in fp64 for fp64.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..options import AttentionOptions
+from .standard import finite, standard_attention, visible_keys
+
+
+def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+    """out (B, T_q, H, D) in the dtype of q, and lse (B, H, T_q) in fp32, or fp64 for fp64.
+
+    Args:
+        q: (B, T_q, H, D), k and v: (B, T_k, H_kv, D).
+        options: of which it serves causal, softmax_scale, softcap, window_size, doc_start and
+            kv_lengths.
+    """
+    _check(options)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    with torch.no_grad():
+        out, lse = standard_attention(
+            *(x.to(dtype) for x in (q, k, v)),
+            softmax_scale=options.softmax_scale,
+            softcap=options.softcap or None,
+            **_masks(options),
+        )
+    return out.to(q.dtype), lse
+
+
+@torch.no_grad()
+def attn_bwd(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: AttentionOptions,
+    grads: Sequence[Tensor],
+) -> None:
+    """Write dq, dk and dv: Algorithm 2 of arXiv 2307.08691, in one tile.
+
+    Args:
+        dout: (B, T_q, H, D); dlse: (B, H, T_q), or None.
+        q, k, v: as `attn_fwd` takes them.
+        out, lse: as it gives them, of these keys or of more.
+        grads: dq, dk and dv, in the shapes and dtype of q, k and v.
+    """
+    _check(options)
+    n_kv_head, group = k.shape[2], q.shape[2] // k.shape[2]
+    dtype = lse.dtype
+    Q, dO = (x.to(dtype).transpose(1, 2) for x in (q, dout))  # (B, H, T_q, D)
+    K, V = (x.to(dtype).repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
+    S = Q @ K.mT * options.softmax_scale
+    if options.softcap:
+        S = options.softcap * torch.tanh(S / options.softcap)
+    visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **_masks(options))
+    # where a row sees no key lse is -inf, and its scores are hidden
+    P = torch.exp(S.masked_fill(~visible, -torch.inf) - finite(lse).unsqueeze(-1))
+    delta = (out.to(dtype) * dout.to(dtype)).sum(-1).transpose(1, 2)
+    if dlse is not None:
+        delta = delta - dlse
+    dS = P * (dO @ V.mT - delta.unsqueeze(-1))
+    if options.softcap:
+        dS = dS * (1 - (S / options.softcap).square())
+    dS = dS * options.softmax_scale
+    of_heads = {"dk": dS.mT @ Q, "dv": P.mT @ dO}  # (B, H, T_k, D)
+    dq, *of_keys = grads
+    dq.copy_((dS @ K).transpose(1, 2))
+    for grad, x in zip(of_keys, of_heads.values(), strict=True):
+        grad.copy_(x.unflatten(1, (n_kv_head, group)).sum(2).transpose(1, 2))
+
+
+def _masks(options: AttentionOptions) -> dict:
+    return {
+        "causal": options.causal,
+        "window_size": options.window_size or None,
+        "doc_start": options.doc_start,
+        "kv_lengths": options.kv_lengths,
+    }
+
+
+def _check(options: AttentionOptions) -> None:
+    assert options.sinks is None and options.mask_rows is None and not options.dropout_p
