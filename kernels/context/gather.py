@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .group import chunk_tokens, group_named
+from .group import all_gather, chunk_tokens, group_named
 
 torch.library.define(
     "papilio::gather_kv",
@@ -51,7 +51,7 @@ def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, ...]:
     of = group_named(group)
     kv = torch.stack((k, v))
     parts = kv.new_empty((of.size, *kv.shape))
-    dist.all_gather_into_tensor(parts.view(-1), kv.view(-1), group=of.process_group)
+    all_gather(parts, kv, of)
     c = chunk_tokens(k.shape[1])
     halves = parts.unflatten(3, (2, c))  # (P, 2, B, 2, c, H_kv, D)
     results = _fake_gather_kv(k, v, group)

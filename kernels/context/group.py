@@ -100,9 +100,8 @@ class ContextGroup:
         if self.size == 1:
             return x
         c = chunk_tokens(x.shape[dim])
-        x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x, group=self.process_group)
+        parts = x.new_empty((self.size, *x.shape))
+        all_gather(parts, x.contiguous(), self)
         first, second = zip(*(part.split(c, dim) for part in parts), strict=True)
         return torch.cat([*first, *reversed(second)], dim)
 
@@ -127,6 +126,15 @@ _BY_NAME: dict[str, ContextGroup] = {}
 def group_named(name: str) -> ContextGroup:
     """The last `ContextGroup` of this name that was made."""
     return _BY_NAME[name]
+
+
+# PyTorch 2.13 has a new name for it, and warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def all_gather(parts: Tensor, x: Tensor, group: ContextGroup) -> None:
+    """Write the x (...) of each rank, contiguous, to `parts` (P, ...)."""
+    _all_gather(parts.view(-1), x.view(-1), group=group.process_group)
 
 
 def chunk_tokens(n_local: int) -> int:
