@@ -198,8 +198,6 @@ class BlockSparseMask:
         """Of a causal sequence that is cut into chunks, the queries of one and the keys up to its
         end; made once, then remembered.
 
-        Under torch.compile it is a constant, as `lists` are.
-
         Args:
             number: of the chunk, from 0 on.
             n_chunks: of equal length.
@@ -209,9 +207,12 @@ class BlockSparseMask:
             ValueError: the layout is not for T queries and keys, or a block reaches over the edge
                 of a chunk.
         """
-        return self._chunk(self.digest, index(number), index(n_chunks), index(seq_len))
+        key = index(number), index(n_chunks), index(seq_len)
+        # torch.compile calls this when it traces, and cannot guard on a mask that it would return
+        self._make_chunk(self.digest, *key)
+        return self._chunks[key]
 
-    def _chunk(self, digest: str, number: int, n_chunks: int, seq_len: int) -> "BlockSparseMask":
+    def _make_chunk(self, digest: str, number: int, n_chunks: int, seq_len: int) -> None:
         key = number, n_chunks, seq_len
         if key not in self._chunks:
             self._check_lengths(seq_len, seq_len)
@@ -227,7 +228,6 @@ class BlockSparseMask:
             with torch.inference_mode(False):
                 rows = self.layout[:, number * n : end, :end]
                 self._chunks[key] = BlockSparseMask(rows, self.block_size)
-        return self._chunks[key]
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
         """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
@@ -362,6 +362,6 @@ def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _take_lists_for_constants() -> None:
-    """Tell torch.compile not to look into `_lists`; once there is a mask, as this loads it."""
+    """Tell torch.compile not to look into what makes them; once there is a mask, as this loads it."""
     torch.compiler.assume_constant_result(BlockSparseMask._lists)
-    torch.compiler.assume_constant_result(BlockSparseMask._chunk)
+    torch.compiler.assume_constant_result(BlockSparseMask._make_chunk)

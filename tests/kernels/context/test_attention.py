@@ -47,7 +47,7 @@ DENSE = {
     **{name: {"doc_start": starts} for name, starts in documents_of(64).items()},
     "documents and a cap": {"doc_start": packed(20, 25, 19), "softcap": 1.5},
 }
-MASK = BlockSparseMask(butterfly(8), 8) if False else BlockSparseMask(butterfly(8), 16)
+MASK = BlockSparseMask(butterfly(8), 16)
 OTHERS = {
     "a window within a chunk": {"window_size": 5},
     "a window of more than a chunk": {"window_size": 23},

@@ -21,7 +21,7 @@ def on_hopper(monkeypatch):
 
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
     monkeypatch.setattr(
-        ops, "_module", lambda impl, backward: {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}[impl]
+        ops, "module_of", lambda impl, backward: {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}[impl]
     )
     return calls
 

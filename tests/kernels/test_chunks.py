@@ -1,0 +1,86 @@
+"""What the queries of a chunk are given, that is theirs in the whole sequence."""
+
+import pytest
+import torch
+
+from kernels import BlockSparseMask
+from kernels.attention import chunk_attention
+from kernels.patterns import butterfly
+from kernels.reference.standard import dropout_keep_mask, standard_attention
+from kernels.testing import make_qkv
+from tests.kernels.grids import each_of
+from tests.kernels.masks import random_mask
+
+CHUNKS = [(0, 16), (16, 48), (80, 96)]
+
+
+def test_dropout_of_a_chunk_is_that_of_its_rows():
+    sizes = {"batch": 2, "n_head": 3, "seq_k": 40, "dropout_p": 0.4}
+    whole = dropout_keep_mask(2**40 + 1, seq_q=96, **sizes)
+    for begin, end in CHUNKS:
+        rows = dropout_keep_mask(2**40 + 1, seq_q=end - begin, first_query=begin, **sizes)
+        assert torch.equal(rows, whole[:, :, begin:end])
+
+
+@each_of(
+    ["impl", "dtype", "device"],
+    [("triton", torch.float32, "cpu"), ("reference", torch.float32, "cpu")],
+    [(impl, torch.float16, "cuda") for impl in ("triton", "hopper")],
+)
+def test_a_chunk_drops_what_the_whole_drops(impl, dtype, device):
+    q, k, v = make_qkv(2, 96, 96, 2, 1, 16, dtype=dtype, device=device, requires_grad=True)
+    dropout = {"causal": True, "dropout_p": 0.3, "dropout_seed": 11}
+    expected = standard_attention(q, k, v, **dropout)[0]
+    tolerance = {"rtol": 0, "atol": 2e-5 if dtype == torch.float32 else 1e-2}
+    for begin, end in CHUNKS:
+
+        def attend(q, k, v, rows=slice(begin, end)):
+            n = rows.stop
+            return chunk_attention(
+                q[:, rows], k[:, :n], v[:, :n], first_query=rows.start, impl=impl, **dropout
+            )
+
+        actual = attend(q, k, v)
+        torch.testing.assert_close(actual, expected[:, begin:end], **tolerance)
+        dout = torch.randn_like(actual)
+        torch.testing.assert_close(
+            torch.autograd.grad(actual, (q, k, v), dout),
+            torch.autograd.grad(expected[:, begin:end], (q, k, v), dout, retain_graph=True),
+            **tolerance,
+        )
+
+
+def test_chunks_of_a_mask():
+    mask = random_mask(128, 128, n_head=2)
+    dense = mask.to_dense(128, 128)
+    for number in range(4):
+        chunk = mask.chunk(number, 4, 128)
+        begin, end = 32 * number, 32 * (number + 1)
+        assert torch.equal(chunk.to_dense(32, end), dense[:, begin:end, :end])
+        assert mask.chunk(number, 4, 128) is chunk
+
+
+def test_a_mask_that_is_not_cut_at_its_blocks_is_refused():
+    mask = BlockSparseMask(butterfly(4), 16)
+    with pytest.raises(ValueError, match="8 chunks of 8, which the mask's blocks of 16 do not"):
+        mask.chunk(0, 8, 64)
+    with pytest.raises(ValueError, match="multiple of 128, or smaller blocks"):
+        mask.chunk(0, 8, 64)
+    with pytest.raises(ValueError, match="seq_q=128 needs"):
+        mask.chunk(0, 4, 128)
+
+
+def test_compiled_code_takes_the_chunk_of_its_mask():
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def attend(q, k, v, mask):
+        q, k, v = q[:, 32:64], k[:, :64], v[:, :64]
+        return chunk_attention(
+            q, k, v, first_query=32, impl="triton", causal=True, mask=mask.chunk(1, 4, 128)
+        )
+
+    torch.compiler.reset()
+    q, k, v = make_qkv(1, 128, 128, 2, 2, 16)
+    for n_factors in (1, 3):
+        mask = BlockSparseMask(butterfly(8, n_factors=n_factors), 16)
+        expected = standard_attention(q, k, v, causal=True, mask=mask)[0][:, 32:64]
+        torch.testing.assert_close(attend(q, k, v, mask), expected, rtol=1e-4, atol=1e-5)
