@@ -194,12 +194,14 @@ class BlockSparseMask:
         n_q_blocks, n_k_blocks = -(-seq_q // block_size), -(-seq_k // block_size)
         return BlockSparseMask(layout[:, :n_q_blocks, :n_k_blocks], block_size)
 
-    def chunk(self, number: int, n_chunks: int, seq_len: int) -> "BlockSparseMask":
-        """Of a causal sequence that is cut into chunks, the queries of one and the keys up to its
-        end; made once, then remembered.
+    def chunks(
+        self, numbers: tuple[int, ...], n_chunks: int, seq_len: int
+    ) -> "tuple[BlockSparseMask, ...]":
+        """Of a causal sequence that is cut into chunks, the queries of some of them, each with the
+        keys up to its end; made once, then remembered.
 
         Args:
-            number: of the chunk, from 0 on.
+            numbers: of the chunks, from 0 on.
             n_chunks: of equal length.
             seq_len: T, a multiple of n_chunks.
 
@@ -207,27 +209,32 @@ class BlockSparseMask:
             ValueError: the layout is not for T queries and keys, or a block reaches over the edge
                 of a chunk.
         """
-        key = index(number), index(n_chunks), index(seq_len)
-        # torch.compile calls this when it traces, and cannot guard on a mask that it would return
-        self._make_chunk(self.digest, *key)
-        return self._chunks[key]
+        # torch.compile calls this when it traces, as it cannot guard on masks that it would return,
+        # and then looks up what was made, all at once, as it reads a dictionary once.
+        self._make_chunks(self.digest, numbers, index(n_chunks), index(seq_len))
+        return tuple([self._chunks[number, index(n_chunks), index(seq_len)] for number in numbers])
 
-    def _make_chunk(self, digest: str, number: int, n_chunks: int, seq_len: int) -> None:
-        key = number, n_chunks, seq_len
-        if key not in self._chunks:
-            self._check_lengths(seq_len, seq_len)
-            size = seq_len // n_chunks
-            if size % self.block_size:
-                raise ValueError(
-                    f"{seq_len} tokens are cut into {n_chunks} chunks of {size}, which the mask's "
-                    f"blocks of {self.block_size} do not divide: choose a length that is a "
-                    f"multiple of {n_chunks * self.block_size}, or smaller blocks"
-                )
-            n = size // self.block_size
-            end = (number + 1) * n
-            with torch.inference_mode(False):
-                rows = self.layout[:, number * n : end, :end]
-                self._chunks[key] = BlockSparseMask(rows, self.block_size)
+    def _make_chunks(
+        self, digest: str, numbers: tuple[int, ...], n_chunks: int, seq_len: int
+    ) -> None:
+        missing = [n for n in numbers if (n, n_chunks, seq_len) not in self._chunks]
+        if not missing:
+            return
+        self._check_lengths(seq_len, seq_len)
+        size = seq_len // n_chunks
+        if size % self.block_size:
+            raise ValueError(
+                f"{seq_len} tokens are cut into {n_chunks} chunks of {size}, which the mask's "
+                f"blocks of {self.block_size} do not divide: choose a length that is a "
+                f"multiple of {n_chunks * self.block_size}, or smaller blocks"
+            )
+        blocks = size // self.block_size
+        with torch.inference_mode(False):
+            for number in missing:
+                end = (number + 1) * blocks
+                rows = self.layout[:, number * blocks : end, :end]
+                chunk = BlockSparseMask(rows, self.block_size)
+                self._chunks[number, n_chunks, seq_len] = chunk
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
         """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
@@ -362,6 +369,6 @@ def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _take_lists_for_constants() -> None:
-    """Tell torch.compile not to look into what makes them; once there is a mask, as this loads it."""
+    """Have torch.compile look into neither of these; once there is a mask, as this loads it."""
     torch.compiler.assume_constant_result(BlockSparseMask._lists)
-    torch.compiler.assume_constant_result(BlockSparseMask._make_chunk)
+    torch.compiler.assume_constant_result(BlockSparseMask._make_chunks)

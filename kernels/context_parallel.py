@@ -131,13 +131,13 @@ def _by_gather(call: AttentionCall, context: ContextGroup, impl: str | None, c: 
         impl = "reference"  # of PyTorch's own, one would serve one chunk and not the other
     early_k, early_v, late_k, late_v = gather_kv(call.k, call.v, context.name)
     keys = ((early_k, early_v), (late_k, late_v))
+    n_chunks = 2 * context.size
+    masks = (None, None) if mask is None else mask.chunks(context.chunks, n_chunks, n_chunks * c)
     outs = []
     for half, (chunk, q, (k, v)) in enumerate(
         zip(context.chunks, call.q.split(c, 1), keys, strict=True)
     ):
-        if mask is not None:
-            n_chunks = 2 * context.size
-            arguments["mask"] = mask.chunk(chunk, n_chunks, n_chunks * c)
+        arguments["mask"] = masks[half]
         if doc_start is not None:
             arguments["doc_start"] = doc_start[:, half * c : (half + 1) * c]
         if kv_lengths is not None:

@@ -116,8 +116,7 @@ class ContextGroup:
             ValueError: the mask is not for T tokens, or its blocks reach over the edge of a chunk.
         """
         if self.size > 1:
-            for chunk in self.chunks:
-                mask.chunk(chunk, 2 * self.size, seq_len)
+            mask.chunks(self.chunks, 2 * self.size, seq_len)
 
 
 _BY_NAME: dict[str, ContextGroup] = {}

@@ -300,7 +300,7 @@ def _ring_attn_bwd_flops(
     q_shape: tuple,
     k_shape: tuple,
     v_shape: tuple,
-    out_shape: tuple,
+    fwd_out_shape: tuple,
     lse_shape: tuple,
     doc_start_shape: tuple | None,
     impl: str,

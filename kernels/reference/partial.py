@@ -31,7 +31,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
             softcap=options.softcap or None,
             **_masks(options),
         )
-    return out.to(q.dtype), lse
+    return out.to(q.dtype).contiguous(), lse
 
 
 @torch.no_grad()

@@ -54,20 +54,20 @@ def test_chunks_of_a_mask():
     mask = random_mask(128, 128, n_head=2)
     dense = mask.to_dense(128, 128)
     for number in range(4):
-        chunk = mask.chunk(number, 4, 128)
+        (chunk,) = mask.chunks((number,), 4, 128)
         begin, end = 32 * number, 32 * (number + 1)
         assert torch.equal(chunk.to_dense(32, end), dense[:, begin:end, :end])
-        assert mask.chunk(number, 4, 128) is chunk
+        assert mask.chunks((0, number), 4, 128)[1] is chunk
 
 
 def test_a_mask_that_is_not_cut_at_its_blocks_is_refused():
     mask = BlockSparseMask(butterfly(4), 16)
     with pytest.raises(ValueError, match="8 chunks of 8, which the mask's blocks of 16 do not"):
-        mask.chunk(0, 8, 64)
+        mask.chunks((0,), 8, 64)
     with pytest.raises(ValueError, match="multiple of 128, or smaller blocks"):
-        mask.chunk(0, 8, 64)
+        mask.chunks((0,), 8, 64)
     with pytest.raises(ValueError, match="seq_q=128 needs"):
-        mask.chunk(0, 4, 128)
+        mask.chunks((0,), 4, 128)
 
 
 def test_compiled_code_takes_the_chunk_of_its_mask():
@@ -75,7 +75,7 @@ def test_compiled_code_takes_the_chunk_of_its_mask():
     def attend(q, k, v, mask):
         q, k, v = q[:, 32:64], k[:, :64], v[:, :64]
         return chunk_attention(
-            q, k, v, first_query=32, impl="triton", causal=True, mask=mask.chunk(1, 4, 128)
+            q, k, v, first_query=32, impl="triton", causal=True, mask=mask.chunks((1,), 4, 128)[0]
         )
 
     torch.compiler.reset()

@@ -46,9 +46,7 @@ def results(attend, qkv, **options):
 
 
 def on_device(options, device):
-    return {
-        name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()
-    }
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
 
 def whole_results(context, sizes, dtype, options):

@@ -20,9 +20,8 @@ def on_hopper(monkeypatch):
         return torch.ones_like(q), q.new_zeros(q.shape[0], q.shape[2], q.shape[1]).float()
 
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
-    monkeypatch.setattr(
-        ops, "module_of", lambda impl, backward: {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}[impl]
-    )
+    of = {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}
+    monkeypatch.setattr(ops, "module_of", lambda impl, backward: of[impl])
     return calls
 
 
