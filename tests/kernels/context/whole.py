@@ -45,27 +45,34 @@ def results(attend, qkv, **options):
     return out.detach(), *torch.autograd.grad(out, leaves, dout)
 
 
+def device_of(context, kind):
+    return torch.device(kind, context.rank) if kind == "cuda" else torch.device(kind)
+
+
 def on_device(options, device):
     return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
 
-def whole_results(context, sizes, dtype, options):
-    """`results` of whole_attention of random q, k and v; twice, to see that the bits are equal."""
-    qkv = make_qkv(*sizes, dtype=dtype)
+def whole_results(context, sizes, dtype, options, device="cpu", repeats=1):
+    """`results` of whole_attention of random q, k and v; repeated, to see that bits are equal."""
+    device = device_of(context, device)
+    qkv = make_qkv(*sizes, dtype=dtype, device=device)
+    options = on_device(options, device)
 
     def attend(q, k, v, **options):
         return whole_attention(context, q, k, v, **options)
 
     with poison_empty():
-        first, second = (results(attend, qkv, **options) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    return first
+        first = results(attend, qkv, **options)
+        for _ in range(repeats):
+            again = results(attend, qkv, **options)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    return [x.cpu() for x in first]
 
 
 def check_budget(context, sizes, dtype, options, device="cpu"):
     """Hold it to the error budget of `kernels.testing`; returns the relative errors."""
-    if device == "cuda":
-        device = f"cuda:{context.rank}"
+    device = device_of(context, device)
     named = {name: options[name] for name in ("method", "impl")}
     options = {name: x for name, x in on_device(options, device).items() if name not in named}
 
