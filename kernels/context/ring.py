@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from .. import choice
 from ..ops import module_of
 from ..options import AttentionOptions
 from ..reference import partial
@@ -49,6 +50,14 @@ ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
 def _module(impl: str, backward: bool) -> ModuleType:
     """Who computes a step."""
     return partial if impl == "reference" else module_of(impl, backward)
+
+
+def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
+    """Of what the steps of so many processes add up: fp32, or fp64 for fp64.
+
+    Two parts have one sum, which is rounded once, be it now or in the end.
+    """
+    return dtype if size <= 2 else torch.promote_types(dtype, torch.float32)
 
 
 # ---- the steps
@@ -137,6 +146,7 @@ def _ring_attn_fwd(
     """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D), k and v (B, t, H_kv, D)."""
     ring = group_named(group)
     attend = _module(impl, backward=False).attn_fwd
+    merge = (partial if impl == "reference" else choice.module_of("triton", "merge")).merge
     with torch.cuda.device_of(q):
         kv = torch.stack((k, v))  # one tensor to send, and rows without gaps
         free = torch.empty_like(kv) if ring.size > 1 else None
@@ -147,28 +157,14 @@ def _ring_attn_fwd(
                 exchange = _Exchange(ring, kv, free)
             part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
             if out is None or lse is None:
-                out, lse = part, part_lse
-                if ring.size > 1:
-                    out = out.to(lse.dtype)
+                out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
             else:
-                _merge(out[:, rows], lse[:, :, rows], part, part_lse)
+                merge(out[:, rows], lse[:, :, rows], part, part_lse)
             if exchange is not None:
                 exchange.wait()
                 kv, free, exchange = exchange.received, exchange.sent, None
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
-
-
-def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Fold the attention of some more keys into `out` (B, T, H, D) and `lse` (B, H, T).
-
-    With a = exp(lse) and b = exp(part_lse), out becomes (a out + b part) / (a + b). The weight
-    b / (a + b) is a sigmoid, which overflows nowhere.
-    """
-    weight = torch.sigmoid(part_lse - lse)
-    weight.nan_to_num_(0.0)  # of a row that has seen no key so far: -inf - -inf
-    torch.logaddexp(lse, part_lse, out=lse)
-    out.lerp_(part.to(out.dtype), weight.transpose(1, 2).unsqueeze(-1))
 
 
 @torch.library.impl("papilio::ring_attn_bwd", "CompositeExplicitAutograd")
@@ -219,7 +215,7 @@ def _ring_attn_bwd(
             if ring.size == 1:
                 return part, kv_part
             if dq is None or home is None:
-                dq, sums = part.to(lse.dtype), kv_part.to(lse.dtype)
+                dq, sums = (x.to(_sum_dtype(ring.size, q.dtype)) for x in (part, kv_part))
                 spare = torch.empty_like(sums)
             else:
                 dq[:, rows] += part

@@ -79,6 +79,23 @@ def attn_bwd(
         grad.copy_(x.unflatten(1, (n_kv_head, group)).sum(2).transpose(1, 2))
 
 
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Make attention of some keys that of some more: change `out` and `lse`.
+
+    With a = exp(lse) and b = exp(part_lse), out becomes (a out + b part) / (a + b). The weight
+    b / (a + b) is a sigmoid, which overflows nowhere.
+
+    Args:
+        out: (B, T, H, D), lse: (B, H, T).
+        part, part_lse: the same of the other keys.
+    """
+    weight = torch.sigmoid(part_lse - lse)
+    weight.nan_to_num_(0.0)  # of a row that sees no key: -inf - -inf
+    torch.logaddexp(lse, part_lse, out=lse)
+    weight = weight.transpose(1, 2).unsqueeze(-1)
+    out.copy_(torch.lerp(out.to(weight.dtype), part.to(weight.dtype), weight))
+
+
 def _masks(options: AttentionOptions) -> dict:
     return {
         "causal": options.causal,
