@@ -61,6 +61,7 @@ from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
 from training.environment import note_start
 from training.finite_steps import FiniteSteps, Window
+from training.language.config import TrainConfig
 from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
@@ -149,7 +150,7 @@ def main(argv: Sequence[str]) -> dict[str, float]:
     """Train as the command line says; returns the values of the last validation."""
     config = read_run(argv)
     with (
-        start_processes(config.run.device) as processes,
+        start_processes(config.run.device, context=n_context(config)) as processes,
         deterministic_algorithms(config.run.deterministic),
         only_run(Path(config.run.out_dir), processes),  # before anything there is read or written
     ):
@@ -322,6 +323,11 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             saver.finish()
             processes.leave()
             end_by(told.number)
+
+
+def n_context(config: RunConfiguration) -> int:
+    """How many processes share each sequence; a classifier's have each all of theirs."""
+    return config.parallel.context if isinstance(config, TrainConfig) else 1
 
 
 def remarkable(

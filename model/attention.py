@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kernels import flash_attention, flash_attention_packed
+from kernels import ContextGroup, context_attention, flash_attention, flash_attention_packed
 from kernels.block_mask import BlockSparseMask
 from kernels.call import AttentionArguments
 from kernels.linear import linear
@@ -42,6 +42,8 @@ class SelfAttention(nn.Module):
         )
         self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
+        self.context: ContextGroup | None = None
+        """The processes that share each sequence; None: this one has all of it."""
 
     def forward(
         self,
@@ -65,6 +67,9 @@ class SelfAttention(nn.Module):
             kv_lengths: (B,) integers, how many of the T tokens are not padding; None means all.
             cache: the past that came before x, to which x is appended; None means there was none.
 
+        Where processes share a sequence, x, rotary and doc_start are of the tokens of this one, and
+        mask is that of the whole.
+
         Returns:
             What is to be added to the residual stream.
         """
@@ -85,7 +90,8 @@ class SelfAttention(nn.Module):
             "dropout_p": dropout_p,
             "dropout_seed": _draw_seed(x.device) if seeded else None,
         }
-        if rotary is None and cache is None and self.q_norm is None and not grouped:
+        plain = rotary is None and cache is None and self.q_norm is None and not grouped
+        if plain and self.context is None:
             packed = qkv.view(B, T, 3, self.n_head, self.head_dim)
             out = flash_attention_packed(packed, impl=self.impl, **options)
         else:
@@ -99,7 +105,11 @@ class SelfAttention(nn.Module):
                 q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
             if cache is not None:
                 k, v = cache.append(self.layer, k, v)  # T_k tokens; q stands at the last T
-            out = flash_attention(q, k, v, impl=self.impl, **options)
+            if self.context is None:
+                out = flash_attention(q, k, v, impl=self.impl, **options)
+            else:
+                # a seed of its own does for a process, which does all of its queries itself
+                out = context_attention(q, k, v, context=self.context, impl=self.impl, **options)
         branch = linear(out.reshape(B, T, C), self.out_proj.weight)
         return leave(branch, self.out_proj.bias, self.resid_dropout)
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels import ContextGroup
 from kernels.block_mask import BlockSparseMask
 from kernels.cross_entropy import linear_cross_entropy
 from model.block import INIT_STD, Block, init_linear_and_norm
@@ -44,6 +45,7 @@ class GPT(nn.Module):
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
+        self.context = ContextGroup()
         self._masks: dict[int, BlockSparseMask | None] = {}
         self.prepare_mask(config.context_length)
         self.init_weights()
@@ -61,6 +63,18 @@ class GPT(nn.Module):
         nn.init.zeros_(self.tok_emb.weight[self.config.vocab_size :])
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
+
+    def share_sequences(self, context: ContextGroup) -> None:
+        """From now on take of each sequence what `context.shard` gives this process.
+
+        So tokens and targets, and positions in the whole sequence in doc_start. All processes of
+        the group must call the model together; what it gives is of its own tokens.
+        """
+        self.context = context
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attn.context = context if context.size > 1 else None
+        self.prepare_mask(self.config.context_length)
 
     def forward(
         self,
@@ -143,8 +157,10 @@ class GPT(nn.Module):
             )
         if doc_start is not None and cache is not None:
             raise ValueError("doc_start and cache exclude each other: generate one document a row.")
+        if self.context.size > 1 and cache is not None:
+            raise ValueError("a cache is of one process, and here several share each sequence.")
         past = 0 if cache is None else cache.length
-        seq_len = past + tokens.shape[1]
+        seq_len = past + self.context.size * tokens.shape[1]
         x, rotary = self._embed(tokens, past, doc_start)
         mask = self._mask(past, seq_len)
         pending = None
@@ -158,8 +174,8 @@ class GPT(nn.Module):
         self, tokens: Tensor, past: int, doc_start: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The first block's input, and the tables of rotary positions if they are such."""
-        seq_len = past + tokens.shape[1]
-        positions = torch.arange(past, seq_len, device=tokens.device)
+        seq_len = past + self.context.size * tokens.shape[1]
+        positions = past + self.context.positions(tokens.shape[1], tokens.device)
         x = self.tok_emb(tokens)
         if self.config.positions == "learned":
             if seq_len > self.config.context_length:
@@ -171,7 +187,8 @@ class GPT(nn.Module):
             x = x + self.pos_emb(positions if doc_start is None else positions - doc_start)
             rotary = None
         elif seq_len <= self.config.context_length:
-            rotary = self.rotary_cos[past:seq_len], self.rotary_sin[past:seq_len]
+            at = positions if self.context.size > 1 else slice(past, seq_len)
+            rotary = self.rotary_cos[at], self.rotary_sin[at]
         else:
             rotary = self._rotary_tables(positions)
         device = x.device.type
@@ -206,7 +223,10 @@ class GPT(nn.Module):
         The context length's is there from the start; others must be before compiled code sees one.
         """
         within = self.config.context_length
-        self._masks[seq_len] = self.config.mask.build(seq_len, within=within)
+        mask = self.config.mask.build(seq_len, within=within)
+        if mask is not None:
+            self.context.prepare_mask(mask, seq_len)
+        self._masks[seq_len] = mask
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) hidden states to (..., V) logits, in the dtype of the multiplication."""

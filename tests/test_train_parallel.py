@@ -5,10 +5,20 @@ from functools import partial
 import pytest
 import torch
 
-from tests.training_runs import in_two_processes, losses
+from tests.training_runs import in_processes, in_two_processes, losses
+from training.metrics import read_metrics
 
 SAME = ("model.dropout=0.0", "optim.schedule=constant")
 FSDP = "parallel.mode=fsdp"
+CONTEXT = "parallel.context=2"
+BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.context_length=128")
+
+
+def same_losses(one, other):
+    expected, found = losses(one), losses(other)
+    assert found.keys() == expected.keys()
+    for step, loss in expected.items():
+        torch.testing.assert_close(found[step], loss, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.distributed
@@ -25,11 +35,9 @@ FSDP = "parallel.mode=fsdp"
 def test_fsdp_gives_the_losses_of_one(run, tmp_path, options):
     one, two = tmp_path / "one", tmp_path / "two"
     alone = [option for option in options if not option.startswith("parallel")]
-    result = run(*SAME, *alone, f"run.out_dir={one}")
+    run(*SAME, *alone, f"run.out_dir={one}")
     in_two_processes(run, *SAME, FSDP, *options, f"run.out_dir={two}")
-    for step, loss in losses(one).items():
-        torch.testing.assert_close(losses(two)[step], loss, rtol=1e-4, atol=1e-5)
-    assert result["val_loss"] > 0
+    same_losses(one, two)
 
 
 @pytest.mark.distributed
@@ -44,11 +52,7 @@ def test_checkpoints_go_from_one_to_ddp_to_fsdp_and_back(run, tmp_path):
         (8, run, [FSDP]),
     ):
         train(*SAME, *options, "run.save_every=1", f"optim.max_steps={last}")
-    expected = losses(tmp_path / "one")
-    found = losses(run.out_dir)
-    assert found.keys() == expected.keys()
-    for step, loss in expected.items():
-        torch.testing.assert_close(found[step], loss, rtol=1e-4, atol=1e-5)
+    same_losses(tmp_path / "one", run.out_dir)
 
 
 @pytest.mark.distributed
@@ -60,3 +64,35 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
     torch.testing.assert_close(
         losses(tmp_path / "two")[1], losses(tmp_path / "one")[1], rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (2, []),
+        (2, ["data.document_mask=true", "model.positions=rotary", "model.n_kv_head=1"]),
+        (2, [*BUTTERFLY, "data.document_mask=true"]),
+        (2, ["model.window_size=5", "model.full_every=2", FSDP]),
+        (4, ["data.document_mask=true", FSDP]),
+        (4, ["parallel.context=4"]),
+        pytest.param(
+            2,
+            ["run.device=cuda", "run.compile=true", "model.context_length=128", FSDP],
+            marks=pytest.mark.gpu(2),
+        ),
+        pytest.param(
+            2, ["run.device=cuda", "run.compile=true", *BUTTERFLY], marks=pytest.mark.gpu(2)
+        ),
+    ],
+    ids=["plain", "documents", "butterfly", "window", "mesh", "four", "gpu-fsdp", "gpu-butterfly"],
+)
+def test_processes_that_share_sequences_give_the_losses_of_one(run, tmp_path, n, options):
+    one, other = tmp_path / "one", tmp_path / "other"
+    alone = [option for option in options if not option.startswith("parallel")]
+    result = run(*SAME, *alone, f"run.out_dir={one}")
+    in_processes(n, run, *SAME, CONTEXT, *options, f"run.out_dir={other}")
+    same_losses(one, other)
+    (*_, last) = (r for r in read_metrics(other) if "val_loss" in r)
+    assert last["val_loss"] == pytest.approx(result["val_loss"], rel=1e-4)
+    assert last["val_tokens"] == result["val_tokens"]

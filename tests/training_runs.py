@@ -41,26 +41,33 @@ def start_process(function, *arguments):
 
 
 def call_on_two_processes(folder, function, *arguments):
-    """Call a function in two processes that find each other as those of torchrun do.
+    """As `call_on_processes`, two of them."""
+    return call_on_processes(2, folder, function, *arguments)
+
+
+def call_on_processes(n, folder, function, *arguments):
+    """Call a function in processes that find each other as those of torchrun do.
 
     Returns the exit status of each, and what it wrote to stderr. Loads PyTorch for neither of them.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    logs = [folder / f"stderr_{rank}.log" for rank in (0, 1)]
-    both = [
-        start_process(_as_rank, r, port, log, function, arguments) for r, log in enumerate(logs)
+    logs = [folder / f"stderr_{rank}.log" for rank in range(n)]
+    all_of_them = [
+        start_process(_as_rank, r, n, port, log, function, arguments) for r, log in enumerate(logs)
     ]
-    for process in both:
+    for process in all_of_them:
         process.join(120)
-        if process.is_alive():  # it waits for the other one, which may have said why
+        if process.is_alive():  # it waits for another one, which may have said why
             process.kill()
             process.join()
-    return [(process.exitcode, log.read_text()) for process, log in zip(both, logs, strict=True)]
+    return [
+        (process.exitcode, log.read_text()) for process, log in zip(all_of_them, logs, strict=True)
+    ]
 
 
-def _as_rank(rank, port, log, function, arguments):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+def _as_rank(rank, n, port, log, function, arguments):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nowhere, log.open("w") as file:
@@ -81,8 +88,13 @@ def _train(argv):
 
 def in_two_processes(run, *overrides):
     """Train to the end in two processes."""
-    ends = train_on_two_processes(run, *overrides)
-    assert [status for status, _ in ends] == [0, 0], ends
+    in_processes(2, run, *overrides)
+
+
+def in_processes(n, run, *overrides):
+    """Train to the end in so many processes."""
+    ends = call_on_processes(n, run.config.parent, _train, [str(run.config), *overrides])
+    assert all(status == 0 for status, _ in ends), ends
 
 
 def by_torchrun(run, *overrides):

@@ -107,6 +107,10 @@ class ParallelConfig:
     """Who holds weights, gradients and the optimizer's state. ddp: each GPU all of them. fsdp: each
     its part, gathered block by block where it is computed with (FSDP2), for models that one GPU
     does not hold."""
+    context: int = 1
+    """GPUs that share each sequence, for contexts that one does not hold or takes too long for: it
+    divides their number, and twice it model.context_length. optim.micro_batch_size is then of them
+    together."""
     reshard: bool = True
     """fsdp only: whether a block's weights are gathered once more for the backward pass, rather
     than kept from the forward pass on."""
@@ -116,6 +120,7 @@ class ParallelConfig:
     rounds no more than ddp does."""
 
     def __post_init__(self) -> None:
+        check_positive(self, "parallel", "context", most=100_000)
         if self.mode == "ddp":
             for name, default in (("reshard", True), ("gather_dtype", "auto")):
                 if getattr(self, name) != default:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 T = TypeVar("T")
 
@@ -25,6 +26,23 @@ class Processes:
     device: torch.device
     host_group: dist.ProcessGroup | None = None
     """Of all processes, for what is exchanged on the CPU; None where there is one."""
+    mesh: DeviceMesh | None = None
+    """Of all processes, (data, context): those of a row share each sequence; None: none do."""
+
+    @property
+    def n_context(self) -> int:
+        """How many processes share each sequence."""
+        return 1 if self.mesh is None else self.mesh.size(1)
+
+    @property
+    def n_data(self) -> int:
+        """How many sequences are read at a time."""
+        return self.world_size // self.n_context
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them this process reads, with those that share it."""
+        return self.rank // self.n_context
 
     @property
     def is_main(self) -> bool:
@@ -108,11 +126,18 @@ class Processes:
 
 
 @contextmanager
-def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processes]:
+def start_processes(
+    device: Literal["auto", "cuda", "cpu"], *, context: int = 1
+) -> Iterator[Processes]:
     """Join the process group that torchrun describes in the environment, and leave it at the end.
 
+    Args:
+        device: to compute on.
+        context: how many processes, next to each other by rank, share each sequence.
+
     Raises:
-        ValueError: no GPU where one is asked for, or fewer GPUs than processes on this machine.
+        ValueError: no GPU where one is asked for, or fewer GPUs than processes on this machine; or
+            the number of processes is no multiple of `context`.
     """
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -134,6 +159,11 @@ def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processe
         here = torch.device("cuda", local_rank)
         torch.cuda.set_device(here)
 
+    if world_size % context:
+        raise ValueError(
+            f"parallel.context={context} processes share each sequence, and there are "
+            f"{world_size}: start a multiple of {context} with torchrun"
+        )
     if world_size > 1:
         if here.type == "cuda":
             dist.init_process_group("nccl", device_id=here)
@@ -142,7 +172,13 @@ def start_processes(device: Literal["auto", "cuda", "cpu"]) -> Iterator[Processe
         if "TORCHELASTIC_RUN_ID" in os.environ:
             Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     host_group = cast(Any, dist.new_group(backend="gloo")) if world_size > 1 else None
-    processes = Processes(rank=rank, world_size=world_size, device=here, host_group=host_group)
+    mesh = None
+    if context > 1:
+        shape = world_size // context, context
+        mesh = init_device_mesh(here.type, shape, mesh_dim_names=("data", "context"))
+    processes = Processes(
+        rank=rank, world_size=world_size, device=here, host_group=host_group, mesh=mesh
+    )
     yield processes
     # Not after an error: NCCL would wait here for the others, and the error would not be shown.
     processes.leave()

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from kernels import ContextGroup
 from model.block import Block
 from model.gpt import GPT
 from model.residual import Pending
@@ -28,6 +29,15 @@ def can_capture(run: RunConfig, processes: Processes) -> bool:
     # checkpointing that is not compiled looks at the state of a random generator, on the CPU
     plain = run.compile or run.activation_checkpointing == "none"
     return processes.device.type == "cuda" and processes.world_size == 1 and plain
+
+
+def share_sequences(model: GPT, processes: Processes) -> ContextGroup:
+    """Tell a model which processes share each sequence with this one; returns them."""
+    context = ContextGroup()
+    if processes.mesh is not None:
+        context = ContextGroup(processes.mesh.get_group("context"))
+        model.share_sequences(context)
+    return context
 
 
 def share_weights(model: GPT, config: TrainConfig, processes: Processes) -> None:

@@ -46,7 +46,8 @@ class TrainConfig:
                 "optim.name=muon with parallel.mode=fsdp: Muon needs whole matrices, and with fsdp "
                 "a GPU holds parts of them; use parallel.mode=ddp, or optim.name=adamw"
             )
-        self.grad_accum_steps(world_size=1)
+        self._check_context()
+        self.grad_accum_steps(world_size=self.parallel.context)
         if (tokens := self.optim.max_steps * self.optim.batch_tokens) >= 2**62:
             raise ValueError(
                 f"optim.max_steps={self.optim.max_steps} * optim.batch_tokens="
@@ -84,19 +85,51 @@ class TrainConfig:
         """Micro-batches that each GPU takes through the model in one optimizer step.
 
         Raises:
-            ValueError: batch_tokens is no multiple of what the GPUs take at once.
+            ValueError: batch_tokens is no multiple of what the GPUs take at once, or their number
+                none of those that share a sequence.
         """
-        at_once = self.optim.micro_batch_size * self.model.context_length * world_size
+        context = self.parallel.context
+        if world_size % context:
+            raise ValueError(
+                f"parallel.context={context} GPUs share each sequence, and {world_size} are not a "
+                f"multiple of {context}: take so many, or set another"
+            )
+        groups = world_size // context
+        at_once = self.optim.micro_batch_size * self.model.context_length * groups
         if self.optim.batch_tokens % at_once != 0:
             below = self.optim.batch_tokens // at_once * at_once
             near = f"{below} or {below + at_once}" if below else f"{at_once}"
+            who = f"{groups} GPU(s)" if context == 1 else f"{groups} group(s) of {context} GPUs"
             raise ValueError(
                 f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of "
                 f"optim.micro_batch_size={self.optim.micro_batch_size} * "
-                f"model.context_length={self.model.context_length} * {world_size} GPU(s) "
+                f"model.context_length={self.model.context_length} * {who} "
                 f"= {at_once}: {near} would do"
             )
         return self.optim.batch_tokens // at_once
+
+    def _check_context(self) -> None:
+        """Whether sequences can be cut into the chunks that GPUs share."""
+        context, length = self.parallel.context, self.model.context_length
+        if context == 1:
+            return
+        unit = 2 * context
+        if self.model.mask.pattern != "dense":
+            unit *= self.model.mask.block_size
+        elif self.model.attention_dropout > 0:
+            unit *= 16
+        if length % unit:
+            raise ValueError(
+                f"parallel.context={context} cuts sequences into {2 * context} chunks"
+                + (" of whole blocks" if unit > 2 * context else "")
+                + f", and model.context_length={length} is no multiple of {unit}: "
+                f"{-(-length // unit) * unit} would do"
+            )
+        if self.model.attention in ("sdpa", "unfused"):
+            raise ValueError(
+                f"model.attention={self.model.attention} with parallel.context={context}: of "
+                "sequences that GPUs share only our kernels know: use model.attention=auto"
+            )
 
 
 def load_config(argv: Sequence[str]) -> TrainConfig:

@@ -40,7 +40,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     C = model.n_embd
     size = 2 if config.run.dtype == "bfloat16" else 4  # bytes of an activation
     wide = 4 if model.residual_in_fp32 else size
-    n_tokens = micro_batch_size * model.context_length
+    n_tokens = micro_batch_size * model.context_length // config.parallel.context
     state = _state(config, world_size)
 
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from data.files import write_atomically
 from data.sampler import first_sample
-from data.text.batches import IGNORE, ValidationBatches
+from data.text.batches import IGNORE, Batch, ValidationBatches
 from data.text.mixture import ROUND, MixedBatches
 from data.text.shards import TOKENIZER, TokenStream
 from data.verified import InBackground
@@ -28,7 +28,7 @@ from training.language.step import LanguageStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.optim import make_optimizer
-from training.parallel import can_capture, share_weights
+from training.parallel import can_capture, share_sequences, share_weights
 from training.stop import Stop
 
 
@@ -55,8 +55,8 @@ class LanguageTask:
                 stream,
                 config.model.context_length,
                 config.optim.micro_batch_size,
-                rank=processes.rank,
-                world_size=processes.world_size,
+                rank=processes.data_rank,
+                world_size=processes.n_data,
                 document_mask=config.data.document_mask,
             )
             for name, stream in validation.items()
@@ -65,6 +65,7 @@ class LanguageTask:
         # a terabyte takes minutes to read
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model)
+        self._context = share_sequences(self.model, processes)
         share_weights(self.model, config, processes)
         self._captured = can_capture(config.run, processes)
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
@@ -96,13 +97,16 @@ class LanguageTask:
         )
 
     def describe(self) -> str:
-        config, world_size = self._config, self._processes.world_size
+        config, processes = self._config, self._processes
         context, optim = config.model.context_length, config.optim
         n_tokens = optim.max_steps * optim.batch_tokens
+        who = f"{processes.n_data} processes"
+        if processes.n_context > 1:
+            who = f"{processes.n_data} groups of {processes.n_context} processes"
         return (
             f"{self.model.n_params() / 1e6:.1f}M parameters, context {context:,}, "
-            f"attention {config.model.attention} on {self._processes}\n"
-            f"a step: {self._n_micro_batches} micro-batches x {world_size} processes x "
+            f"attention {config.model.attention} on {processes}\n"
+            f"a step: {self._n_micro_batches} micro-batches x {who} x "
             f"{optim.micro_batch_size} sequences x {context:,} tokens "
             f"= {optim.batch_tokens:,} tokens\n"
             + "".join(
@@ -149,16 +153,24 @@ class LanguageTask:
                 first_sample(
                     step=step,
                     micro_step=micro_step,
-                    rank=self._processes.rank,
+                    rank=self._processes.data_rank,
                     grad_accum_steps=self._n_micro_batches,
-                    world_size=self._processes.world_size,
+                    world_size=self._processes.n_data,
                     micro_batch_size=size,
                 ),
                 size,
             )
             for micro_step in range(self._n_micro_batches)
         ]
-        return [torch.stack(part) for part in zip(*batches, strict=True) if part[0] is not None]
+        parts = [torch.stack(part) for part in zip(*batches, strict=True) if part[0] is not None]
+        return [self._context.shard(part, dim=2) for part in parts]
+
+    def _own_tokens(self, batch: Batch) -> Batch:
+        """Of a batch of whole sequences what this process has to do."""
+        tokens, targets, doc_start = batch
+        if doc_start is not None:
+            doc_start = self._context.shard(doc_start, 1)
+        return Batch(self._context.shard(tokens, 1), self._context.shard(targets, 1), doc_start)
 
     def check_data(self) -> None:
         self._verified.wait()
@@ -194,7 +206,12 @@ class LanguageTask:
 
     def validate(self, step: int, stop: Stop) -> Record:
         found = {
-            name: evaluate(self._fast, stop.between(batches), self._processes, self._activations)
+            name: evaluate(
+                self._fast,
+                map(self._own_tokens, stop.between(batches)),
+                self._processes,
+                self._activations,
+            )
             for name, batches in self._validation.items()
         }
         (loss, n_tokens), *_ = found.values()
