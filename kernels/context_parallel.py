@@ -19,7 +19,7 @@ Method = Literal["ring", "gather"]
 IMPLS = (*IMPLEMENTATIONS, "reference")
 
 RING_LEAST_TOKENS = 2048
-"""Of a process, from which on a step of the ring takes longer than the keys of the next one."""
+"""Of a process, below which a step of the ring is too short to hide what is sent meanwhile."""
 
 _RING_SERVES = frozenset({"causal", "doc_start", "softcap"})
 

@@ -1,4 +1,4 @@
-"""Compile the kernels of a training step beside attention; print what each needs, as JSON.
+"""Compile the kernels of a training step beside those of attention; print what each needs, as JSON.
 
 For sm_80, sm_90 and sm_100. A program of its own, as compile_kernels.py is one.
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.triton import adamw, cross_entropy, gelu, layer_norm, sums
+from kernels.triton import adamw, cross_entropy, gelu, layer_norm, merge, sums
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
 TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
@@ -42,6 +42,14 @@ KERNELS = {
         {"num_warps": cross_entropy.NUM_WARPS},
     ),
     **{
+        f"merge, {head_dim}": (
+            merge.merge_kernel,
+            {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "ROWS": merge.ROWS},
+            {},
+        )
+        for head_dim, block_d in ((64, 64), (96, 128), (256, 256))
+    },
+    **{
         f"layer_norm_bwd, {width}": (
             layer_norm.layer_norm_bwd_kernel,
             {"BLOCK_C": width, "NUM_STAGES": layer_norm.NUM_STAGES},
@@ -53,6 +61,7 @@ KERNELS = {
 FP32 = (
     *("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss"),
     *("mean_ptr", "rstd_ptr", "weight_ptr", "parts_ptr"),
+    *("lse_ptr", "part_lse_ptr"),
     *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay"),
 )
 
