@@ -81,12 +81,15 @@ def context_attention(
             f"{q.shape[1]}, k {k.shape[1]}"
         )
     c = chunk_tokens(q.shape[1])
-    if _pick_method(method, call, context) == "ring":
+    window_size = arguments.get("window_size")
+    if window_size is not None and window_size >= context.size * q.shape[1]:
+        call.arguments["window_size"] = None  # no key is that far from any query
+    if _pick_method(method, call) == "ring":
         return _by_ring(call, context, impl)
     return _by_gather(call, context, impl, c)
 
 
-def _pick_method(method: Method | None, call: AttentionCall, context: ContextGroup) -> Method:
+def _pick_method(method: Method | None, call: AttentionCall) -> Method:
     """The method asked for if it can serve the call, or the faster one."""
     if method not in (None, "ring", "gather"):
         raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")

@@ -53,7 +53,7 @@ def _module(impl: str, backward: bool) -> ModuleType:
 
 
 def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
-    """Of what the steps of so many processes add up: fp32, or fp64 for fp64.
+    """Of what the steps of a group of this size add up: fp32, or fp64 for fp64.
 
     Two parts have one sum, which is rounded once, be it now or in the end.
     """
@@ -143,17 +143,17 @@ def _ring_attn_fwd(
     softmax_scale: float,
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D), k and v (B, t, H_kv, D)."""
+    """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D), k and v (B, t, H_kv, D); P > 1."""
     ring = group_named(group)
     attend = _module(impl, backward=False).attn_fwd
     merge = (partial if impl == "reference" else choice.module_of("triton", "merge")).merge
     with torch.cuda.device_of(q):
         kv = torch.stack((k, v))  # one tensor to send, and rows without gaps
-        free = torch.empty_like(kv) if ring.size > 1 else None
+        free = torch.empty_like(kv)
         out = lse = exchange = None
         steps = _steps(ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap)
         for i, (rows, keys, options) in enumerate(steps):
-            if free is not None and i < ring.size - 1:
+            if i < ring.size - 1:
                 exchange = _Exchange(ring, kv, free)
             part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
             if out is None or lse is None:
@@ -193,12 +193,12 @@ def _ring_attn_bwd(
         kv = torch.stack((k, v))
         dout = dout.contiguous()  # the kernels would have one made at each step
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
-        free = torch.empty_like(kv) if ring.size > 1 else None
+        free = torch.empty_like(kv)
         dq = exchange = home = None
         for i, (rows, keys, options) in enumerate(
             _steps(ring, c, doc_start, softmax_scale, softcap)
         ):
-            if free is not None and i < ring.size - 1:
+            if i < ring.size - 1:
                 exchange = _Exchange(ring, kv, free)
             part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
             kv_part = torch.empty_like(kv[:, :, keys], memory_format=torch.contiguous_format)
@@ -212,8 +212,6 @@ def _ring_attn_bwd(
                 options,
                 (part, *kv_part.unbind()),
             )
-            if ring.size == 1:
-                return part, kv_part
             if dq is None or home is None:
                 dq, sums = (x.to(_sum_dtype(ring.size, q.dtype)) for x in (part, kv_part))
                 spare = torch.empty_like(sums)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import BlockSparseMask
+from kernels import BlockSparseMask, context_attention
 from kernels.patterns import butterfly
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
@@ -111,6 +111,39 @@ def test_chunks_of_one_token(processes, method, documents):
     check_exactly(processes, tokens, method, options)
 
 
+@pytest.mark.parametrize("tokens", [64, 65])
+def test_a_window_of_all_tokens_is_none(two, tokens):
+    check_exactly(two, 64, "ring", {"window_size": tokens})
+
+
+def packed_results(context, sizes, options):
+    """`results` of views of one tensor (B, T / P, 3, H, D), put together again: out and dqkv."""
+    qkv = torch.stack(make_qkv(*sizes, dtype=torch.float64), 2)
+
+    def attend(qkv):
+        return context_attention(*qkv.unbind(2), context=context, impl="reference", **options)
+
+    generator = torch.Generator().manual_seed(1)
+    dout = torch.randn(qkv[:, :, 0].shape, generator=generator).to(qkv)
+    leaf = context.shard(qkv, 1).requires_grad_()
+    out = attend(leaf)
+    (grad,) = torch.autograd.grad(out, leaf, context.shard(dout, 1))
+    return context.unshard(out, 1), context.unshard(grad, 1)
+
+
+@pytest.mark.parametrize("method", ["ring", "gather"])
+def test_views_of_a_packed_tensor(processes, method):
+    sizes = (2, 32, 32, 2, 2, 8)
+    qkv = torch.stack(make_qkv(*sizes, dtype=torch.float64), 2)
+
+    def attend(qkv):
+        return standard_attention(*qkv.unbind(2), causal=True)[0]
+
+    expected = results(attend, [qkv])
+    for actual in processes.call(packed_results, sizes, {"method": method}):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
 # The interpreter is slow: few tokens, and what the reference cannot show of the kernels
 KERNELS = {
     "causal": ("ring", {}),
@@ -127,3 +160,8 @@ def test_kernels_keep_to_the_error_budget(two, name):
     method, options = KERNELS[name]
     options = {**options, "causal": True, "method": method, "impl": "triton"}
     two.call(check_budget, (1, 64, 64, 2, 1, 16), torch.float32, options)
+
+
+def test_kernels_of_four_processes(four):
+    options = {"causal": True, "doc_start": packed(20, 44), "method": "ring", "impl": "triton"}
+    four.call(check_budget, (1, 64, 64, 2, 1, 16), torch.float32, options)

@@ -62,7 +62,7 @@ def test_parts_are_put_together_again(processes):
 def test_the_ring_is_picked_for_long_dense_attention():
     def pick(tokens, **options):
         qkv = (torch.empty(1, tokens, 1, 16, device="meta") for _ in range(3))
-        return _pick_method(None, checked_call(*qkv, causal=True, **options), place(0, 2))
+        return _pick_method(None, checked_call(*qkv, causal=True, **options))
 
     doc_start = torch.empty(1, RING_LEAST_TOKENS, dtype=torch.int32, device="meta")
     assert pick(RING_LEAST_TOKENS) == "ring"
