@@ -7,11 +7,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from kernels.casts import KeptCasts
 
-_WARM_UP = 3  # calls in which torch.compile, cuBLAS and the optimizer allocate what they keep
+# Calls in which torch.compile, cuBLAS, NCCL and the optimizer allocate what they keep. In the first
+# ten DistributedDataParallel also takes the time of its own doing.
+_WARM_UP = 3
+_WARM_UP_TOGETHER = 12
 
 
 class GraphedStep:
@@ -46,13 +50,14 @@ class GraphedStep:
         self._device = device
         self._casts = KeptCasts() if keep_casts else None
         self._calls = 0
+        self._warm_up = _WARM_UP_TOGETHER if dist.is_initialized() else _WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
 
     @property
     def captures_next(self) -> bool:
         """Whether the next call captures the step, which takes longer than a step."""
-        return self._captures and self._graph is None and self._calls == _WARM_UP
+        return self._captures and self._graph is None and self._calls == self._warm_up
 
     def __call__(self, *inputs: Tensor) -> None:
         """One step; inputs from the CPU are copied while the GPU still works on the last."""
@@ -72,7 +77,7 @@ class GraphedStep:
         self._calls += 1
         if not self._captures:
             self._step(*self._inputs)
-        elif self._calls <= _WARM_UP:
+        elif self._calls <= self._warm_up:
             self._on_side_stream()
         else:
             self._capture()

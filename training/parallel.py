@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,10 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def can_capture(run: RunConfig, processes: Processes) -> bool:
-    """Whether a step can be captured in a CUDA graph."""
+    """Whether a step can be captured in a CUDA graph, with what processes exchange in it."""
     # checkpointing that is not compiled looks at the state of a random generator, on the CPU
     plain = run.compile or run.activation_checkpointing == "none"
-    return processes.device.type == "cuda" and processes.world_size == 1 and plain
+    return processes.device.type == "cuda" and plain
 
 
 def share_sequences(model: GPT, processes: Processes) -> ContextGroup:
@@ -105,11 +106,14 @@ def ways_to_run(
             fast = _compiled(model)
     if processes.world_size == 1 or isinstance(model, FSDPModule):
         return fast, fast
-    parallel = DistributedDataParallel(
-        fast,
-        device_ids=[processes.device] if processes.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,  # or memory would hold them twice
-    )
+    on_gpu = processes.device.type == "cuda"
+    # what gradients are added up on: a stream that can be captured, as the one by default cannot
+    with torch.cuda.stream(torch.cuda.Stream(processes.device)) if on_gpu else nullcontext():
+        parallel = DistributedDataParallel(
+            fast,
+            device_ids=[processes.device] if on_gpu else None,
+            gradient_as_bucket_view=True,  # or memory would hold them twice
+        )
     # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
     parallel.broadcast_buffers = False
     return fast, parallel

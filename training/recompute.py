@@ -3,6 +3,7 @@
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
 """
 
+import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -15,12 +16,14 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-import kernels.ops  # noqa: F401  # registers the operators below
+import kernels.context.ring
+import kernels.ops  # noqa: F401  # both register operators below
 from training.config import ActivationCheckpointing
 
 _ATTENTION = (
     torch.ops.papilio.attn_fwd.default,
     torch.ops.papilio.attn_packed_fwd.default,
+    torch.ops.papilio.ring_attn_fwd.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -35,6 +38,8 @@ def recompute_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing)
     """
     options: dict[str, Any] = {"use_reentrant": False}
     if what == "selective":
+        # of operators in place, which are no concern of ours: they are within ours
+        logging.getLogger("torch._dynamo.variables.higher_order_ops").setLevel(logging.ERROR)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     if what != "none":
         for block in blocks:

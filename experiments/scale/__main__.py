@@ -1,6 +1,6 @@
 """Speed and memory of a training step on one GPU and on several, for what is shared and how.
 
-torchrun --standalone --nproc_per_node=2 -m experiments.scale [--parts ddp fsdp large]
+torchrun --standalone --nproc_per_node=2 -m experiments.scale [--parts ddp context]
 
 Steps as train.py takes them, in bfloat16 on random tokens; also those of one GPU, by each at the
 same time. Beside the peak of a GPU's memory stands what `train.py --dry-run` tells of it. Nothing
@@ -21,6 +21,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    add("--only", nargs="+", metavar="TEXT", default=[""], help="cases with one of these in a name")
     add("--seconds", type=float, default=2.0, help="of each of three timings, about")
     add("--resume", action="store_true", help="go on with a run that was stopped")
     add("--out", type=Path, default=Path("docs/results/scale.json"))
@@ -30,10 +31,11 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 import gc
 import statistics
 import time
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
+from functools import cache, partial
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row, collect_rows
 from experiments.train_steps.contenders import Step, step_of
@@ -41,6 +43,7 @@ from model.flops import mfu
 from training.distributed import Processes, start_processes
 from training.language.memory import GIB, estimate
 
+LONG_S = 5.0
 LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others
 
 
@@ -48,7 +51,9 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     """Median time of a step, the peak of this GPU's memory, and the first loss."""
     config, device = case.config, processes.device
     alone = Processes(rank=0, world_size=1, device=device)
-    together = processes if case.n_gpus > 1 else alone
+    together = alone
+    if case.n_gpus > 1:
+        together = replace(processes, mesh=_mesh(processes, config.parallel.context))
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -58,7 +63,7 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
         config.optim.micro_batch_size,
         config.model.context_length + 1,
     )
-    generator = torch.Generator().manual_seed(processes.rank)
+    generator = torch.Generator().manual_seed(together.data_rank)
     text = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
     tokens, targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
     start = time.perf_counter()
@@ -66,8 +71,12 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     first_loss = together.sum(step().clone()).item() / together.world_size
     first_s = time.perf_counter() - start
     torch.cuda.reset_peak_memory_stats()
-    _timed(step, 5, processes)
-    n_steps = processes.agree(max(3, int(seconds / _timed(step, 2, processes))))
+    # captured in a graph, and clocks have settled; one of minutes has settled before it ends
+    step_s = _timed(step, 1, processes)
+    if processes.agree(step_s) < LONG_S:
+        _timed(step, 14, processes)
+        step_s = _timed(step, 2, processes)
+    n_steps = processes.agree(max(1, int(seconds / step_s)))
     taken = [_timed(step, n_steps, processes) for _ in range(3)]
     step_s = statistics.median(taken)
     per_gpu = config.optim.batch_tokens / step_s / case.n_gpus
@@ -88,6 +97,14 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
         "peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
         "told_gib": told.total / GIB,
     }
+
+
+@cache
+def _mesh(processes: Processes, context: int) -> DeviceMesh | None:
+    if context == 1:
+        return None
+    shape = processes.world_size // context, context
+    return init_device_mesh("cuda", shape, mesh_dim_names=("data", "context"))
 
 
 def _timed(step: Step, n_steps: int, processes: Processes) -> float:
@@ -126,7 +143,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("steps are measured on GPUs, and PyTorch sees none")
     torch.set_float32_matmul_precision("high")
     with start_processes("cuda") as processes:
-        chosen = [case for case in cases(args.parts) if case.n_gpus <= processes.world_size]
+        chosen = [
+            case
+            for case in cases(args.parts)
+            if case.n_gpus <= processes.world_size and any(text in case.name for text in args.only)
+        ]
 
         def stage(case: Case) -> list[list[Row]]:
             return [[measure(case, processes, args.seconds)]]

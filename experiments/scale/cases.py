@@ -5,15 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data.text.config import DataConfig
-from model.config import GPT2_SIZES, ModelConfig
+from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from training.config import ParallelConfig, RunConfig
 from training.language.config import OptimConfig, TrainConfig
 
+MASKS = {"dense": MaskConfig(), "butterfly": MaskConfig(pattern="butterfly")}
 TOKENS = 32_768  # that a GPU takes through the model at a time
 RECIPE_TOKENS = 524_288  # of a step, as GPT-2's recipe has it
 
 SHAPES: dict[str, dict[str, Any]] = {
     **{f"GPT-2 {size}": shape for size, shape in GPT2_SIZES.items()},
+    "GPT-2 small, rotary": {**GPT2_SIZES["small"], "positions": "rotary"},
     # as Llama 2's: 6.6B parameters
     "7B": {
         **{"n_layer": 32, "n_head": 32, "n_embd": 4096, "positions": "rotary", "bias": False},
@@ -77,7 +79,36 @@ def _large() -> Iterator[Case]:
     )  # fmt: skip
 
 
-PARTS = {"ddp": _ddp, "fsdp": _fsdp, "large": _large}
+def _context() -> Iterator[Case]:
+    """One sequence on one GPU, and shared by two."""
+    for context in (16_384, 65_536):
+        for mask in MASKS:
+            for n_gpus in (1, 2):
+                yield _long("context", context, mask, n_gpus, "none")
+
+
+def _long_contexts() -> Iterator[Case]:
+    for mask in MASKS:
+        yield _long("long", 262_144, mask, 2, "selective")
+        yield _long("long", 1_048_576, mask, 2, "selective")
+
+
+PARTS = {
+    "ddp": _ddp,
+    "fsdp": _fsdp,
+    "large": _large,
+    "context": _context,
+    "long": _long_contexts,
+}
+
+
+def _long(part: str, context: int, mask: str, n_gpus: int, keeps: str) -> Case:
+    """GPT-2 small with rotary positions, of which it takes no table as long as the context."""
+    way = f"{mask}, {keeps}"
+    return _case(
+        part, "GPT-2 small, rotary", context, n_gpus, way, context,
+        mask=MASKS[mask], shared_by=n_gpus, activation_checkpointing=keeps,
+    )  # fmt: skip
 
 
 def _case(
@@ -85,14 +116,16 @@ def _case(
 ) -> Case:
     parallel = ParallelConfig(
         mode="fsdp" if way.startswith("fsdp") else "ddp",
-        **{name: options.pop(name) for name in ("gather_dtype",) if name in options},
+        context=options.pop("shared_by", 1),
+        gather_dtype=options.pop("gather_dtype", "auto"),
     )
     at_once = min(TOKENS, batch_tokens // n_gpus)
     optim = OptimConfig(
         max_steps=1, batch_tokens=batch_tokens, micro_batch_size=max(1, at_once // context)
     )
+    mask = options.pop("mask", MaskConfig())
     config = TrainConfig(
-        model=replace(ModelConfig(context_length=context), **SHAPES[model]),
+        model=replace(ModelConfig(context_length=context, mask=mask), **SHAPES[model]),
         data=DataConfig(path="unused"),
         optim=optim,
         run=RunConfig(out_dir="unused", **options),

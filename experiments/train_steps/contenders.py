@@ -25,7 +25,7 @@ from training.language.config import OptimConfig, TrainConfig
 from training.language.step import LanguageStep
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import make_optimizer
-from training.parallel import can_capture, share_weights, ways_to_run
+from training.parallel import can_capture, share_sequences, share_weights, ways_to_run
 
 TOKENS_A_STEP = 32_768
 
@@ -91,9 +91,14 @@ def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, determinis
 
 
 def step_of(config: TrainConfig, processes: Processes, tokens: Tensor, targets: Tensor) -> Step:
-    """A step as train.py takes it, on the (M, B, T) tokens and targets of this process."""
+    """A step as train.py takes it, on (M, B, T) tokens and targets of whole sequences.
+
+    Processes that share sequences are given the same.
+    """
     with processes.device:
         model = GPT(config.model)
+    context = share_sequences(model, processes)
+    tokens, targets = (context.shard(x, dim=2) for x in (tokens, targets))
     share_weights(model, config, processes)
     captured = can_capture(config.run, processes)
     optimizer = make_optimizer(model, config.optim, capturable=captured)

@@ -72,8 +72,8 @@ def _state(config: TrainConfig, world_size: int) -> float:
     n_params, parallel = _n_params(config), config.parallel
     size = 2 if config.run.dtype == "bfloat16" else 4
     if parallel.mode == "ddp" or world_size == 1:
-        # float32 four times, and a cast
-        return n_params * (16 + (size if size == 2 else 0))
+        # float32 four times, a cast, and the gradients' copies in which processes exchange them
+        return n_params * (16 + (size if size == 2 else 0) + (4 if world_size > 1 else 0))
     if parallel.gather_dtype != "auto":
         size = 2 if parallel.gather_dtype == "bfloat16" else 4
     layers = config.model.n_layer
