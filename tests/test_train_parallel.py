@@ -1,5 +1,9 @@
 """Runs of several processes that share out the model, against one process."""
 
+import os
+import socket
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -96,3 +100,26 @@ def test_processes_that_share_sequences_give_the_losses_of_one(run, tmp_path, n,
     (*_, last) = (r for r in read_metrics(other) if "val_loss" in r)
     assert last["val_loss"] == pytest.approx(result["val_loss"], rel=1e-4)
     assert last["val_tokens"] == result["val_tokens"]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_machines_find_each_other(run, tmp_path):
+    """Two launchers, as of docs/scale.md, that share a disk."""
+    run(*SAME, f"run.out_dir={tmp_path / 'one'}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2"),
+        *("--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7"),
+        *("train.py", str(run.config), *SAME, CONTEXT, FSDP),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    machines = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for machine in machines:
+        _, said = machine.communicate(timeout=300)
+        assert machine.returncode == 0, said
+    same_losses(tmp_path / "one", run.out_dir)
