@@ -139,7 +139,7 @@ def flash_attention(
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
     )
-    out, lse = _compute(call, pick_implementation(impl, call), (q, k, v))
+    out, lse = _compute(call, _pick(impl, call), (q, k, v))
     if not return_lse:
         return out
     assert lse is not None  # who has none refuses return_lse
@@ -172,7 +172,7 @@ def flash_attention_packed(
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
     q, k, v = qkv.unbind(2)
     call = checked_call(q, k, v, deterministic=deterministic, **arguments)
-    impl = pick_implementation(impl, call)
+    impl = _pick(impl, call)
     return _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))[0]
 
 
@@ -194,8 +194,14 @@ def chunk_attention(
         first_query: with dropout a multiple of 16.
     """
     call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+    assert first_query % 16 == 0 or not arguments.get("dropout_p"), first_query
     call = call._replace(first_query=first_query)
-    return _compute(call, pick_implementation(impl, call), (q, k, v))[0]
+    return _compute(call, _pick(impl, call), (q, k, v))[0]
+
+
+def pick_with_lse(impl: str | None, call: AttentionCall) -> str:
+    """The implementation to use for a call that needs the lse, as to add up attention of parts."""
+    return _pick(impl, call._replace(return_lse=True))
 
 
 def checked_call(
@@ -252,7 +258,7 @@ def _compute(
     return attention(inputs, impl, make_options(call, impl))
 
 
-def pick_implementation(impl: str | None, call: AttentionCall) -> str:
+def _pick(impl: str | None, call: AttentionCall) -> str:
     """The implementation to use: the one asked for if it can serve the call, or the fastest."""
     if impl is None:
         # Interpreted kernels are right, but far too slow to be picked.

@@ -5,7 +5,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from .attention import checked_call, chunk_attention, flash_attention, pick_implementation
+from .attention import checked_call, chunk_attention, flash_attention, pick_with_lse
 from .call import AttentionArguments, AttentionCall
 from .context.gather import gather_kv
 from .context.group import ContextGroup, chunk_tokens
@@ -105,8 +105,7 @@ def _pick_method(method: Method | None, call: AttentionCall) -> Method:
 
 def _by_ring(call: AttentionCall, context: ContextGroup, impl: str | None) -> Tensor:
     q, k, v = call.q, call.k, call.v
-    # a step needs the lse, as only some implementations have it
-    impl = pick_implementation(impl, call._replace(return_lse=True))
+    impl = pick_with_lse(impl, call)
     doc_start = call.arguments.get("doc_start")
     if doc_start is not None:
         # beyond the sequence all mean the same, and past 2^31 they would wrap around
