@@ -39,12 +39,12 @@ class ContextGroup:
         self.process_group: Final = process_group
         self.size: Final[int] = 1 if alone else dist.get_world_size(process_group)
         self.rank: Final[int] = 0 if alone else dist.get_rank(process_group)
-        self.name: Final[str] = "" if alone else process_group.group_name
         if self.rank < 0:
             raise ValueError(
                 "process_group must hold this process, and does not: make a ContextGroup of the "
                 "one that does"
             )
+        self.name: Final[str] = "" if alone else process_group.group_name
         self.chunks: Final = (self.rank, 2 * self.size - 1 - self.rank)
         _BY_NAME[self.name] = self
 

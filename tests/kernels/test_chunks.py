@@ -31,7 +31,7 @@ def test_a_chunk_drops_what_the_whole_drops(impl, dtype, device):
     q, k, v = make_qkv(2, 96, 96, 2, 1, 16, dtype=dtype, device=device, requires_grad=True)
     dropout = {"causal": True, "dropout_p": 0.3, "dropout_seed": 11}
     expected = standard_attention(q, k, v, **dropout)[0]
-    tolerance = {"rtol": 0, "atol": 2e-5 if dtype == torch.float32 else 1e-2}
+    tolerance = {"rtol": 0, "atol": 2e-5 if dtype == torch.float32 else 2e-2}
     for begin, end in CHUNKS:
 
         def attend(q, k, v, rows=slice(begin, end)):

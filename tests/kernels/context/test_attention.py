@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from kernels import BlockSparseMask, context_attention
+from kernels import BlockSparseMask, ContextGroup, context_attention
 from kernels.patterns import butterfly
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
@@ -142,6 +143,28 @@ def test_views_of_a_packed_tensor(processes, method):
     expected = results(attend, [qkv])
     for actual in processes.call(packed_results, sizes, {"method": method}):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+def in_two_groups(context, sizes, options):
+    """Ranks 0 and 2 share sequences, and ranks 1 and 3 do: `whole_results`."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # which all processes must make
+    pair = ContextGroup(groups[context.rank % 2])
+    assert (pair.rank, pair.size) == (context.rank // 2, 2)
+    with pytest.raises(ValueError, match="process_group must hold this process"):
+        ContextGroup(groups[1 - context.rank % 2])
+    return whole_results(pair, sizes, torch.float64, options)
+
+
+@pytest.mark.parametrize("method", ["ring", "gather"])
+def test_groups_side_by_side(four, method):
+    sizes = (1, 32, 32, 2, 1, 8)
+
+    def attend(q, k, v):
+        return standard_attention(q, k, v, causal=True)[0]
+
+    expected = results(attend, make_qkv(*sizes, dtype=torch.float64))
+    for actual in four.call(in_two_groups, sizes, {"method": method, "impl": "reference"}):
+        torch.testing.assert_close(tuple(actual), expected, rtol=0, atol=1e-10)
 
 
 # The interpreter is slow: few tokens, and what the reference cannot show of the kernels
