@@ -2,8 +2,8 @@
 
 Each process gets for each of its two chunks the keys up to the end of that chunk. A causal mask, a
 window, documents and a block-sparse mask then say what they say of the whole sequence: the last
-query stands at the last key. The price is memory: what the processes share of queries, each has
-whole of keys (Llama 3, arXiv 2407.21783, section 3.3.2).
+query stands at the last key (Llama 3, arXiv 2407.21783, section 3.3.2). The price is memory: each
+process keeps the keys and values of the whole sequence for its backward pass.
 
 Letters in shapes: B batch, T tokens, P processes, t = T / P tokens of a process, c = t / 2 of a
 chunk, H_kv key and value heads, D head_dim.
