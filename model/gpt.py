@@ -5,9 +5,10 @@ Learners"; what came after it, from rotary positions to gates, are options.
 Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
 from model.positions import rotary_tables
-from model.residual import add, make_norm, normalise
+from model.residual import Pending, add, make_norm, normalise
 
 
 class GPT(nn.Module):
@@ -105,21 +106,31 @@ class GPT(nn.Module):
                 another shape, or, with learned positions, more tokens than
                 `config.context_length`.
         """
-        hidden = self.hidden(tokens, doc_start=doc_start)
+        x, pending = self._stream(tokens, doc_start, None)
         if targets is None:
-            return self.head(hidden)
+            return self.head(self._normalised(x, pending))
         fits = targets.dim() == 2 and targets.shape[0] == tokens.shape[0]
         if not fits or not 1 <= targets.shape[1] <= tokens.shape[1]:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
                 "each of the last tokens needs one target (-100 where none counts)."
             )
-        hidden = hidden[:, -targets.shape[1] :]
+        return self._loss(x, pending, targets, reduction)
+
+    def _loss(
+        self,
+        x: Tensor,
+        pending: Pending | None,
+        targets: Tensor,
+        reduction: Literal["mean", "sum", "none"],
+    ) -> Tensor:
+        """What `forward` returns of the last block's output."""
+        hidden = self._normalised(x, pending)[:, -targets.shape[1] :]
         whole: AbstractContextManager = nullcontext()
         if reduction == "none":
             # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
             hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-            whole = torch.autocast(tokens.device.type, enabled=False)
+            whole = torch.autocast(x.device.type, enabled=False)
         with whole:
             return linear_cross_entropy(
                 hidden,
@@ -146,6 +157,15 @@ class GPT(nn.Module):
             (B, T, C); raises as `forward` and `KVCache.append` do, and ValueError for a cache
             together with documents, or with several new tokens under a block mask.
         """
+        return self._normalised(*self._stream(tokens, doc_start, cache))
+
+    def _normalised(self, x: Tensor, pending: Pending | None) -> Tensor:
+        return normalise(add(x, pending), self.ln_f)
+
+    def _stream(
+        self, tokens: Tensor, doc_start: Tensor | None, cache: KVCache | None
+    ) -> tuple[Tensor, Pending | None]:
+        """The residual stream behind the last block and what is to be added to it."""
         if tokens.dim() != 2:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens)."
@@ -168,7 +188,7 @@ class GPT(nn.Module):
             x, pending = block(x, pending, rotary, mask=mask, doc_start=doc_start, cache=cache)
         if cache is not None:
             cache.advance(tokens.shape[1])
-        return normalise(add(x, pending), self.ln_f)
+        return x, pending
 
     def _embed(
         self, tokens: Tensor, past: int, doc_start: Tensor | None
@@ -216,6 +236,16 @@ class GPT(nn.Module):
             )
         within = self.config.context_length
         return self.config.mask.build(seq_len, within=within, last_query_only=True)
+
+    def compile_parts(self, compiled: Callable[[Any], Any]) -> None:
+        """Replace what is computed, from the tokens to the loss, by what `compiled` makes of it.
+
+        Block by block: of a model that is compiled whole, all gradients come at its end.
+        """
+        self._embed = compiled(self._embed)
+        for block in self.blocks:
+            block.forward = compiled(block.forward)
+        self._loss = compiled(self._loss)
 
     def prepare_mask(self, seq_len: int) -> None:
         """Build the block mask for sequences of this length, which compiled code cannot do itself.

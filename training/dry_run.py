@@ -53,8 +53,9 @@ def dry_run(config: RunConfiguration, n_gpus: int) -> str:
     n_tokens = optim.max_steps * optim.batch_tokens
     lines += [
         f"{n_params + positions:,} parameters, {positions:,} of them learned positions",
-        f"a step: {accumulated} micro-batches x {n_gpus} GPU(s) x {optim.micro_batch_size} "
-        f"sequences x {model.context_length:,} tokens = {optim.batch_tokens:,} tokens",
+        f"a step: {accumulated} micro-batches x {config.readers(n_gpus)} x "
+        f"{optim.micro_batch_size} sequences x {model.context_length:,} tokens "
+        f"= {optim.batch_tokens:,} tokens",
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} a parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
         f"{causal * n_tokens:.3g} the whole run",

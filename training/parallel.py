@@ -1,5 +1,6 @@
 """How the processes of a run share its model: who holds weights, and how gradients meet."""
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -96,13 +97,11 @@ def ways_to_run(
     recompute_blocks(blocks, run.activation_checkpointing)
     fast = model
     if run.compile:
-        # Compiled whole, a model gives its gradients all at once, in the end. By block, those of
-        # one are exchanged while the next computes. Little of a GPT is beside its blocks.
-        parts = blocks if processes.world_size > 1 and isinstance(model, GPT) else []
-        _prepare_compiler(run, n_shapes * max(1, len(parts)))
-        for block in parts:
-            block.forward = _compiled(block.forward)
-        if not parts:
+        _prepare_compiler(run, n_shapes * max(1, len(blocks)))
+        if isinstance(model, GPT) and processes.world_size > 1:
+            # the gradients of a part are exchanged while the next computes
+            model.compile_parts(_compiled)
+        else:
             fast = _compiled(model)
     if processes.world_size == 1 or isinstance(model, FSDPModule):
         return fast, fast
@@ -113,6 +112,7 @@ def ways_to_run(
             fast,
             device_ids=[processes.device] if on_gpu else None,
             gradient_as_bucket_view=True,  # or memory would hold them twice
+            bucket_cap_mb=float(os.environ.get("BUCKET", "25")),
         )
     # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
     parallel.broadcast_buffers = False

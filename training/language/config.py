@@ -99,14 +99,20 @@ class TrainConfig:
         if self.optim.batch_tokens % at_once != 0:
             below = self.optim.batch_tokens // at_once * at_once
             near = f"{below} or {below + at_once}" if below else f"{at_once}"
-            who = f"{groups} GPU(s)" if context == 1 else f"{groups} group(s) of {context} GPUs"
             raise ValueError(
                 f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of "
                 f"optim.micro_batch_size={self.optim.micro_batch_size} * "
-                f"model.context_length={self.model.context_length} * {who} "
+                f"model.context_length={self.model.context_length} * {self.readers(world_size)} "
                 f"= {at_once}: {near} would do"
             )
         return self.optim.batch_tokens // at_once
+
+    def readers(self, world_size: int) -> str:
+        """How many GPUs, or groups of them, read sequences of their own, for readers."""
+        context = self.parallel.context
+        if context == 1:
+            return f"{world_size} GPU(s)"
+        return f"{world_size // context} group(s) of {context} GPUs"
 
     def _check_context(self) -> None:
         """Whether sequences can be cut into the chunks that GPUs share."""

@@ -1,0 +1,79 @@
+"""What more GPUs would do with one long sequence, by a model of bytes and FLOPs.
+
+A step on one GPU takes a T + b w(T): layers cost the same for every token, and attention as many
+pairs w of query and key as its mask keeps. Both come from two measured lengths. P GPUs divide this,
+and wait for what they exchange where it takes longer than what it is hidden behind:
+
+    ring      2 t C numbers go by at each of P - 1 steps of a layer, t = T / P, while t T / P pairs
+              are attended to; in the backward pass twice as many, for 2.5 times the work
+    gather    2 T C numbers come before attention begins, and as many gradients go back
+    weights   N gradients go once round, behind the backward pass
+
+Within a machine of 8 they are exchanged over NVLink, beyond it over the network.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from evaluation.results import Row
+from model.config import MaskConfig, ModelConfig
+from model.flops import attention_share, count_params
+
+NVLINK = 300e9  # bytes a second of one GPU, about what an all-reduce reaches on H100s
+NETWORK = 50e9  # of a GPU's share of it, 400 Gbit/s
+MACHINE = 8
+BYTES = 2  # of a number that is exchanged
+FORWARD = 1 / 3.5  # of attention's work
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the time of a step grows with the length of its one sequence."""
+
+    model: ModelConfig
+    per_token: float
+    """Seconds of a token in all that is no attention."""
+    per_pair: float
+    """Seconds of a pair of query and key that is attended to, in all layers and both passes."""
+
+    def seconds(self, length: int, n_gpus: int) -> float:
+        """Of a step on one sequence that so many GPUs share."""
+        model, t = self.model, length // n_gpus
+        attention = self.per_pair * pairs(model, length) / n_gpus
+        rest = self.per_token * t
+        link = NVLINK if n_gpus <= MACHINE else NETWORK
+        layers, width = model.n_layer, 2 * model.kv_heads * model.head_dim * BYTES
+        waiting = 0.0
+        if n_gpus > 1 and model.mask.pattern == "dense":
+            hop, work = t * width / link, attention / (layers * n_gpus)
+            forward = max(0.0, hop - FORWARD * work)
+            backward = max(0.0, 2 * hop - (1 - FORWARD) * work)
+            # the last gradients come home with nothing beside them
+            waiting = layers * ((n_gpus - 1) * (forward + backward) + hop)
+        elif n_gpus > 1:
+            waiting = layers * 2 * (length - t) * width / link
+        gradients = 2 * (1 - 1 / n_gpus) * 4 * count_params(model) / link
+        hidden_behind = (attention + rest) / 2
+        return attention + rest + waiting + max(0.0, gradients - hidden_behind)
+
+
+def pairs(model: ModelConfig, length: int) -> float:
+    """Pairs of query and key that a layer attends to, under a causal mask."""
+    whole = ModelConfig(context_length=length, mask=model.mask)
+    return attention_share(whole, 0, causal=True) * length * (length + 1) / 2
+
+
+def fit(model: ModelConfig, measured: Sequence[tuple[int, float]]) -> Growth:
+    """From the seconds of a step at two lengths, on one GPU."""
+    (short, fast), (long, slow) = measured
+    a, b = pairs(model, short), pairs(model, long)
+    per_pair = (slow - fast * long / short) / (b - a * long / short)
+    return Growth(model, (fast - per_pair * a) / short, per_pair)
+
+
+def growth_of(rows: Sequence[Row], mask: str, shape: Callable[[MaskConfig], ModelConfig]) -> Growth:
+    """From the rows of one GPU under a mask of this name, the two longest of them."""
+    pattern = MaskConfig(pattern=mask)  # pyright: ignore[reportArgumentType]
+    alone = [r for r in rows if r["n_gpus"] == 1 and r["way"].startswith(f"{mask},")]
+    points = sorted((r["context_length"], r["step_s"]) for r in alone)
+    return fit(shape(pattern), points[-2:])
