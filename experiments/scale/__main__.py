@@ -43,7 +43,7 @@ from model.flops import mfu
 from training.distributed import Processes, start_processes
 from training.language.memory import GIB, estimate
 
-LONG_S = 5.0
+LONG_S, VERY_LONG_S = 5.0, 20.0
 LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others
 
 
@@ -72,12 +72,12 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     first_s = time.perf_counter() - start
     torch.cuda.reset_peak_memory_stats()
     # captured in a graph, and clocks have settled; one of minutes has settled before it ends
-    step_s = _timed(step, 1, processes)
-    if processes.agree(step_s) < LONG_S:
+    step_s = processes.agree(_timed(step, 1, processes))
+    if step_s < LONG_S:
         _timed(step, 14, processes)
         step_s = _timed(step, 2, processes)
     n_steps = processes.agree(max(1, int(seconds / step_s)))
-    taken = [_timed(step, n_steps, processes) for _ in range(3)]
+    taken = [_timed(step, n_steps, processes) for _ in range(3 if step_s < VERY_LONG_S else 1)]
     step_s = statistics.median(taken)
     per_gpu = config.optim.batch_tokens / step_s / case.n_gpus
     utilisation = mfu(per_gpu, config.model, torch.cuda.get_device_name(device))

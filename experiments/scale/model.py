@@ -12,8 +12,9 @@ and wait for what they exchange where it takes longer than what it is hidden beh
 Within a machine of 8 they are exchanged over NVLink, beyond it over the network.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from evaluation.results import Row
 from model.config import MaskConfig, ModelConfig
@@ -23,6 +24,7 @@ NVLINK = 300e9  # bytes a second of one GPU, about what an all-reduce reaches on
 NETWORK = 50e9  # of a GPU's share of it, 400 Gbit/s
 MACHINE = 8
 BYTES = 2  # of a number that is exchanged
+COUNTED = 2**19  # tokens
 FORWARD = 1 / 3.5  # of attention's work
 
 
@@ -59,8 +61,17 @@ class Growth:
 
 def pairs(model: ModelConfig, length: int) -> float:
     """Pairs of query and key that a layer attends to, under a causal mask."""
-    whole = ModelConfig(context_length=length, mask=model.mask)
-    return attention_share(whole, 0, causal=True) * length * (length + 1) / 2
+
+    def keys(at: int) -> float:
+        """That a query sees, on average."""
+        shape = replace(model, context_length=at)
+        return attention_share(shape, 0, causal=True) * (at + 1) / 2
+
+    if model.mask.pattern == "dense" or length <= COUNTED:
+        return keys(length) * length
+    # each doubling adds as many: a layout of blocks is too large to be counted there
+    doubling = keys(COUNTED) - keys(COUNTED // 2)
+    return (keys(COUNTED) + doubling * math.log2(length / COUNTED)) * length
 
 
 def fit(model: ModelConfig, measured: Sequence[tuple[int, float]]) -> Growth:
@@ -71,9 +82,8 @@ def fit(model: ModelConfig, measured: Sequence[tuple[int, float]]) -> Growth:
     return Growth(model, (fast - per_pair * a) / short, per_pair)
 
 
-def growth_of(rows: Sequence[Row], mask: str, shape: Callable[[MaskConfig], ModelConfig]) -> Growth:
-    """From the rows of one GPU under a mask of this name, the two longest of them."""
-    pattern = MaskConfig(pattern=mask)  # pyright: ignore[reportArgumentType]
-    alone = [r for r in rows if r["n_gpus"] == 1 and r["way"].startswith(f"{mask},")]
+def growth_of(rows: Sequence[Row], name: str, mask: MaskConfig) -> Growth:
+    """From the rows of one GPU under a mask of this name, at two lengths."""
+    alone = [r for r in rows if r["n_gpus"] == 1 and r["way"].startswith(f"{name},")]
     points = sorted((r["context_length"], r["step_s"]) for r in alone)
-    return fit(shape(pattern), points[-2:])
+    return fit(ModelConfig(positions="rotary", mask=mask), points)

@@ -1,10 +1,21 @@
 """Tables and pictures of steps on several GPUs."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.results import Row
+from evaluation.style import COLOURS, PLAIN
 from experiments.reports import table
+from experiments.scale.cases import MASKS, long_case
+from experiments.scale.model import Growth, growth_of
+from model.config import ModelConfig
+from training.language.memory import GIB, estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+N_GPUS = (1, 2, 8, 64, 512)
+CARD = 141  # GiB, of an H200
 
 
 def _of(result: Row, part: str) -> list[Row]:
@@ -99,7 +110,76 @@ def long_table(result: Row) -> str:
             **_memory(row),
         }
         for row in _of(result, "long")
+        if row["n_gpus"] == 2
     )
+
+
+def foretold_table(result: Row) -> str:
+    """What two GPUs take for a step, and what the model of one tells of it."""
+    rows = _of(result, "long")
+    return table(
+        {
+            "context": f"{row['context_length']:,}",
+            "attention": mask,
+            "a step": f"{row['step_s']:.2f} s",
+            "foretold": f"{(told := growth.seconds(row['context_length'], 2)):.2f} s",
+            "off by": f"{told / row['step_s'] - 1:+.1%}",
+        }
+        for mask, growth in _growths(rows).items()
+        for row in rows
+        if row["n_gpus"] == 2 and row["way"].startswith(f"{mask},")
+    )
+
+
+def draw(result: Row) -> "Figure":
+    """Memory of a GPU and speed by length: measured on one and two, foretold for more."""
+    import matplotlib.pyplot as plt
+
+    rows = _of(result, "long")
+    figure, (memory, speed) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    lengths = [2**n for n in range(16, 26)]
+    looks = dict(zip(N_GPUS, COLOURS, strict=False))
+    for mask, growth in _growths(rows).items():
+        line = "-" if mask == "dense" else ":"
+        for n_gpus, colour in looks.items():
+            told = [(n, _told_gib(growth.model, n, n_gpus)) for n in lengths if n >= 1024 * n_gpus]
+            fits = [n for n, gib in told if gib <= CARD]
+            memory.plot(*zip(*told, strict=True), color=colour, linestyle=line, linewidth=1)
+            label = f"{n_gpus} GPU{'s' * (n_gpus > 1)}" if mask == "dense" else None
+            speed.plot(
+                fits, [n / growth.seconds(n, n_gpus) for n in fits],
+                color=colour, linestyle=line, linewidth=1, label=label,
+            )  # fmt: skip
+            for row in rows:
+                if row["n_gpus"] == n_gpus and row["way"].startswith(f"{mask},"):
+                    dot = {"marker": "o" if mask == "dense" else "s", "color": colour}
+                    memory.plot(row["context_length"], row["peak_gib"], **dot)
+                    speed.plot(row["context_length"], row["tokens_per_s"], **dot)
+    memory.axhline(CARD, color=PLAIN, linewidth=0.8)
+    memory.set(ylabel="GiB of a GPU", ylim=(1, 300))
+    speed.set(ylabel="tokens a second, all GPUs")
+    speed.legend(frameon=False, title="round, solid: dense\nsquare, dotted: butterfly")
+    for axes in (memory, speed):
+        axes.set(xscale="log", yscale="log", xlabel="tokens of context")
+        axes.set_xticks(lengths[::2], [f"{n // 1024:,}K" for n in lengths[::2]])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _growths(rows: list[Row]) -> dict[str, Growth]:
+    """By mask, from the rows of one GPU."""
+    return {mask: growth_of(rows, mask, MASKS[mask]) for mask in MASKS}
+
+
+def _told_gib(model: ModelConfig, length: int, n_gpus: int) -> float:
+    """What --dry-run tells of one sequence that so many GPUs share."""
+    case = long_case("long", length, _name(model), n_gpus, "selective")
+    return estimate(case.config, 1, n_gpus).total / GIB
+
+
+def _name(model: ModelConfig) -> str:
+    return next(name for name, mask in MASKS.items() if mask == model.mask)
 
 
 def _memory(row: Row) -> dict[str, str]:
