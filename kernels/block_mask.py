@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+MaskPart = tuple[tuple[int, ...], tuple[int, ...]]
+"""Numbers of chunks of a sequence: of queries, and of keys."""
+
+
 class BlockSparseMask:
     """Which blocks of keys each block of queries sees. Immutable.
 
@@ -42,6 +46,7 @@ class BlockSparseMask:
         layout: (H_m, n_q_blocks, n_k_blocks) bool, a copy on the device of the argument.
         block_size: as given.
         n_head: H_m, 1 for a layout that all heads share.
+        is_empty: whether no block sees another.
         packed_fill: how many of its blocks lie in a block of 64 that has one, the mean.
         digest: hexadecimal sha256 of layout and block size, the same for equal masks.
 
@@ -61,12 +66,13 @@ class BlockSparseMask:
         self.layout: Final = layout if layout.dim() == 3 else layout.unsqueeze(0)
         self.block_size: Final = block_size
         self.n_head: Final = self.layout.shape[0]
+        self.is_empty: Final = not bool(layout.any())
         self.packed_fill: Final = packed_fill(self.layout, block_size)
         content = hashlib.sha256(f"{tuple(self.layout.shape)}, {block_size}".encode())
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
         self._cache: Final[dict[tuple, MaskLists]] = {}
-        self._chunks: Final[dict[tuple, BlockSparseMask]] = {}
+        self._parts: Final[dict[tuple, BlockSparseMask]] = {}
         _take_lists_for_constants()
 
     def __repr__(self) -> str:
@@ -194,14 +200,14 @@ class BlockSparseMask:
         n_q_blocks, n_k_blocks = -(-seq_q // block_size), -(-seq_k // block_size)
         return BlockSparseMask(layout[:, :n_q_blocks, :n_k_blocks], block_size)
 
-    def chunks(
-        self, numbers: tuple[int, ...], n_chunks: int, seq_len: int
+    def parts(
+        self, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> "tuple[BlockSparseMask, ...]":
-        """Of a causal sequence that is cut into chunks, the queries of some of them, each with the
-        keys up to its end; made once, then remembered.
+        """Of a sequence that is cut into chunks, the queries of some of them and the keys of some;
+        made once, then remembered.
 
         Args:
-            numbers: of the chunks, from 0 on.
+            wanted: of each part, the numbers of the chunks of its queries, and of its keys.
             n_chunks: of equal length.
             seq_len: T, a multiple of n_chunks.
 
@@ -211,13 +217,13 @@ class BlockSparseMask:
         """
         # torch.compile calls this when it traces, as it cannot guard on masks that it would return,
         # and then looks up what was made, all at once, as it reads a dictionary once.
-        self._make_chunks(self.digest, numbers, index(n_chunks), index(seq_len))
-        return tuple([self._chunks[number, index(n_chunks), index(seq_len)] for number in numbers])
+        self._make_parts(self.digest, wanted, index(n_chunks), index(seq_len))
+        return tuple([self._parts[part, index(n_chunks), index(seq_len)] for part in wanted])
 
-    def _make_chunks(
-        self, digest: str, numbers: tuple[int, ...], n_chunks: int, seq_len: int
+    def _make_parts(
+        self, digest: str, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> None:
-        missing = [n for n in numbers if (n, n_chunks, seq_len) not in self._chunks]
+        missing = [part for part in wanted if (part, n_chunks, seq_len) not in self._parts]
         if not missing:
             return
         self._check_lengths(seq_len, seq_len)
@@ -228,13 +234,13 @@ class BlockSparseMask:
                 f"blocks of {self.block_size} do not divide: choose a length that is a "
                 f"multiple of {n_chunks * self.block_size}, or smaller blocks"
             )
-        blocks = size // self.block_size
+        n = size // self.block_size
         with torch.inference_mode(False):
-            for number in missing:
-                end = (number + 1) * blocks
-                rows = self.layout[:, number * blocks : end, :end]
-                chunk = BlockSparseMask(rows, self.block_size)
-                self._chunks[number, n_chunks, seq_len] = chunk
+            in_chunks = self.layout.unflatten(2, (n_chunks, n)).unflatten(1, (n_chunks, n))
+            for rows, keys in missing:
+                layout = in_chunks[:, list(rows)][:, :, :, list(keys)].flatten(3).flatten(1, 2)
+                part = BlockSparseMask(layout, self.block_size)
+                self._parts[(rows, keys), n_chunks, seq_len] = part
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
         """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
@@ -371,4 +377,4 @@ def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _take_lists_for_constants() -> None:
     """Have torch.compile look into neither of these; once there is a mask, as this loads it."""
     torch.compiler.assume_constant_result(BlockSparseMask._lists)
-    torch.compiler.assume_constant_result(BlockSparseMask._make_chunks)
+    torch.compiler.assume_constant_result(BlockSparseMask._make_parts)

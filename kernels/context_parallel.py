@@ -7,10 +7,12 @@ from torch import Tensor
 
 from .attention import checked_call, chunk_attention, flash_attention, pick_with_lse
 from .call import AttentionArguments, AttentionCall
-from .context.gather import gather_kv
+from .context.gather import gather_kv, parts_by_gather
 from .context.group import ContextGroup, chunk_tokens
 from .context.ring import ring_attn_fwd
+from .context.steps import halves, meetings, packed_masks
 from .ops import IMPLEMENTATIONS
+from .options import AttentionOptions, with_mask
 
 __all__ = ["ContextGroup", "context_attention"]
 
@@ -21,7 +23,7 @@ IMPLS = (*IMPLEMENTATIONS, "reference")
 RING_LEAST_TOKENS = 2048
 """Of a process, below which a step of the ring is too short to hide what is sent meanwhile."""
 
-_RING_SERVES = frozenset({"causal", "doc_start", "softcap"})
+_RING_SERVES = frozenset({"causal", "doc_start", "softcap", "mask"})
 
 
 def context_attention(
@@ -45,9 +47,9 @@ def context_attention(
         q: (B, T / P, H, D), as in `flash_attention`; P is the size of the group.
         k, v: (B, T / P, H_kv, D).
         context: the group. Alone in it, this is `flash_attention`.
-        method: "ring" sends keys and values round, each process holds its own: dense attention,
-            with doc_start, softmax_scale and softcap. "gather" brings all keys and values to all
-            processes, and serves window_size, mask, kv_lengths and dropout, too. None picks the
+        method: "ring" sends keys and values round, each process holds its own: attention with
+            mask, doc_start, softmax_scale and softcap. "gather" brings all keys and values to
+            all processes, and serves window_size, kv_lengths and dropout, too. None picks the
             ring for what it serves, from 2,048 tokens a process on.
         impl: "hopper", "triton" or "reference", as in `flash_attention`.
         deterministic: as in `flash_attention`; these all repeat bit for bit.
@@ -111,7 +113,28 @@ def _by_ring(call: AttentionCall, context: ContextGroup, impl: str | None) -> Te
         # beyond the sequence all mean the same, and past 2^31 they would wrap around
         doc_start = doc_start.clamp(0, context.size * q.shape[1]).to(torch.int32)
     softcap = call.arguments.get("softcap") or 0.0
-    return ring_attn_fwd(q, k, v, doc_start, impl, context.name, call.softmax_scale, softcap)[0]
+    lists, sizes = _masks_of_steps(call, context, impl)
+    return ring_attn_fwd(
+        q, k, v, doc_start, impl, context.name, call.softmax_scale, softcap, lists, sizes
+    )[0]
+
+
+def _masks_of_steps(
+    call: AttentionCall, context: ContextGroup, impl: str
+) -> tuple[list[Tensor], list[int]]:
+    """The part of the mask that each step of the ring has, as the operator takes them."""
+    mask, doc_start = call.arguments.get("mask"), call.arguments.get("doc_start")
+    if mask is None:
+        return [], []
+    steps, c = meetings(context), chunk_tokens(call.q.shape[1])
+    wanted = tuple([step.chunks(context) for step in steps])
+    parts = mask.parts(wanted, 2 * context.size, context.size * call.q.shape[1])
+    found: list[AttentionOptions | None] = []
+    for step, part in zip(steps, parts, strict=True):
+        q, k = call.q[:, halves(step.rows, c)], call.k[:, halves(step.keys, c)]
+        options = AttentionOptions(causal=step.causal, doc_start=doc_start)
+        found.append(None if part.is_empty else with_mask(options, part, q, k, impl))
+    return packed_masks(found)
 
 
 def _by_gather(call: AttentionCall, context: ContextGroup, impl: str | None, c: int) -> Tensor:
@@ -134,7 +157,9 @@ def _by_gather(call: AttentionCall, context: ContextGroup, impl: str | None, c: 
     early_k, early_v, late_k, late_v = gather_kv(call.k, call.v, context.name)
     keys = ((early_k, early_v), (late_k, late_v))
     n_chunks = 2 * context.size
-    masks = (None, None) if mask is None else mask.chunks(context.chunks, n_chunks, n_chunks * c)
+    masks = (None, None)
+    if mask is not None:
+        masks = mask.parts(parts_by_gather(context), n_chunks, n_chunks * c)
     outs = []
     for half, (chunk, q, (k, v)) in enumerate(
         zip(context.chunks, call.q.split(c, 1), keys, strict=True)

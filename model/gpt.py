@@ -75,7 +75,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             block.attn.context = context if context.size > 1 else None
-        self.prepare_mask(self.config.context_length)
 
     def forward(
         self,
@@ -253,10 +252,7 @@ class GPT(nn.Module):
         The context length's is there from the start; others must be before compiled code sees one.
         """
         within = self.config.context_length
-        mask = self.config.mask.build(seq_len, within=within)
-        if mask is not None:
-            self.context.prepare_mask(mask, seq_len)
-        self._masks[seq_len] = mask
+        self._masks[seq_len] = self.config.mask.build(seq_len, within=within)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) hidden states to (..., V) logits, in the dtype of the multiplication."""

@@ -141,7 +141,9 @@ def test_first_step_has_no_speed(run):
     "options",
     [
         [],
-        pytest.param(["run.device=cuda", "run.compile=true"], marks=pytest.mark.gpu(2)),
+        pytest.param(
+            ["run.device=cuda", "run.compile=true", "optim.max_steps=20"], marks=pytest.mark.gpu(2)
+        ),
     ],
     ids=["cpu", "gpu"],
 )

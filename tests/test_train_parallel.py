@@ -14,6 +14,10 @@ from training.metrics import read_metrics
 
 SAME = ("model.dropout=0.0", "optim.schedule=constant")
 FSDP = "parallel.mode=fsdp"
+# the steps behind the first twelve are replayed
+CAPTURED = ["run.device=cuda", "run.compile=true", "optim.max_steps=20"]
+BY_RING = ["model.context_length=4096", "optim.batch_tokens=8192", "optim.micro_batch_size=1"]
+BUTTERFLY_OF_64 = ["model.mask.pattern=butterfly", "model.mask.block_size=64"]
 CONTEXT = "parallel.context=2"
 BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.context_length=128")
 
@@ -32,7 +36,7 @@ def same_losses(one, other):
         [],
         ["parallel.reshard=false", "model.norm=rms_norm", "model.mlp=swiglu", "model.bias=false"],
         ["run.dtype=bfloat16", "parallel.gather_dtype=float32"],
-        pytest.param(["run.device=cuda", "run.compile=true"], marks=pytest.mark.gpu(2)),
+        pytest.param(CAPTURED, marks=pytest.mark.gpu(2)),
     ],
     ids=["plain", "modern", "bfloat16", "gpu"],
 )
@@ -82,14 +86,23 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
         (4, ["parallel.context=4"]),
         pytest.param(
             2,
-            ["run.device=cuda", "run.compile=true", "model.context_length=128", FSDP],
+            [*CAPTURED, "model.context_length=128", FSDP],
             marks=pytest.mark.gpu(2),
         ),
-        pytest.param(
-            2, ["run.device=cuda", "run.compile=true", *BUTTERFLY], marks=pytest.mark.gpu(2)
-        ),
+        pytest.param(2, [*CAPTURED, *BUTTERFLY], marks=pytest.mark.gpu(2)),
+        pytest.param(2, [*CAPTURED, *BY_RING, *BUTTERFLY_OF_64], marks=pytest.mark.gpu(2)),
     ],
-    ids=["plain", "documents", "butterfly", "window", "mesh", "four", "gpu-fsdp", "gpu-butterfly"],
+    ids=[
+        "plain",
+        "documents",
+        "butterfly",
+        "window",
+        "mesh",
+        "four",
+        "gpu-fsdp",
+        "gpu-butterfly",
+        "gpu-ring",
+    ],
 )
 def test_processes_that_share_sequences_give_the_losses_of_one(run, tmp_path, n, options):
     one, other = tmp_path / "one", tmp_path / "other"

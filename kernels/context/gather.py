@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .group import all_gather, chunk_tokens, group_named
+from ..block_mask import MaskPart
+from .group import ContextGroup, all_gather, chunk_tokens, group_named
 
 torch.library.define(
     "papilio::gather_kv",
@@ -27,6 +28,11 @@ torch.library.define(
 )
 gather_kv = torch.ops.papilio.gather_kv.default
 scatter_dkv = torch.ops.papilio.scatter_dkv.default
+
+
+def parts_by_gather(group: ContextGroup) -> tuple[MaskPart, ...]:
+    """Of a mask, the part of each chunk of a process: its queries, and the keys up to its end."""
+    return tuple([((n,), tuple(range(n + 1))) for n in group.chunks])
 
 
 def _places(size: int) -> list[tuple[int, int, int]]:

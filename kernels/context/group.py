@@ -14,8 +14,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from ..block_mask import BlockSparseMask
-
 
 class ContextGroup:
     """The processes that share each sequence. Immutable.
@@ -104,19 +102,6 @@ class ContextGroup:
         all_gather(parts, x.contiguous(), self)
         first, second = zip(*(part.split(c, dim) for part in parts), strict=True)
         return torch.cat([*first, *reversed(second)], dim)
-
-    def prepare_mask(self, mask: "BlockSparseMask", seq_len: int) -> None:
-        """Cut the mask for the chunks of this process beforehand, rather than in the first call.
-
-        Args:
-            mask: of whole sequences.
-            seq_len: T.
-
-        Raises:
-            ValueError: the mask is not for T tokens, or its blocks reach over the edge of a chunk.
-        """
-        if self.size > 1:
-            mask.chunks(self.chunks, 2 * self.size, seq_len)
 
 
 _BY_NAME: dict[str, ContextGroup] = {}

@@ -12,15 +12,18 @@ with them the sums of their gradients. A step starts from the output and the log
 whole, which turn its scores into the probabilities of the whole. The next keys are on their way
 while a step computes. Everything is added in one order: a repeated call gives the same bits.
 
+Of a block-sparse mask each step has its part, the rows of these queries and the columns of these
+keys; a step of which nothing is left passes the keys on and computes nothing.
+
 Source: Ring Attention (arXiv 2310.01889), in the zig-zag order of kernels/context/group.py.
 
 Letters in shapes: B batch, t = T / P tokens of a process, c = t / 2 of a chunk, H query heads, H_kv
 key and value heads, D head_dim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,11 +32,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .. import choice
 from ..ops import module_of
-from ..options import AttentionOptions
 from ..reference import partial
 from .group import ContextGroup, chunk_tokens, group_named
+from .steps import masks_of, meetings, steps_of
 
-OPTIONS = "str impl, str group, float softmax_scale, float softcap"
+OPTIONS = (
+    "str impl, str group, float softmax_scale, float softcap, Tensor[] mask_lists, int[] mask_sizes"
+)
 torch.library.define(
     "papilio::ring_attn_fwd",
     f"(Tensor q, Tensor k, Tensor v, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
@@ -58,51 +63,6 @@ def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
     Two parts have one sum, which is rounded once, be it now or in the end.
     """
     return dtype if size <= 2 else torch.promote_types(dtype, torch.float32)
-
-
-# ---- the steps
-
-
-class _Step(NamedTuple):
-    """What a process does with the keys of one rank."""
-
-    rows: slice  # of its queries
-    keys: slice  # of those that came
-    options: AttentionOptions
-
-
-def _steps(
-    group: ContextGroup, c: int, doc_start: Tensor | None, softmax_scale: float, softcap: float
-) -> Iterator[_Step]:
-    """The P steps of this process, in their order; doc_start (B, t) are positions of T."""
-    for i in range(group.size):
-        source = (group.rank - i) % group.size
-        chunks = (source, 2 * group.size - 1 - source)
-        rows = keys = slice(0, 2 * c)
-        if source < group.rank:
-            chunks, keys = chunks[:1], slice(0, c)
-        elif source > group.rank:
-            rows = slice(c, 2 * c)
-        options = AttentionOptions(
-            doc_start=None
-            if doc_start is None
-            else _keys_before(doc_start[:, rows], [chunk * c for chunk in chunks], c),
-            softmax_scale=softmax_scale,
-            softcap=softcap,
-            causal=i == 0,
-        )
-        yield _Step(rows, keys, options)
-
-
-def _keys_before(doc_start: Tensor, chunk_starts: list[int], c: int) -> Tensor:
-    """How many keys of these chunks come before the document of each query: (B, rows) int32.
-
-    The keys stand in the order of the sequence, so it is where the document begins among them.
-    """
-    first, *others = ((doc_start - start).clamp_(0, c) for start in chunk_starts)
-    for n in others:
-        first += n
-    return first.to(torch.int32).contiguous()
 
 
 class _Exchange:
@@ -142,6 +102,8 @@ def _ring_attn_fwd(
     group: str,
     softmax_scale: float,
     softcap: float,
+    mask_lists: Sequence[Tensor],
+    mask_sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D), k and v (B, t, H_kv, D); P > 1."""
     ring = group_named(group)
@@ -151,20 +113,33 @@ def _ring_attn_fwd(
         kv = torch.stack((k, v))  # one tensor to send, and rows without gaps
         free = torch.empty_like(kv)
         out = lse = exchange = None
-        steps = _steps(ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap)
+        steps = steps_of(
+            ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap,
+            mask_lists, mask_sizes,
+        )  # fmt: skip
         for i, (rows, keys, options) in enumerate(steps):
             if i < ring.size - 1:
                 exchange = _Exchange(ring, kv, free)
-            part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
+            if options is not None:
+                part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
+            else:
+                part, part_lse = _nothing_seen(q)
             if out is None or lse is None:
                 out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
-            else:
+            elif options is not None:
                 merge(out[:, rows], lse[:, :, rows], part, part_lse)
             if exchange is not None:
                 exchange.wait()
                 kv, free, exchange = exchange.received, exchange.sent, None
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
+
+
+def _nothing_seen(q: Tensor) -> tuple[Tensor, Tensor]:
+    """out and lse of queries that see no key."""
+    batch, n_local, n_head, _ = q.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return q.new_zeros(q.shape), q.new_full((batch, n_head, n_local), -torch.inf, dtype=dtype)
 
 
 @torch.library.impl("papilio::ring_attn_bwd", "CompositeExplicitAutograd")
@@ -180,6 +155,8 @@ def _ring_attn_bwd(
     group: str,
     softmax_scale: float,
     softcap: float,
+    mask_lists: Sequence[Tensor],
+    mask_sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D), in the dtype of q.
 
@@ -196,30 +173,33 @@ def _ring_attn_bwd(
         free = torch.empty_like(kv)
         dq = exchange = home = None
         for i, (rows, keys, options) in enumerate(
-            _steps(ring, c, doc_start, softmax_scale, softcap)
+            steps_of(ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes)
         ):
             if i < ring.size - 1:
                 exchange = _Exchange(ring, kv, free)
-            part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
-            kv_part = torch.empty_like(kv[:, :, keys], memory_format=torch.contiguous_format)
-            backward(
-                dout[:, rows],
-                None,
-                q[:, rows],
-                *kv[:, :, keys].unbind(),
-                out[:, rows],
-                late_lse if rows.start else lse,
-                options,
-                (part, *kv_part.unbind()),
-            )
+            make = torch.zeros_like if options is None else torch.empty_like
+            part = make(q[:, rows], memory_format=torch.contiguous_format)
+            kv_part = make(kv[:, :, keys], memory_format=torch.contiguous_format)
+            if options is not None:
+                backward(
+                    dout[:, rows],
+                    None,
+                    q[:, rows],
+                    *kv[:, :, keys].unbind(),
+                    out[:, rows],
+                    late_lse if rows.start else lse,
+                    options,
+                    (part, *kv_part.unbind()),
+                )
             if dq is None or home is None:
                 dq, sums = (x.to(_sum_dtype(ring.size, q.dtype)) for x in (part, kv_part))
                 spare = torch.empty_like(sums)
             else:
-                dq[:, rows] += part
                 home.wait()
                 sums, spare = home.received, home.sent
-                sums[:, :, keys] += kv_part
+                if options is not None:
+                    dq[:, rows] += part
+                    sums[:, :, keys] += kv_part
             home = _Exchange(ring, sums, spare)
             if exchange is not None:
                 exchange.wait()
@@ -245,18 +225,24 @@ def _(dout: Tensor, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, doc_start, *ctx.options = inputs
+    q, k, v, doc_start, *ctx.options, mask_lists, ctx.mask_sizes = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, doc_start)
+    ctx.save_for_backward(q, k, v, out, lse, doc_start, *mask_lists)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
+    *tensors, doc_start = ctx.saved_tensors[:6]
+    mask_lists = ctx.saved_tensors[6:]
+    # of each argument behind v; PyTorch takes an empty list for one of tensors
+    others = None, *[None] * len(ctx.options), [None] * len(mask_lists), None
+    if not mask_lists:
+        others = *others[:-1], None if ctx.mask_sizes else []
     if dout is None:
-        return (None,) * 8
-    dq, dkv = ring_attn_bwd(dout, *ctx.saved_tensors, *ctx.options)
-    return dq, *dkv.unbind(), *[None] * 5
+        return None, None, None, *others
+    dq, dkv = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
+    return dq, *dkv.unbind(), *others
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -275,17 +261,32 @@ def _ring_attn_fwd_flops(
     doc_start_shape: tuple | None,
     impl: str,
     group: str,
-    *_: Any,
-    **__: Any,
+    softmax_scale: float,
+    softcap: float,
+    mask_lists: Sequence[tuple] = (),
+    mask_sizes: Sequence[int] = (),
+    **_: Any,
 ) -> int:
-    """Two matrix products over the pairs that the causal mask leaves, the same on each rank.
+    """Two matrix products over the pairs that the masks leave; a dense one the same on each rank.
 
-    Of documents it is known on the GPU only what they hide: it counts as visible.
+    Of documents it is known on the GPU only what they hide: it counts as visible. Blocks of a mask
+    count whole.
     """
     batch, n_local, n_head, head_dim = q_shape
-    c = n_local // 2
-    pairs = (2 * group_named(group).size - 1) * c * c + c * (c + 1)
-    return 4 * batch * n_head * head_dim * pairs
+    c, ring = n_local // 2, group_named(group)
+    pairs = 0
+    masks = masks_of(mask_lists, mask_sizes, ring.size)  # pyright: ignore[reportArgumentType]
+    for meeting, mask in zip(meetings(ring), masks, strict=True):
+        if mask is None:
+            continue
+        if "mask_rows" in mask:
+            n_layouts, n_blocks = mask["mask_rows"][0], mask["mask_row_blocks"][0]
+            pairs += n_blocks * n_head // n_layouts * mask["mask_block_size"] ** 2
+        elif meeting.causal:
+            pairs += n_head * c * (2 * c + 1)
+        else:
+            pairs += n_head * len(meeting.rows) * len(meeting.keys) * c * c
+    return 4 * batch * head_dim * pairs
 
 
 @register_flop_formula(torch.ops.papilio.ring_attn_bwd)
@@ -297,11 +298,9 @@ def _ring_attn_bwd_flops(
     fwd_out_shape: tuple,
     lse_shape: tuple,
     doc_start_shape: tuple | None,
-    impl: str,
-    group: str,
-    *_: Any,
-    **__: Any,
+    *options: Any,
+    **_: Any,
 ) -> int:
     """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
-    forward = _ring_attn_fwd_flops(q_shape, k_shape, v_shape, doc_start_shape, impl, group)
+    forward = _ring_attn_fwd_flops(q_shape, k_shape, v_shape, doc_start_shape, *options)
     return 5 * forward // 2

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..block_mask import BlockSparseMask
 from ..options import AttentionOptions
 from .standard import finite, standard_attention, visible_keys
 
@@ -19,8 +20,8 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
     Args:
         q: (B, T_q, H, D), k and v: (B, T_k, H_kv, D).
-        options: of which it serves causal, softmax_scale, softcap, window_size, doc_start and
-            kv_lengths.
+        options: of which it serves causal, softmax_scale, softcap, window_size, doc_start,
+            kv_lengths and, by its first two lists, a mask.
     """
     _check(options)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -29,7 +30,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
             *(x.to(dtype) for x in (q, k, v)),
             softmax_scale=options.softmax_scale,
             softcap=options.softcap or None,
-            **_masks(options),
+            **_masks(options, q, k),
         )
     return out.to(q.dtype).contiguous(), lse
 
@@ -62,7 +63,7 @@ def attn_bwd(
     S = Q @ K.mT * options.softmax_scale
     if options.softcap:
         S = options.softcap * torch.tanh(S / options.softcap)
-    visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **_masks(options))
+    visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **_masks(options, q, k))
     # where a row sees no key lse is -inf, and its scores are hidden
     P = torch.exp(S.masked_fill(~visible, -torch.inf) - finite(lse).unsqueeze(-1))
     delta = (out.to(dtype) * dout.to(dtype)).sum(-1).transpose(1, 2)
@@ -96,14 +97,28 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     out.copy_(torch.lerp(out.to(weight.dtype), part.to(weight.dtype), weight))
 
 
-def _masks(options: AttentionOptions) -> dict:
+def _masks(options: AttentionOptions, q: Tensor, k: Tensor) -> dict:
     return {
         "causal": options.causal,
         "window_size": options.window_size or None,
+        "mask": _mask(options, q.shape[1], k.shape[1]),
         "doc_start": options.doc_start,
         "kv_lengths": options.kv_lengths,
     }
 
 
+def _mask(options: AttentionOptions, seq_q: int, seq_k: int) -> BlockSparseMask | None:
+    """The mask whose lists the options have."""
+    rows, blocks, size = options.mask_rows, options.mask_row_blocks, options.mask_block_size
+    if rows is None or blocks is None:
+        return None
+    layout = torch.zeros(rows.shape[0], -(-seq_q // size), -(-seq_k // size), dtype=torch.bool)
+    for head, entries in enumerate(rows.tolist()):
+        for row, begin, n_full, n_partial, *_ in entries:
+            seen = blocks[begin : begin + n_full + n_partial].long()
+            layout[head, row, seen.to(layout.device)] = True
+    return BlockSparseMask(layout.to(rows.device), size)
+
+
 def _check(options: AttentionOptions) -> None:
-    assert options.sinks is None and options.mask_rows is None and not options.dropout_p
+    assert options.sinks is None and not options.mask_packed and not options.dropout_p

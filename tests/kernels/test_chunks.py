@@ -50,33 +50,32 @@ def test_a_chunk_drops_what_the_whole_drops(impl, dtype, device):
         )
 
 
-def test_chunks_of_a_mask():
+def test_parts_of_a_mask():
     mask = random_mask(128, 128, n_head=2)
-    dense = mask.to_dense(128, 128)
-    for number in range(4):
-        (chunk,) = mask.chunks((number,), 4, 128)
-        begin, end = 32 * number, 32 * (number + 1)
-        assert torch.equal(chunk.to_dense(32, end), dense[:, begin:end, :end])
-        assert mask.chunks((0, number), 4, 128)[1] is chunk
+    dense = mask.to_dense(128, 128).unflatten(2, (4, 32)).unflatten(1, (4, 32))
+    for rows, keys in (((0,), (0,)), ((3,), (0, 1, 2, 3)), ((0, 3), (1, 2)), ((1, 2), (2,))):
+        (part,) = mask.parts(((rows, keys),), 4, 128)
+        of_part = part.to_dense(32 * len(rows), 32 * len(keys))
+        assert torch.equal(of_part, dense[:, rows][:, :, :, keys].flatten(3).flatten(1, 2))
+        assert mask.parts((((2,), (2,)), (rows, keys)), 4, 128)[1] is part
 
 
 def test_a_mask_that_is_not_cut_at_its_blocks_is_refused():
     mask = BlockSparseMask(butterfly(4), 16)
     with pytest.raises(ValueError, match="8 chunks of 8, which the mask's blocks of 16 do not"):
-        mask.chunks((0,), 8, 64)
+        mask.parts((((0,), (0,)),), 8, 64)
     with pytest.raises(ValueError, match="multiple of 128, or smaller blocks"):
-        mask.chunks((0,), 8, 64)
+        mask.parts((((0,), (0,)),), 8, 64)
     with pytest.raises(ValueError, match="seq_q=128 needs"):
-        mask.chunks((0,), 4, 128)
+        mask.parts((((0,), (0,)),), 4, 128)
 
 
 def test_compiled_code_takes_the_chunk_of_its_mask():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def attend(q, k, v, mask):
         q, k, v = q[:, 32:64], k[:, :64], v[:, :64]
-        return chunk_attention(
-            q, k, v, first_query=32, impl="triton", causal=True, mask=mask.chunks((1,), 4, 128)[0]
-        )
+        (part,) = mask.parts((((1,), (0, 1)),), 4, 128)
+        return chunk_attention(q, k, v, first_query=32, impl="triton", causal=True, mask=part)
 
     torch.compiler.reset()
     q, k, v = make_qkv(1, 128, 128, 2, 2, 16)

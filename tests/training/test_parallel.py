@@ -15,12 +15,12 @@ ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 CONTEXT = 48
 
 
-def test_the_share_reaches_torch_compile(monkeypatch):
-    monkeypatch.setattr(partitioner, "activation_memory_budget", 1.0)
-    for share in (0.9, 1.0):
-        run = RunConfig(out_dir="x", activation_memory=share)
-        ways_to_run(nn.Linear(2, 2), run, ALONE, n_shapes=1)
-        assert partitioner.activation_memory_budget == share
+def test_the_share_reaches_torch_compile():
+    with partitioner.patch(activation_memory_budget=1.0):
+        for share in (0.9, 1.0):
+            run = RunConfig(out_dir="x", activation_memory=share)
+            ways_to_run(nn.Linear(2, 2), run, ALONE, n_shapes=1)
+            assert partitioner.activation_memory_budget == share
 
 
 def losses_and_gradients(what: str, *, compiled: bool = False, **config: object):

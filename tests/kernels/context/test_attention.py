@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from kernels import BlockSparseMask, ContextGroup, context_attention
-from kernels.patterns import butterfly
+from kernels.patterns import butterfly, sliding_window
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
 from tests.kernels.context.whole import check_budget, results, whole_results
@@ -104,6 +104,21 @@ def test_masks_and_dropout(processes, name):
     check_exactly(processes, 128, None, MASKED[name], n_kv_head=4)
 
 
+# each step of the ring has a part of it; of some nothing is left
+BY_RING = {
+    **{name: MASKED[name] for name in MASKED if "dropout" not in name and "window" not in name},
+    "near": {"mask": BlockSparseMask(sliding_window(8, 1), 16)},
+    "only what is far": {"mask": BlockSparseMask(~sliding_window(8, 3), 16)},
+    "nothing at all": {"mask": BlockSparseMask(torch.zeros(8, 8, dtype=torch.bool), 16)},
+    "all": {"mask": BlockSparseMask(torch.ones(8, 8, dtype=torch.bool), 16)},
+}
+
+
+@pytest.mark.parametrize("name", BY_RING)
+def test_masks_by_the_ring(processes, name):
+    check_exactly(processes, 128, "ring", BY_RING[name], n_kv_head=4)
+
+
 @pytest.mark.parametrize("method", ["ring", "gather"])
 @pytest.mark.parametrize("documents", [False, True], ids=["one document", "documents"])
 def test_chunks_of_one_token(processes, method, documents):
@@ -175,6 +190,7 @@ KERNELS = {
     "window": ("gather", {"window_size": 20, "doc_start": packed(9, 30, 25)}),
     "dropout": ("gather", {"dropout_p": 0.3, "dropout_seed": 7}),
     "butterfly": ("gather", {"mask": BlockSparseMask(butterfly(4), 16)}),
+    "butterfly by the ring": ("ring", {"mask": BlockSparseMask(butterfly(4), 16)}),
 }
 
 

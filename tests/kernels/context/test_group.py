@@ -80,7 +80,6 @@ REFUSED = {
     "sinks": ({"sinks": torch.zeros(2)}, "sinks must be None"),
     "method": ({"method": "tree"}, "method must be None, 'ring' or 'gather', got 'tree'"),
     "window": ({"method": "ring", "window_size": 3}, "'ring' cannot .* not support window_size"),
-    "mask": ({"method": "ring", "mask": MASK}, "'ring' cannot serve .* not support mask"),
     "padding": (
         {"method": "ring", "kv_lengths": torch.tensor([3])}, "it does not support kv_lengths",
     ),
@@ -117,12 +116,3 @@ def test_odd_lengths_are_refused():
             call()
     with pytest.raises(ValueError, match="q has 16, k 32"):
         context_attention(*make_qkv(1, 16, 32, 1, 1, 8), context=context)
-
-
-def test_a_mask_is_cut_beforehand():
-    mask = BlockSparseMask(butterfly(8), 16)
-    place(0, 2).prepare_mask(mask, 128)
-    assert set(mask._chunks) == {(0, 4, 128), (3, 4, 128)}
-    ContextGroup().prepare_mask(mask, 128)
-    with pytest.raises(ValueError, match="multiple of 128, or smaller blocks"):
-        place(0, 4).prepare_mask(BlockSparseMask(butterfly(4), 16), 64)

@@ -35,6 +35,11 @@ CALLS = {
     "dropout": ("gather", {"dropout_p": 0.2, "dropout_seed": 2**40 + 11}),
     "butterfly of 64": ("gather", {"mask": BlockSparseMask(butterfly(32), 64)}),
     "butterfly of 128": ("gather", {"mask": BlockSparseMask(butterfly(16), 128)}),
+    "ring, butterfly of 128": ("ring", {"mask": BlockSparseMask(butterfly(16), 128)}),
+    "ring, butterfly, documents": (
+        "ring",
+        {"mask": BlockSparseMask(butterfly(32), 64), "doc_start": DOCUMENTS["within tiles"]},
+    ),
     "butterfly, window, dropout": (
         "gather",
         {

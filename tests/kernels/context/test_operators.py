@@ -8,6 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from kernels import BlockSparseMask, context_attention, flash_attention
 from kernels.context.gather import gather_kv, scatter_dkv
 from kernels.context.ring import ring_attn_bwd, ring_attn_fwd
+from kernels.context.steps import packed_masks
+from kernels.options import AttentionOptions, with_mask
 from kernels.patterns import butterfly
 from kernels.testing import make_qkv
 from tests.kernels.context.whole import device_of, on_device
@@ -16,9 +18,11 @@ pytestmark = pytest.mark.distributed
 
 DOC_START = (torch.arange(64) // 21 * 21)[None]
 MASK = BlockSparseMask(butterfly(4), 16)
+DIAGONAL = BlockSparseMask(torch.eye(2, dtype=torch.bool), 16)
 COMPILED = {
     "ring": {"method": "ring"},
     "ring, documents": {"method": "ring", "doc_start": DOC_START, "softcap": 2.0},
+    "ring, mask": {"method": "ring", "mask": MASK, "doc_start": DOC_START},
     "gather": {"method": "gather", "doc_start": DOC_START, "window_size": 20},
     "gather, mask and dropout": {
         "mask": MASK, "dropout_p": 0.2, "dropout_seed": torch.tensor([5]),
@@ -62,13 +66,15 @@ def test_torch_compile_takes_it_whole(two, name):
 
 
 def check_registration(context):
-    qkv = make_qkv(1, 32, 32, 2, 1, 16, requires_grad=True)
+    qkv = make_qkv(1, 64, 64, 2, 1, 16, requires_grad=True)
     (q, k, v), _ = shard_of(context, qkv, {})
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    doc_start = context.shard(DOC_START[:, :32].int(), 1)
-    options = ("reference", context.name, 0.3, 2.0)
+    doc_start = context.shard(DOC_START.int(), 1)
+    options = ("reference", context.name, 0.3, 2.0, [], [])
+    of_masks = packed_masks([with_mask(AttentionOptions(causal=True), DIAGONAL, q, k, ""), None])
     for starts in (None, doc_start):
         torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options))
+        torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options[:-2], *of_masks))
     out, lse = (x.detach() for x in ring_attn_fwd(*leaves, doc_start, *options))
     q, k, v = (x.detach() for x in leaves)
     inputs = (torch.randn_like(out), q, k, v, out, lse, doc_start, *options)
