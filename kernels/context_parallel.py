@@ -50,7 +50,7 @@ def context_attention(
         method: "ring" sends keys and values round, each process holds its own: attention with
             mask, doc_start, softmax_scale and softcap. "gather" brings all keys and values to
             all processes, and serves window_size, kv_lengths and dropout, too. None picks the
-            ring for what it serves, from 2,048 tokens a process on.
+            ring for what it serves but masks, from 2,048 tokens a process on.
         impl: "hopper", "triton" or "reference", as in `flash_attention`.
         deterministic: as in `flash_attention`; these all repeat bit for bit.
         arguments: those of `flash_attention`. causal is True. doc_start (B, T / P) holds positions
@@ -101,7 +101,10 @@ def _pick_method(method: Method | None, call: AttentionCall) -> Method:
             f"method='ring' cannot serve this call: {obstacle}. method=None picks one that can"
         )
     if method is None:
-        return "gather" if obstacle or call.q.shape[1] < RING_LEAST_TOKENS else "ring"
+        # of a mask it has not been timed
+        masked = call.arguments.get("mask") is not None
+        short = call.q.shape[1] < RING_LEAST_TOKENS
+        return "gather" if obstacle or masked or short else "ring"
     return method
 
 

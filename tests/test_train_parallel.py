@@ -15,7 +15,7 @@ from training.metrics import read_metrics
 SAME = ("model.dropout=0.0", "optim.schedule=constant")
 FSDP = "parallel.mode=fsdp"
 # the steps behind the first twelve are replayed
-CAPTURED = ["run.device=cuda", "run.compile=true", "optim.max_steps=20"]
+CAPTURED = ["run.device=cuda", "run.compile=true", "optim.max_steps=20", "optim.lr=1e-3"]
 BY_RING = ["model.context_length=4096", "optim.batch_tokens=8192", "optim.micro_batch_size=1"]
 BUTTERFLY_OF_64 = ["model.mask.pattern=butterfly", "model.mask.block_size=64"]
 CONTEXT = "parallel.context=2"

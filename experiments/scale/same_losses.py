@@ -14,19 +14,6 @@ from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences, read_first
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--data", required=True, help="folder of prepared text, by GPT-2's tokenizer")
-    add("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="of sharing; the first is one")
-    add("--runs", type=Path, default=Path("out/same_losses"))
-    add("--out", type=Path, default=Path("docs/results/scale_losses.json"))
-    return parser.parse_args(argv)
-
-
 # processes, and what they are told
 WAYS: dict[str, tuple[int, list[str]]] = {
     "one GPU": (1, []),
@@ -53,6 +40,19 @@ SETTINGS = [
     *(f"optim.max_steps={STEPS}", "optim.warmup_steps=10", "run.log_every=1"),
     *(f"run.eval_every={STEPS}", f"run.save_every={STEPS}"),
 ]
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--data", required=True, help="folder of prepared text, by GPT-2's tokenizer")
+    add("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="of sharing; the first is one")
+    add("--runs", type=Path, default=Path("out/same_losses"))
+    add("--out", type=Path, default=Path("docs/results/scale_losses.json"))
+    return parser.parse_args(argv)
+
 
 import subprocess
 import sys
