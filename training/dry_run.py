@@ -71,8 +71,10 @@ def dry_run(config: RunConfiguration, n_gpus: int) -> str:
 
 def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
     needed = estimate(config, config.optim.micro_batch_size, n_gpus)
-    parts = f"{needed.state / GIB:.1f} weights, gradients and AdamW, "
-    parts += f"{needed.activations / GIB:.1f} activations, {needed.head / GIB:.1f} loss"
+    parts = f"{needed.state / GIB:.1f} weights and AdamW"
+    forward = f"{needed.activations / GIB:.1f} activations, {needed.head / GIB:.1f} loss"
+    gradients = f"{needed.gradients / GIB:.1f} gradients"
+    parts += f", {gradients}, {forward}" if needed.accumulates else f", {forward}, or {gradients}"
     fits = []
     for card in CARDS:
         most = largest_micro_batch(config, card * GIB * SPARE, n_gpus)

@@ -26,7 +26,7 @@ def test_numbers_of_gpt2_small(capsys, monkeypatch) -> None:
     assert "16 micro-batches x 1 GPU(s) x 32 sequences x 1,024 tokens = 524,288 tokens" in out
     # 6 N + 6 L C T, N without positions
     assert f"{6 * (124_439_808 - 786_432) + 6 * 12 * 768 * 1024:.3g} FLOPs a token" in out
-    assert "about 9.7 GiB a GPU" in out and "on 1 x H100" in out
+    assert "about 10.0 GiB a GPU" in out and "on 1 x H100" in out
     assert "data.path=nowhere is not there yet" in out
 
 

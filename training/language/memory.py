@@ -11,22 +11,31 @@ from model.flops import count_params
 from training.language.config import TrainConfig
 
 GIB = 2**30
+BESIDE = 0.3 * GIB  # what cuBLAS keeps to work in, tokens, masks
 
 
 class Memory(NamedTuple):
     """Bytes of one GPU."""
 
     state: float
-    """Weights, gradients, both moments of AdamW, and casts of the weights."""
+    """Weights, both moments of AdamW, casts of the weights or what is gathered of them; and what
+    libraries keep."""
+    gradients: float
+    """What a backward pass leaves."""
     activations: float
     """What blocks keep for the backward pass, and what one of them computes again in it."""
     head: float
     """Logits of one chunk of tokens, and their gradient's sum."""
+    accumulates: bool
+    """Whether gradients are there while another micro-batch goes forward."""
 
     @property
     def total(self) -> float:
-        """All of them."""
-        return sum(self)
+        """The most that is there at a time: activations go as gradients come."""
+        forward = self.activations + self.head
+        if self.accumulates:
+            return self.state + self.gradients + forward
+        return self.state + max(self.gradients, forward)
 
 
 def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
@@ -41,7 +50,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     size = 2 if config.run.dtype == "bfloat16" else 4  # bytes of an activation
     wide = 4 if model.residual_in_fp32 else size
     n_tokens = micro_batch_size * model.context_length // config.parallel.context
-    state = _state(config, world_size)
+    state, gradients = _weights(config, world_size)
 
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
     kv = model.kv_heads * model.head_dim
@@ -64,26 +73,34 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
 
     row = model.padded_vocab_size * size
     logits = chunk_rows(n_tokens, row) * row
-    return Memory(state, activations, logits + n_tokens * C * size)
+    at_once = n_tokens * world_size
+    return Memory(
+        state,
+        gradients,
+        activations,
+        logits + n_tokens * C * size,
+        accumulates=config.optim.batch_tokens > at_once,
+    )
 
 
-def _state(config: TrainConfig, world_size: int) -> float:
-    """Bytes of weights, gradients and AdamW's state."""
+def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:
+    """Bytes of what is there of weights all the time, and of gradients at the end of a step."""
     n_params, parallel = _n_params(config), config.parallel
     size = 2 if config.run.dtype == "bfloat16" else 4
     if parallel.mode == "ddp" or world_size == 1:
-        # float32 four times, a cast, and the gradients' copies in which processes exchange them
-        return n_params * (16 + (size if size == 2 else 0) + (4 if world_size > 1 else 0))
+        # float32 three times, a cast, and gradients where processes exchange them
+        each = 12 + (size if size == 2 else 0) + (4 if world_size > 1 else 0)
+        return BESIDE + n_params * each, 4 * n_params
     if parallel.gather_dtype != "auto":
         size = 2 if parallel.gather_dtype == "bfloat16" else 4
     layers = config.model.n_layer
-    block = n_params - _rows(config) * config.model.n_embd
-    beside = n_params - block
-    block /= layers
+    beside = _rows(config) * config.model.n_embd
+    block = (n_params - beside) / layers
     # the block at hand and the next one, or all of them
     gathered = beside + (2 if parallel.reshard else layers) * block
-    # and gradients that are about to be added up
-    return 16 * n_params / world_size + gathered * size + (beside + block) * (size + 4)
+    # of which the last are about to be added up
+    gradients = 4 * n_params / world_size + (beside + block) * (size + 4)
+    return BESIDE + 12 * n_params / world_size + gathered * size, gradients
 
 
 def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> int:

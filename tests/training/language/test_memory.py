@@ -8,7 +8,7 @@ import pytest
 
 from data.text.config import DataConfig
 from model.config import GPT2_SIZES, ModelConfig
-from training.config import RunConfig
+from training.config import ParallelConfig, RunConfig
 from training.language.config import OptimConfig, TrainConfig
 from training.language.memory import GIB, estimate, largest_micro_batch
 
@@ -74,3 +74,28 @@ def test_checkpointing_takes_less() -> None:
             for what in ("none", "selective", "full")
         ]
         assert found[0] > 2 * found[1] > 2 * found[2] > 0
+
+
+def test_sharing_weights_takes_less_and_gradients_of_other_micro_batches_more() -> None:
+    model = ModelConfig(context_length=1024, **GPT2_SIZES["xl"])
+    alone, shared = (
+        config_of(model),
+        replace(config_of(model), parallel=ParallelConfig(mode="fsdp")),
+    )
+    states = [estimate(shared, 1, n).state for n in (1, 2, 8)]
+    assert states[0] == estimate(alone, 1, 1).state
+    assert states[0] > 1.4 * states[1] > 1.4 * states[2]
+    kept = replace(shared, parallel=ParallelConfig(mode="fsdp", reshard=False))
+    assert estimate(kept, 1, 8).state > states[2]
+    at_once = estimate(alone, 32, 1)
+    several = estimate(alone, 16, 1)
+    assert several.accumulates and not at_once.accumulates
+    assert several.total == sum(several[:4]) > at_once.state + at_once.activations / 2
+
+
+def test_a_shared_sequence_takes_a_share_of_the_activations() -> None:
+    model = ModelConfig(context_length=TOKENS, positions="rotary")
+    alone = config_of(model)
+    shared = replace(alone, parallel=ParallelConfig(context=4))
+    ratio = estimate(shared, 1, 4).activations / estimate(alone, 1, 1).activations
+    assert ratio == pytest.approx(1 / 4)
