@@ -65,9 +65,12 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     )
     generator = torch.Generator().manual_seed(together.data_rank)
     text = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
-    tokens, targets = text[..., :-1].contiguous(), text[..., 1:].contiguous()
+    batch = [text[..., :-1].contiguous(), text[..., 1:].contiguous()]
+    if case.document is not None:
+        places = torch.arange(shape[-1] - 1, dtype=torch.int32, device=device)
+        batch.append((places // case.document * case.document).expand_as(batch[0]))
     start = time.perf_counter()
-    step = step_of(config, together, tokens, targets)
+    step = step_of(config, together, *batch)
     first_loss = together.sum(step().clone()).item() / together.world_size
     first_s = time.perf_counter() - start
     torch.cuda.reset_peak_memory_stats()
@@ -145,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with start_processes("cuda") as processes:
         chosen = [
             case
-            for case in cases(args.parts)
+            for case in cases(args.parts, torch.cuda.get_device_properties(0).total_memory)
             if case.n_gpus <= processes.world_size and any(text in case.name for text in args.only)
         ]
 

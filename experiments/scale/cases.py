@@ -1,6 +1,6 @@
 """Which steps are measured: of what model, on how many GPUs, and how they share it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,9 +8,12 @@ from data.text.config import DataConfig
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from training.config import ParallelConfig, RunConfig
 from training.language.config import OptimConfig, TrainConfig
+from training.language.memory import estimate
 
 MASKS = {"dense": MaskConfig(), "butterfly": MaskConfig(pattern="butterfly")}
 TOKENS = 32_768  # that a GPU takes through the model at a time
+DOCUMENT = 16_384
+FILLED = 0.9  # of a card
 RECIPE_TOKENS = 524_288  # of a step, as GPT-2's recipe has it
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -35,6 +38,8 @@ class Case:
     """Who holds weights, and keeps which activations, for readers."""
     n_gpus: int
     config: TrainConfig
+    document: int | None = None
+    """Tokens of a document, of which none sees another; None: each sequence is one."""
 
     @property
     def name(self) -> str:
@@ -43,13 +48,14 @@ class Case:
         return f"{self.part}, {self.model}, {context}, {tokens}, {self.way}, {self.n_gpus}"
 
 
-def cases(parts: tuple[str, ...]) -> Iterator[Case]:
-    """Of these parts, those that are compared with each other side by side."""
+def cases(parts: Sequence[str], card: float) -> Iterator[Case]:
+    """Of these parts, those that are compared with each other side by side, for GPUs of so many
+    bytes."""
     for part in parts:
-        yield from PARTS[part]()
+        yield from PARTS[part](card)
 
 
-def _ddp() -> Iterator[Case]:
+def _ddp(_: float) -> Iterator[Case]:
     """Gradients that are exchanged after each micro-batch, and after as many as the recipe has."""
     for context in (1024, 4096, 16_384):
         for tokens in (2 * TOKENS, RECIPE_TOKENS) if context <= 4096 else (2 * TOKENS,):
@@ -57,7 +63,7 @@ def _ddp() -> Iterator[Case]:
             yield _case("ddp", "GPT-2 small", context, 2, "ddp", tokens)
 
 
-def _fsdp() -> Iterator[Case]:
+def _fsdp(_: float) -> Iterator[Case]:
     for context in (1024, 4096):
         yield _case("fsdp", "GPT-2 medium", context, 2, "ddp", 2 * TOKENS)
         yield _case("fsdp", "GPT-2 medium", context, 2, "fsdp", 2 * TOKENS)
@@ -67,7 +73,7 @@ def _fsdp() -> Iterator[Case]:
         )  # fmt: skip
 
 
-def _large() -> Iterator[Case]:
+def _large(_: float) -> Iterator[Case]:
     """What one GPU does not hold, and what keeping less saves and costs."""
     for what in ("none", "selective", "full"):
         yield _case(
@@ -79,7 +85,7 @@ def _large() -> Iterator[Case]:
     )  # fmt: skip
 
 
-def _context() -> Iterator[Case]:
+def _context(_: float) -> Iterator[Case]:
     """One sequence on one GPU, and shared by two."""
     for context in (16_384, 65_536):
         for mask in MASKS:
@@ -87,7 +93,7 @@ def _context() -> Iterator[Case]:
                 yield long_case("context", context, mask, n_gpus, "none")
 
 
-def _long_contexts() -> Iterator[Case]:
+def _long_contexts(_: float) -> Iterator[Case]:
     """Up to what two GPUs reach; on one, two lengths from which the others are foretold."""
     for mask in MASKS:
         for context, n_gpus in (
@@ -98,12 +104,27 @@ def _long_contexts() -> Iterator[Case]:
             yield long_case("long", context, mask, n_gpus, "selective")
 
 
-PARTS = {
+def _longest(card: float) -> Iterator[Case]:
+    """The longest contexts that fit: of short documents, as their memory is that of one."""
+    for n_gpus in (1, 2):
+        unit = 65_536
+        fits = unit
+        while _needs(fits + unit, n_gpus) <= FILLED * card:
+            fits += unit
+        yield replace(long_case("longest", fits, "dense", n_gpus, "full"), document=DOCUMENT)
+
+
+def _needs(context: int, n_gpus: int) -> float:
+    return estimate(long_case("longest", context, "dense", n_gpus, "full").config, 1, n_gpus).total
+
+
+PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
     "ddp": _ddp,
     "fsdp": _fsdp,
     "large": _large,
     "context": _context,
     "long": _long_contexts,
+    "longest": _longest,
 }
 
 

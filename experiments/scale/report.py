@@ -114,6 +114,19 @@ def long_table(result: Row) -> str:
     )
 
 
+def longest_table(result: Row) -> str:
+    """The longest contexts that were tried, near all of a GPU's memory."""
+    return table(
+        {
+            "GPUs": str(row["n_gpus"]),
+            "context": f"{row['context_length']:,}",
+            "a step": f"{row['step_s']:.1f} s",
+            **_memory(row),
+        }
+        for row in _of(result, "longest")
+    )
+
+
 def foretold_table(result: Row) -> str:
     """What two GPUs take for a step, and what the model of one tells of it."""
     rows = _of(result, "long")

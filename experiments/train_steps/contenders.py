@@ -90,15 +90,18 @@ def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, determinis
     return step_of(whole, alone, tokens[None], targets[None])  # one micro-batch
 
 
-def step_of(config: TrainConfig, processes: Processes, tokens: Tensor, targets: Tensor) -> Step:
-    """A step as train.py takes it, on (M, B, T) tokens and targets of whole sequences.
+def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
+    """A step as train.py takes it, on whole sequences.
 
     Processes that share sequences are given the same.
+
+    Args:
+        batch: tokens, targets and, if wanted, doc_start, (M, B, T) each, M micro-batches.
     """
     with processes.device:
         model = GPT(config.model)
     context = share_sequences(model, processes)
-    tokens, targets = (context.shard(x, dim=2) for x in (tokens, targets))
+    batch = tuple(context.shard(x, dim=2) for x in batch)
     share_weights(model, config, processes)
     captured = can_capture(config.run, processes)
     optimizer = make_optimizer(model, config.optim, capturable=captured)
@@ -112,7 +115,7 @@ def step_of(config: TrainConfig, processes: Processes, tokens: Tensor, targets: 
     def step() -> Tensor:
         finite.kept["sums"].zero_()
         with deterministic_algorithms(config.run.deterministic):
-            take(tokens, targets)
+            take(*batch)
         return finite.kept["sums"]
 
     return step
