@@ -34,7 +34,10 @@ def same_losses(one, other):
     "options",
     [
         [],
-        ["parallel.reshard=false", "model.norm=rms_norm", "model.mlp=swiglu", "model.bias=false"],
+        pytest.param(
+            ["parallel.reshard=false", "model.norm=rms_norm", "model.mlp=swiglu"],
+            marks=pytest.mark.slow,
+        ),
         ["run.dtype=bfloat16", "parallel.gather_dtype=float32"],
         pytest.param(CAPTURED, marks=pytest.mark.gpu(2)),
     ],
@@ -81,9 +84,11 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
         (2, []),
         (2, ["data.document_mask=true", "model.positions=rotary", "model.n_kv_head=1"]),
         (2, [*BUTTERFLY, "data.document_mask=true"]),
-        (2, ["model.window_size=5", "model.full_every=2", FSDP]),
+        pytest.param(
+            2, ["model.window_size=5", "model.full_every=2", FSDP], marks=pytest.mark.slow
+        ),
         (4, ["data.document_mask=true", FSDP]),
-        (4, ["parallel.context=4"]),
+        pytest.param(4, ["parallel.context=4"], marks=pytest.mark.slow),
         pytest.param(
             2,
             [*CAPTURED, "model.context_length=128", FSDP],

@@ -36,6 +36,10 @@ class RunConfig:
     """What a block keeps for the backward pass. none: all that it needs. selective: what went in,
     and what attention gave; the rest is computed again, which costs less the longer the context.
     full: what went in."""
+    cuda_graph: bool = True
+    """Whether a GPU is told of a step's kernels at once, as a CUDA graph, rather than one by one;
+    with several GPUs also of what they exchange. false: to look for a mistake, or where a driver
+    does not take it."""
     deterministic: bool = True
     """Whether the same run must give the same bits: free with our attention; PyTorch's may be
     slower with it."""

@@ -30,7 +30,7 @@ def can_capture(run: RunConfig, processes: Processes) -> bool:
     """Whether a step can be captured in a CUDA graph, with what processes exchange in it."""
     # checkpointing that is not compiled looks at the state of a random generator, on the CPU
     plain = run.compile or run.activation_checkpointing == "none"
-    return processes.device.type == "cuda" and plain
+    return run.cuda_graph and processes.device.type == "cuda" and plain
 
 
 def share_sequences(model: GPT, processes: Processes) -> ContextGroup:

@@ -171,13 +171,20 @@ def draw(result: Row) -> "Figure":
     memory.axhline(CARD, color=PLAIN, linewidth=0.8)
     memory.set(ylabel="GiB of a GPU", ylim=(1, 300))
     speed.set(ylabel="tokens a second, all GPUs")
-    speed.legend(frameon=False, title="round, solid: dense\nsquare, dotted: butterfly")
+    speed.legend(
+        frameon=False, loc="lower left", title="round, solid: dense\nsquare, dotted: butterfly"
+    )
+    memory.text(lengths[0], 1.1 * CARD, "an H200", color=PLAIN)
     for axes in (memory, speed):
         axes.set(xscale="log", yscale="log", xlabel="tokens of context")
-        axes.set_xticks(lengths[::2], [f"{n // 1024:,}K" for n in lengths[::2]])
+        axes.set_xticks(lengths[::2], [_short(n) for n in lengths[::2]])
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _short(n_tokens: int) -> str:
+    return f"{n_tokens >> 20}M" if n_tokens >= 2**20 else f"{n_tokens >> 10}K"
 
 
 def _growths(rows: list[Row]) -> dict[str, Growth]:

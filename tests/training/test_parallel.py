@@ -1,5 +1,7 @@
 """Ways to run a model: what is compiled, and what its blocks keep."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch._functorch.config as partitioner
@@ -9,7 +11,7 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from training.config import RunConfig
 from training.distributed import Processes
-from training.parallel import ways_to_run
+from training.parallel import can_capture, ways_to_run
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 CONTEXT = 48
@@ -21,6 +23,15 @@ def test_the_share_reaches_torch_compile():
             run = RunConfig(out_dir="x", activation_memory=share)
             ways_to_run(nn.Linear(2, 2), run, ALONE, n_shapes=1)
             assert partitioner.activation_memory_budget == share
+
+
+def test_what_is_captured():
+    gpu = Processes(rank=0, world_size=2, device=torch.device("cuda"))
+    run = RunConfig(out_dir="x")
+    assert can_capture(run, gpu) and not can_capture(run, ALONE)
+    assert not can_capture(replace(run, cuda_graph=False), gpu)
+    again = replace(run, activation_checkpointing="full")
+    assert can_capture(again, gpu) and not can_capture(replace(again, compile=False), gpu)
 
 
 def losses_and_gradients(what: str, *, compiled: bool = False, **config: object):

@@ -65,7 +65,8 @@ class ClassificationTask:
         )
         self.model = start.make_model(config).to(device)
         self._ask = make_ask(config.objective, config.hidden_share)
-        self._captured = can_capture(config.run, processes)
+        # with others, each lesson would take its first dozen steps without
+        self._captured = can_capture(config.run, processes) and processes.world_size == 1
         self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
         self.finite = FiniteSteps(
             self.optimizer, processes, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
