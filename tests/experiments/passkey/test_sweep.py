@@ -18,6 +18,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, capsys):
     few = ("--depths", "0", "1", "--trials", "2", "--lengths", "256", "512")
     monkeypatch.setattr(runs, "QUESTIONS", few)

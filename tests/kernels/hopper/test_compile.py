@@ -110,6 +110,7 @@ def spilled(block_d, groups, features, **_):
     return 0
 
 
+@pytest.mark.slow
 def test_products_with_a_gelu_compile_as_meant(printed_by):
     found = printed_by("tests/kernels/hopper/compile_products.py")
     assert [(x["gradient"], x["gelu"]) for x in found] == [
