@@ -67,6 +67,7 @@ def test_checkpoints_go_from_one_to_ddp_to_fsdp_and_back(run, tmp_path):
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
     run(*SAME, f"run.out_dir={tmp_path / 'first'}")
     later = (*SAME, "optim.lr=1e-4", f"run.init_from={tmp_path / 'first'}")
@@ -81,7 +82,7 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
 @pytest.mark.parametrize(
     ("n", "options"),
     [
-        (2, []),
+        pytest.param(2, [], marks=pytest.mark.slow),
         (2, ["data.document_mask=true", "model.positions=rotary", "model.n_kv_head=1"]),
         (2, [*BUTTERFLY, "data.document_mask=true"]),
         pytest.param(
