@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -63,7 +64,10 @@ def environment() -> dict[str, str | None]:
         option + equals + (Path(value).name if Path(value).is_absolute() else value)
         for option, equals, value in parts
     ]
-    return {**machine(), "command": f"python -m {module} {shlex.join(arguments)}".strip()}
+    # as torchrun tells the processes that it starts
+    processes = os.environ.get("LOCAL_WORLD_SIZE")
+    launcher = f"torchrun --standalone --nproc_per_node={processes}" if processes else "python"
+    return {**machine(), "command": f"{launcher} -m {module} {shlex.join(arguments)}".strip()}
 
 
 def write_result(path: Path, values: dict[str, Any]) -> None:

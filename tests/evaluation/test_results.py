@@ -90,3 +90,12 @@ def test_a_result_names_no_folder_of_this_machine(tmp_path, monkeypatch):
     results.write_result(tmp_path / "x.json", {})
     command = json.loads((tmp_path / "x.json").read_text())["environment"]["command"]
     assert command.endswith(" --data out/books --nanogpt nanoGPT --tutorial=06.py")
+
+
+def test_a_command_says_how_many_processes_torchrun_started(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", "--parts", "ddp"])
+    assert results.environment()["command"].startswith("python -m ")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    command = results.environment()["command"]
+    assert command.startswith("torchrun --standalone --nproc_per_node=2 -m ")
+    assert command.endswith(" --parts ddp")
