@@ -140,7 +140,7 @@ def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
 @pytest.mark.parametrize(
     ("phase", "rank"),
     [
-        (phase, rank)
+        pytest.param(phase, rank, marks=[pytest.mark.slow] if rank == 0 and "eval" in phase else [])
         for phase in PHASES
         for rank in (0, 1)
         # in which nothing is saved yet; and the main process alone writes

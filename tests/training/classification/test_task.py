@@ -97,7 +97,9 @@ def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options
 
 
 @each_device
-@pytest.mark.parametrize("what", ["labels", "masked", "zeros that come in"])
+@pytest.mark.parametrize(
+    "what", ["labels", "masked", pytest.param("zeros that come in", marks=pytest.mark.slow)]
+)
 def test_stopping_and_going_on_changes_no_loss(
     config: Path, tmp_path: Path, options: list[str], what: str
 ):
