@@ -142,3 +142,8 @@ def test_two_machines_find_each_other(run, tmp_path):
         _, said = machine.communicate(timeout=300)
         assert machine.returncode == 0, said
     same_losses(tmp_path / "one", run.out_dir)
+
+
+def test_one_process_shares_no_sequence(run):
+    with pytest.raises(ValueError, match="parallel.context=2 processes share each .* there are 1"):
+        run(CONTEXT)

@@ -111,7 +111,7 @@ class FiniteSteps:
         self._grad_norm.copy_(grad_norm.detach())
 
     def _norm(self, grads: Sequence[Tensor]) -> Tensor:
-        """The norm of the whole gradient, of which a process may hold its part alone."""
+        """The norm of the whole gradient, of which all processes may have a part each."""
         if not isinstance(grads[0], DTensor):
             return get_total_norm(grads)
         return self._processes.sum(get_total_norm(map(local, grads)).square()).sqrt()

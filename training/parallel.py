@@ -22,7 +22,7 @@ from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.recompute import recompute_blocks
 
-BUCKET_MB = 100  # of gradients exchanged at once: PyTorch's 25 take longer
+BUCKET_MB = 100  # of gradients that are exchanged at once
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -122,12 +122,12 @@ def _ring_attn_fwd(
                 exchange = _Exchange(ring, kv, free)
             if options is not None:
                 part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
-            else:
-                part, part_lse = _nothing_seen(q)
-            if out is None or lse is None:
-                out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
-            elif options is not None:
-                merge(out[:, rows], lse[:, :, rows], part, part_lse)
+                if out is None or lse is None:  # of the first step, whose rows are all
+                    out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
+                else:
+                    merge(out[:, rows], lse[:, :, rows], part, part_lse)
+            elif out is None:
+                out, lse = _nothing_seen(q, _sum_dtype(ring.size, q.dtype))
             if exchange is not None:
                 exchange.wait()
                 kv, free, exchange = exchange.received, exchange.sent, None
@@ -135,11 +135,12 @@ def _ring_attn_fwd(
     return out.to(q.dtype), lse
 
 
-def _nothing_seen(q: Tensor) -> tuple[Tensor, Tensor]:
-    """out and lse of queries that see no key."""
+def _nothing_seen(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """out, in `dtype`, and lse of queries that see no key."""
     batch, n_local, n_head, _ = q.shape
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return q.new_zeros(q.shape), q.new_full((batch, n_head, n_local), -torch.inf, dtype=dtype)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = q.new_full((batch, n_head, n_local), -torch.inf, dtype=wide)
+    return q.new_zeros(q.shape, dtype=dtype), lse
 
 
 @torch.library.impl("papilio::ring_attn_bwd", "CompositeExplicitAutograd")

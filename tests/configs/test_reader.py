@@ -87,6 +87,31 @@ def test_command_line_wins_over_the_file():
             [GPT2, "run.activation_memory=0.9", "run.activation_checkpointing=full"],
             "run.activation_memory=0.9 and run.activation_checkpointing=full both say what to",
         ),
+        (
+            [QUICKSTART, "parallel.gather_dtype=float32"],
+            "parallel.gather_dtype=float32 has no effect with parallel.mode=ddp: leave it out",
+        ),
+        (
+            [QUICKSTART, "parallel.reshard=false"],
+            "parallel.reshard=False has no effect with parallel.mode=ddp",
+        ),
+        (
+            [QUICKSTART, "parallel.mode=fsdp", "optim.name=muon"],
+            "optim.name=muon with parallel.mode=fsdp: Muon needs whole matrices",
+        ),
+        ([QUICKSTART, "parallel.context=0"], "parallel.context=0 must be at least 1"),
+        (
+            [GPT2, "model.attention_dropout=0", "model.context_length=1000", "parallel.context=3"],
+            "cuts sequences into 6 chunks, and model.context_length=1000 is no multiple of 6: 1002",
+        ),
+        (
+            [GPT2, "model.mask.pattern=butterfly", "parallel.context=8"],
+            "16 chunks of whole blocks, and model.context_length=1024 is no multiple of 2048: 2048",
+        ),
+        (
+            [GPT2, "model.attention=sdpa", "parallel.context=2"],
+            "model.attention=sdpa with parallel.context=2: of sequences that GPUs share only our",
+        ),
         ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),
         ([QUICKSTART, "optim.lr=0"], "optim.lr must be a finite number above 0, got 0.0"),
         ([QUICKSTART, "optim.lr=nan"], "optim.lr must be a finite number above 0, got nan"),

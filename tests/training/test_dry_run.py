@@ -46,6 +46,14 @@ def test_gpus_share_the_batch(capsys) -> None:
             dry_run_if_asked([SMALL, f"--dry-run={wrong}"])
 
 
+def test_gpus_share_sequences_and_weights(capsys) -> None:
+    shared = ("configs/gpt2_small_16k.yaml", "parallel.context=4", "parallel.mode=fsdp")
+    out = told(capsys, *shared, "--dry-run=8")
+    assert "8 micro-batches x 2 group(s) of 4 GPUs x 2 sequences x 16,384 tokens" in out
+    with pytest.raises(ValueError, match=r"parallel.context=4 GPUs share each .* and 6 are not a"):
+        dry_run_if_asked([*shared, "--dry-run=6"])
+
+
 def test_a_classifier(capsys) -> None:
     out = told(capsys, "configs/lra/image.yaml", "--dry-run")
     assert "examples of 1,024 tokens on 1 GPU(s)" in out

@@ -1,7 +1,7 @@
 """How much of a GPU's memory a training step of a GPT takes. This needs no PyTorch.
 
-An estimate of what is kept at the end of the forward pass, where a step needs most. Letters: C
-n_embd, W width of the MLP, N parameters.
+An estimate of what is there at the end of the forward pass, or of the backward pass, whichever is
+more. Letters: C n_embd.
 """
 
 from typing import NamedTuple
@@ -57,6 +57,11 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     attention = size * (C + 2 * kv + C) + 4 * model.n_head  # q, k, v and out, and lse
     if model.positions == "rotary" or model.qk_norm:
         attention += size * (C + kv)  # the final q and k, beside the product that holds v
+    context = config.parallel.context
+    by_ring = model.window_size is None and model.mask.pattern == "dense"
+    if context > 1 and not (by_ring and model.attention_dropout == 0):
+        # keys and values up to the end of both chunks: kernels/context/gather.py
+        attention += size * 2 * kv * (context + 0.5)
     if model.mlp == "swiglu":
         mlp = size * 3 * model.mlp_width  # gate, value, and their product
     else:

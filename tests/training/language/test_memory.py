@@ -97,5 +97,9 @@ def test_a_shared_sequence_takes_a_share_of_the_activations() -> None:
     model = ModelConfig(context_length=TOKENS, positions="rotary")
     alone = config_of(model)
     shared = replace(alone, parallel=ParallelConfig(context=4))
-    ratio = estimate(shared, 1, 4).activations / estimate(alone, 1, 1).activations
-    assert ratio == pytest.approx(1 / 4)
+    part = estimate(shared, 1, 4).activations
+    assert part == pytest.approx(estimate(alone, 1, 1).activations / 4)
+    # gathered keys and values: in each layer those of all tokens, and of half of one's own
+    windows = replace(shared, model=replace(model, window_size=512))
+    more = estimate(windows, 1, 4).activations - part
+    assert more == model.n_layer * 2 * 2 * model.n_embd * (TOKENS + TOKENS // 8)
