@@ -26,6 +26,7 @@ from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
+from experiments.scale import report as scale
 from experiments.table4 import forest
 from experiments.table4 import report as table4
 from experiments.train_steps import saving, transformers_step
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DOCS = ("evaluation", "lra", "speed", "hopper", "reliability", "reproduce")
+_DOCS = ("evaluation", "lra", "speed", "hopper", "scale", "reliability", "reproduce")
 PAGES = (Path("README.md"), *(Path(f"docs/{name}.md") for name in _DOCS))
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
@@ -98,6 +99,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "lra_speed": _of(lra.speed_table, "lra_speed"),
     "reliability": _of(reliability.reliability_table, "reliability"),
     "saving": _of(saving.saving_table, "saving"),
+    "scale_ddp": _of(scale.ddp_table, "scale"),
+    "scale_fsdp": _of(scale.fsdp_table, "scale"),
+    "scale_large": _of(scale.large_table, "scale"),
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
 

@@ -50,7 +50,7 @@ def context_attention(
         method: "ring" sends keys and values round, each process holds its own: attention with
             mask, doc_start, softmax_scale and softcap. "gather" brings all keys and values to
             all processes, and serves window_size, kv_lengths and dropout, too. None picks the
-            ring for what it serves but masks, from 2,048 tokens a process on.
+            ring for what it serves, from 2,048 tokens a process on.
         impl: "hopper", "triton" or "reference", as in `flash_attention`.
         deterministic: as in `flash_attention`; these all repeat bit for bit.
         arguments: those of `flash_attention`. causal is True. doc_start (B, T / P) holds positions
@@ -101,10 +101,8 @@ def _pick_method(method: Method | None, call: AttentionCall) -> Method:
             f"method='ring' cannot serve this call: {obstacle}. method=None picks one that can"
         )
     if method is None:
-        # of a mask it has not been timed
-        masked = call.arguments.get("mask") is not None
         short = call.q.shape[1] < RING_LEAST_TOKENS
-        return "gather" if obstacle or masked or short else "ring"
+        return "gather" if obstacle or short else "ring"
     return method
 
 
@@ -117,8 +115,10 @@ def _by_ring(call: AttentionCall, context: ContextGroup, impl: str | None) -> Te
         doc_start = doc_start.clamp(0, context.size * q.shape[1]).to(torch.int32)
     softcap = call.arguments.get("softcap") or 0.0
     lists, sizes = _masks_of_steps(call, context, impl)
+    # one tensor to send; torch.compile writes keys and values there in the first place
+    kv = torch.stack((k, v))
     return ring_attn_fwd(
-        q, k, v, doc_start, impl, context.name, call.softmax_scale, softcap, lists, sizes
+        q, kv, doc_start, impl, context.name, call.softmax_scale, softcap, lists, sizes
     )[0]
 
 

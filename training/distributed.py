@@ -166,6 +166,8 @@ def start_processes(
         )
     if world_size > 1:
         if here.type == "cuda":
+            # or an exchange waits until kernels have left room that fill the GPU
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
             dist.init_process_group("nccl", device_id=here)
         else:
             dist.init_process_group("gloo")

@@ -36,17 +36,18 @@ def recompute_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing)
 
     Whatever calls `torch.compile` on one of them, or on a model of them, must do so later.
     """
-    options: dict[str, Any] = {"use_reentrant": False}
-    if what == "selective":
-        # of operators in place, which are no concern of ours: they are within ours
-        logging.getLogger("torch._dynamo.variables.higher_order_ops").setLevel(logging.ERROR)
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    if what != "none":
-        for block in blocks:
-            block.forward = partial(checkpoint, block.forward, **options)
+    if what == "none":
+        return
+    # of operators in place, which are no concern of ours: they are within ours
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+    # without a policy, code compiled by PyTorch 2.11 keeps what an autograd.Function saves
+    kept = _ATTENTION if what == "selective" else ()
+    contexts = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
-def _policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+def _policy(kept: tuple[Any, ...], _: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
     """What attention gave is small beside the time that it took, above all in long contexts."""
-    kept = operator in _ATTENTION
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    keeps = operator in kept
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.command_line import command_parser, errors_as_sentences, read_first
-from experiments.scale.cases import PARTS, Case, cases
+from experiments.scale.cases import PARTS, Case, case_of, cases
 
 
 @read_first
@@ -41,7 +41,7 @@ from evaluation.results import Row, collect_rows
 from experiments.train_steps.contenders import Step, step_of
 from model.flops import mfu
 from training.distributed import Processes, start_processes
-from training.language.memory import GIB, estimate
+from training.language.memory import GIB
 
 LONG_S, VERY_LONG_S = 2.0, 20.0
 LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others
@@ -84,12 +84,8 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     step_s = statistics.median(taken)
     per_gpu = config.optim.batch_tokens / step_s / case.n_gpus
     utilisation = mfu(per_gpu, config.model, torch.cuda.get_device_name(device))
-    told = estimate(config, config.optim.micro_batch_size, case.n_gpus)
     return {
-        **{"part": case.part, "model": case.model, "way": case.way, "n_gpus": case.n_gpus},
-        "context_length": config.model.context_length,
-        "batch_tokens": config.optim.batch_tokens,
-        "micro_batch_size": config.optim.micro_batch_size,
+        **case.row,
         "first_loss": first_loss,
         "first_step_s": first_s,
         "step_s": step_s,
@@ -98,7 +94,6 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
         "tokens_per_s": config.optim.batch_tokens / step_s,
         "mfu": asdict(utilisation) if utilisation else None,
         "peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
-        "told_gib": told.total / GIB,
     }
 
 
@@ -133,8 +128,8 @@ def check_loss(rows: list[Row]) -> None:
     print(
         f"{last['part']:6} {last['model']:12} {last['context_length']:8} {last['batch_tokens']:8} "
         f"{last['n_gpus']} {last['way']:16} {last['tokens_per_s']:10,.0f} tokens/s "
-        f"{last['step_s']:.4f} s  {last['peak_gib']:6.2f} GiB, told {last['told_gib']:6.2f}; first "
-        f"step {last['first_step_s']:.0f} s, loss {last['first_loss']:.3f}",
+        f"{last['step_s']:.4f} s  {last['peak_gib']:6.2f} GiB, told {case_of(last).told_gib:6.2f}; "
+        f"first step {last['first_step_s']:.0f} s, loss {last['first_loss']:.3f}",
         flush=True,
     )
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data.text.config import DataConfig
+from evaluation.results import Row
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from training.config import ParallelConfig, RunConfig
 from training.language.config import OptimConfig, TrainConfig
-from training.language.memory import estimate
+from training.language.memory import GIB, estimate
 
 MASKS = {"dense": MaskConfig(), "butterfly": MaskConfig(pattern="butterfly")}
 TOKENS = 32_768  # that a GPU takes through the model at a time
@@ -44,8 +45,24 @@ class Case:
     @property
     def name(self) -> str:
         """What tells it from the others of its part."""
-        context, tokens = self.config.model.context_length, self.config.optim.batch_tokens
-        return f"{self.part}, {self.model}, {context}, {tokens}, {self.way}, {self.n_gpus}"
+        return ", ".join(str(value) for value in self.row.values())
+
+    @property
+    def row(self) -> Row:
+        """The first columns of its row in results."""
+        config = self.config
+        return {
+            **{"part": self.part, "model": self.model, "way": self.way, "n_gpus": self.n_gpus},
+            "context_length": config.model.context_length,
+            "batch_tokens": config.optim.batch_tokens,
+            "micro_batch_size": config.optim.micro_batch_size,
+        }
+
+    @property
+    def told_gib(self) -> float:
+        """What `train.py --dry-run` tells of a GPU's memory, GiB."""
+        config = self.config
+        return estimate(config, config.optim.micro_batch_size, self.n_gpus).total / GIB
 
 
 def cases(parts: Sequence[str], card: float) -> Iterator[Case]:
@@ -109,13 +126,13 @@ def _longest(card: float) -> Iterator[Case]:
     for n_gpus in (1, 2):
         unit = 65_536
         fits = unit
-        while _needs(fits + unit, n_gpus) <= FILLED * card:
+        while _longest_case(fits + unit, n_gpus).told_gib * GIB <= FILLED * card:
             fits += unit
-        yield replace(long_case("longest", fits, "dense", n_gpus, "full"), document=DOCUMENT)
+        yield replace(_longest_case(fits, n_gpus), document=DOCUMENT)
 
 
-def _needs(context: int, n_gpus: int) -> float:
-    return estimate(long_case("longest", context, "dense", n_gpus, "full").config, 1, n_gpus).total
+def _longest_case(context: int, n_gpus: int) -> Case:
+    return long_case("longest", context, "dense", n_gpus, "full")
 
 
 PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
@@ -126,6 +143,15 @@ PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
     "long": _long_contexts,
     "longest": _longest,
 }
+LONG = ("context", "long", "longest")  # of one sequence a step
+
+
+def case_of(row: Row) -> Case:
+    """The case that a row of results is of, but for its documents."""
+    if row["part"] in LONG:
+        mask, keeps = row["way"].split(", ")
+        return long_case(row["part"], row["context_length"], mask, row["n_gpus"], keeps)
+    return next(case for case in PARTS[row["part"]](0) if case.row.items() <= row.items())
 
 
 def long_case(part: str, context: int, mask: str, n_gpus: int, keeps: str) -> Case:

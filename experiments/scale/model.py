@@ -5,8 +5,8 @@ pairs w of query and key as its mask keeps. Both come from two measured lengths.
 and wait for what they exchange where it takes longer than what it is hidden behind:
 
     ring      2 t C numbers go by at each of P - 1 steps of a layer, t = T / P, while t T / P pairs
-              are attended to; in the backward pass twice as many, for 2.5 times the work
-    gather    2 T C numbers come before attention begins, and as many gradients go back
+              are attended to (of a butterfly, its share of them); in the backward pass twice as
+              many, for 2.5 times the work
     weights   N gradients go once round, behind the backward pass
 
 Within a machine of 8 they are exchanged over NVLink, beyond it over the network.
@@ -39,21 +39,22 @@ class Growth:
     """Seconds of a pair of query and key that is attended to, in all layers and both passes."""
 
     def seconds(self, length: int, n_gpus: int) -> float:
-        """Of a step on one sequence that so many GPUs share."""
+        """Of a step on one sequence that so many GPUs share.
+
+        Each has 2,048 tokens or more: fewer are attended to in another way.
+        """
         model, t = self.model, length // n_gpus
         attention = self.per_pair * pairs(model, length) / n_gpus
         rest = self.per_token * t
         link = NVLINK if n_gpus <= MACHINE else NETWORK
         layers, width = model.n_layer, 2 * model.kv_heads * model.head_dim * BYTES
         waiting = 0.0
-        if n_gpus > 1 and model.mask.pattern == "dense":
+        if n_gpus > 1:
             hop, work = t * width / link, attention / (layers * n_gpus)
             forward = max(0.0, hop - FORWARD * work)
             backward = max(0.0, 2 * hop - (1 - FORWARD) * work)
             # the last gradients come home with nothing beside them
             waiting = layers * ((n_gpus - 1) * (forward + backward) + hop)
-        elif n_gpus > 1:
-            waiting = layers * 2 * (length - t) * width / link
         gradients = 2 * (1 - 1 / n_gpus) * 4 * count_params(model) / link
         hidden_behind = (attention + rest) / 2
         return attention + rest + waiting + max(0.0, gradients - hidden_behind)

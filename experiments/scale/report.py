@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from evaluation.results import Row
 from evaluation.style import COLOURS, PLAIN
 from experiments.reports import table
-from experiments.scale.cases import MASKS, long_case
+from experiments.scale.cases import MASKS, case_of, long_case
 from experiments.scale.model import Growth, growth_of
+from kernels.context_parallel import RING_LEAST_TOKENS
 from model.config import ModelConfig
-from training.language.memory import GIB, estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,7 +155,11 @@ def draw(result: Row) -> "Figure":
     for mask, growth in _growths(rows).items():
         line = "-" if mask == "dense" else ":"
         for n_gpus, colour in looks.items():
-            told = [(n, _told_gib(growth.model, n, n_gpus)) for n in lengths if n >= 1024 * n_gpus]
+            told = [
+                (n, _told_gib(growth.model, n, n_gpus))
+                for n in lengths
+                if n >= RING_LEAST_TOKENS * n_gpus
+            ]
             fits = [n for n, gib in told if gib <= CARD]
             memory.plot(*zip(*told, strict=True), color=colour, linestyle=line, linewidth=1)
             label = f"{n_gpus} GPU{'s' * (n_gpus > 1)}" if mask == "dense" else None
@@ -194,8 +198,7 @@ def _growths(rows: list[Row]) -> dict[str, Growth]:
 
 def _told_gib(model: ModelConfig, length: int, n_gpus: int) -> float:
     """What --dry-run tells of one sequence that so many GPUs share."""
-    case = long_case("long", length, _name(model), n_gpus, "selective")
-    return estimate(case.config, 1, n_gpus).total / GIB
+    return long_case("long", length, _name(model), n_gpus, "selective").told_gib
 
 
 def _name(model: ModelConfig) -> str:
@@ -203,10 +206,8 @@ def _name(model: ModelConfig) -> str:
 
 
 def _memory(row: Row) -> dict[str, str]:
-    return {
-        "peak": f"{row['peak_gib']:.1f} GiB",
-        "--dry-run": f"{row['told_gib']:.1f} GiB, {row['told_gib'] / row['peak_gib'] - 1:+.0%}",
-    }
+    peak, told = row["peak_gib"], case_of(row).told_gib
+    return {"peak": f"{peak:.1f} GiB", "--dry-run": f"{told:.1f} GiB, {told / peak - 1:+.0%}"}
 
 
 def _mfu(row: Row) -> str:

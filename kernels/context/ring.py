@@ -8,9 +8,10 @@ Of a causal mask that leaves three cases, none of which needs more of a mask tha
     s > r     the second half of the queries sees all keys, the first half none
 
 What each step gives is merged by its log-sum-exp. In the backward pass the keys go round again, and
-with them the sums of their gradients. A step starts from the output and the log-sum-exp of the
-whole, which turn its scores into the probabilities of the whole. The next keys are on their way
-while a step computes. Everything is added in one order: a repeated call gives the same bits.
+behind them the sums of their gradients: from the first rank that the keys come to, round and home,
+where those of step 0 are added. A step starts from the output and the log-sum-exp of the whole,
+which turn its scores into the probabilities of the whole. The next keys are on their way while a
+step computes. Everything is added in one order: a repeated call gives the same bits.
 
 Of a block-sparse mask each step has its part, the rows of these queries and the columns of these
 keys; a step of which nothing is left passes the keys on and computes nothing.
@@ -41,11 +42,11 @@ OPTIONS = (
 )
 torch.library.define(
     "papilio::ring_attn_fwd",
-    f"(Tensor q, Tensor k, Tensor v, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor kv, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
 )
 torch.library.define(
     "papilio::ring_attn_bwd",
-    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? doc_start, "
+    "(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
     f"{OPTIONS}) -> (Tensor, Tensor)",
 )
 ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
@@ -89,14 +90,38 @@ class _Exchange:
             work.wait()
 
 
+class _Keys:
+    """The keys and values at hand, and the next ones."""
+
+    def __init__(self, group: ContextGroup, own: Tensor) -> None:
+        """With those of this rank, which are not written to."""
+        self._group, self._own, self.at_hand = group, own, own
+        self._to_come = group.size - 1
+        self._exchange: _Exchange | None = None
+        self._free: Tensor | None = None
+
+    def send(self) -> None:
+        """Pass on those at hand, unless all have come by."""
+        if self._to_come:
+            free = torch.empty_like(self._own) if self._free is None else self._free
+            self._exchange, self._free = _Exchange(self._group, self.at_hand, free), None
+
+    def receive(self) -> None:
+        """Take the next ones, if there are any."""
+        if self._exchange is not None:
+            self._exchange.wait()
+            sent, self.at_hand = self._exchange.sent, self._exchange.received
+            self._free = None if sent is self._own else sent
+            self._exchange, self._to_come = None, self._to_come - 1
+
+
 # ---- the passes
 
 
 @torch.library.impl("papilio::ring_attn_fwd", "CompositeExplicitAutograd")
 def _ring_attn_fwd(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    kv: Tensor,
     doc_start: Tensor | None,
     impl: str,
     group: str,
@@ -105,32 +130,28 @@ def _ring_attn_fwd(
     mask_lists: Sequence[Tensor],
     mask_sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D), k and v (B, t, H_kv, D); P > 1."""
+    """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D) and kv (2, B, t, H_kv, D); P > 1."""
     ring = group_named(group)
     attend = _module(impl, backward=False).attn_fwd
     merge = (partial if impl == "reference" else choice.module_of("triton", "merge")).merge
     with torch.cuda.device_of(q):
-        kv = torch.stack((k, v))  # one tensor to send, and rows without gaps
-        free = torch.empty_like(kv)
-        out = lse = exchange = None
+        keys_of = _Keys(ring, kv.contiguous())
+        out = lse = None
         steps = steps_of(
             ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap,
             mask_lists, mask_sizes,
         )  # fmt: skip
-        for i, (rows, keys, options) in enumerate(steps):
-            if i < ring.size - 1:
-                exchange = _Exchange(ring, kv, free)
+        for rows, keys, options in steps:
+            keys_of.send()
             if options is not None:
-                part, part_lse = attend(q[:, rows], *kv[:, :, keys].unbind(), options)
+                part, part_lse = attend(q[:, rows], *keys_of.at_hand[:, :, keys].unbind(), options)
                 if out is None or lse is None:  # of the first step, whose rows are all
                     out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
                 else:
                     merge(out[:, rows], lse[:, :, rows], part, part_lse)
             elif out is None:
                 out, lse = _nothing_seen(q, _sum_dtype(ring.size, q.dtype))
-            if exchange is not None:
-                exchange.wait()
-                kv, free, exchange = exchange.received, exchange.sent, None
+            keys_of.receive()
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
 
@@ -147,8 +168,7 @@ def _nothing_seen(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _ring_attn_bwd(
     dout: Tensor,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    kv: Tensor,
     out: Tensor,
     lse: Tensor,
     doc_start: Tensor | None,
@@ -162,25 +182,23 @@ def _ring_attn_bwd(
     """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D), in the dtype of q.
 
     The gradients of the keys that came in step i arrive in step i, too, but behind them: a rank
-    passes them on when it has added its own. After P steps they are home.
+    passes them on when it has added its own. After step P - 1 they go home.
     """
     ring = group_named(group)
     backward = _module(impl, backward=True).attn_bwd
+    sum_dtype = _sum_dtype(ring.size, q.dtype)
     c = chunk_tokens(q.shape[1])
     with torch.cuda.device_of(q):
-        kv = torch.stack((k, v))
+        keys_of = _Keys(ring, kv.contiguous())
         dout = dout.contiguous()  # the kernels would have one made at each step
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
-        free = torch.empty_like(kv)
-        dq = exchange = home = None
-        for i, (rows, keys, options) in enumerate(
-            steps_of(ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes)
-        ):
-            if i < ring.size - 1:
-                exchange = _Exchange(ring, kv, free)
-            make = torch.zeros_like if options is None else torch.empty_like
-            part = make(q[:, rows], memory_format=torch.contiguous_format)
-            kv_part = make(kv[:, :, keys], memory_format=torch.contiguous_format)
+        dq = own = exchange = None
+        steps = steps_of(ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes)
+        for i, (rows, keys, options) in enumerate(steps):
+            keys_of.send()
+            kv, sees = keys_of.at_hand, options is not None
+            part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
+            kv_part = torch.empty_like(kv)
             if options is not None:
                 backward(
                     dout[:, rows],
@@ -190,60 +208,64 @@ def _ring_attn_bwd(
                     out[:, rows],
                     late_lse if rows.start else lse,
                     options,
-                    (part, *kv_part.unbind()),
+                    (part, *kv_part[:, :, keys].unbind()),
                 )
-            if dq is None or home is None:
-                dq, sums = (x.to(_sum_dtype(ring.size, q.dtype)) for x in (part, kv_part))
-                spare = torch.empty_like(sums)
+            if i < 2:  # of these keys it is the first sum
+                kv_part[:, :, keys.stop if sees else 0 :].zero_()
+            if dq is None:
+                dq, own = (part if sees else part.zero_()).to(sum_dtype), kv_part.to(sum_dtype)
             else:
-                home.wait()
-                sums, spare = home.received, home.sent
-                if options is not None:
+                if sees:
                     dq[:, rows] += part
-                    sums[:, :, keys] += kv_part
-            home = _Exchange(ring, sums, spare)
-            if exchange is not None:
-                exchange.wait()
-                kv, free, exchange = exchange.received, exchange.sent, None
-        assert dq is not None and home is not None
-        home.wait()
-        return dq.to(q.dtype), home.received.to(q.dtype)
+                if exchange is None:
+                    sums = kv_part.to(sum_dtype)
+                    spare = torch.empty_like(sums)
+                else:
+                    exchange.wait()
+                    sums, spare = exchange.received, exchange.sent
+                    if sees:
+                        sums[:, :, keys] += kv_part[:, :, keys]
+                exchange = _Exchange(ring, sums, spare)
+            keys_of.receive()
+        assert dq is not None and own is not None and exchange is not None
+        exchange.wait()
+        return dq.to(q.dtype), own.add_(exchange.received).to(q.dtype)
 
 
 # ---- what PyTorch is told of them
 
 
 @torch.library.register_fake("papilio::ring_attn_fwd")
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     batch, n_local, n_head = q.shape[:3]
     dtype = torch.promote_types(q.dtype, torch.float32)
     return q.new_empty(q.shape), q.new_empty((batch, n_head, n_local), dtype=dtype)
 
 
 @torch.library.register_fake("papilio::ring_attn_bwd")
-def _(dout: Tensor, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty((2, *k.shape))
+def _(dout: Tensor, q: Tensor, kv: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), kv.new_empty(kv.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, doc_start, *ctx.options, mask_lists, ctx.mask_sizes = inputs
+    q, kv, doc_start, *ctx.options, mask_lists, ctx.mask_sizes = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, doc_start, *mask_lists)
+    ctx.save_for_backward(q, kv, out, lse, doc_start, *mask_lists)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
-    *tensors, doc_start = ctx.saved_tensors[:6]
-    mask_lists = ctx.saved_tensors[6:]
-    # of each argument behind v; PyTorch takes an empty list for one of tensors
+    *tensors, doc_start = ctx.saved_tensors[:5]
+    mask_lists = ctx.saved_tensors[5:]
+    # of each argument behind kv; PyTorch takes an empty list for one of tensors
     others = None, *[None] * len(ctx.options), [None] * len(mask_lists), None
     if not mask_lists:
         others = *others[:-1], None if ctx.mask_sizes else []
     if dout is None:
-        return None, None, None, *others
-    dq, dkv = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
-    return dq, *dkv.unbind(), *others
+        return None, None, *others
+    grads = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
+    return *grads, *others
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -257,8 +279,7 @@ torch.library.register_autograd("papilio::ring_attn_bwd", _no_second_derivative)
 @register_flop_formula(torch.ops.papilio.ring_attn_fwd)
 def _ring_attn_fwd_flops(
     q_shape: tuple,
-    k_shape: tuple,
-    v_shape: tuple,
+    kv_shape: tuple,
     doc_start_shape: tuple | None,
     impl: str,
     group: str,
@@ -294,8 +315,7 @@ def _ring_attn_fwd_flops(
 def _ring_attn_bwd_flops(
     dout_shape: tuple,
     q_shape: tuple,
-    k_shape: tuple,
-    v_shape: tuple,
+    kv_shape: tuple,
     fwd_out_shape: tuple,
     lse_shape: tuple,
     doc_start_shape: tuple | None,
@@ -303,5 +323,5 @@ def _ring_attn_bwd_flops(
     **_: Any,
 ) -> int:
     """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
-    forward = _ring_attn_fwd_flops(q_shape, k_shape, v_shape, doc_start_shape, *options)
+    forward = _ring_attn_fwd_flops(q_shape, kv_shape, doc_start_shape, *options)
     return 5 * forward // 2

@@ -1,6 +1,7 @@
 """Ways to run a model: what is compiled, and what its blocks keep."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -88,3 +89,13 @@ def test_attention_is_computed_again_by_full_alone(what, n_again, monkeypatch):
     monkeypatch.setattr(forward, "attn_fwd", lambda *a: calls.append(1) or launch(*a))
     losses_and_gradients(what, attention="triton")
     assert len(calls) == 3 + n_again
+
+
+def test_compiled_full_keeps_less_than_selective(monkeypatch):
+    partitioned = partial(torch.compile, backend="aot_eager_decomp_partition")
+    monkeypatch.setattr(torch, "compile", partitioned)
+    monkeypatch.setattr("kernels.layer_norm.pick", lambda *_: "triton")  # an autograd.Function
+    # SDPA would have the state of a random generator kept
+    how = {"compiled": True, "attention": "triton"}
+    selective, full = (losses_and_gradients(what, **how)[2] for what in ("selective", "full"))
+    assert full < 0.8 * selective

@@ -53,15 +53,20 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     state, gradients = _weights(config, world_size)
 
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
+    if world_size > 1:
+        norms += size * C  # compiled by block: the stream, and what is to be added to it
     kv = model.kv_heads * model.head_dim
     attention = size * (C + 2 * kv + C) + 4 * model.n_head  # q, k, v and out, and lse
-    if model.positions == "rotary" or model.qk_norm:
-        attention += size * (C + kv)  # the final q and k, beside the product that holds v
+    of_product = model.positions == "learned" and not model.qk_norm  # q and k are views of it
     context = config.parallel.context
-    by_ring = model.window_size is None and model.mask.pattern == "dense"
-    if context > 1 and not (by_ring and model.attention_dropout == 0):
-        # keys and values up to the end of both chunks: kernels/context/gather.py
-        attention += size * 2 * kv * (context + 0.5)
+    if context > 1 and model.window_size is None and model.attention_dropout == 0:
+        # keys and values in a tensor of their own: kernels/context/ring.py
+        attention += size * 2 * kv if of_product else 0
+    else:
+        attention += 0 if of_product else size * (C + kv)
+        if context > 1:
+            # those up to the end of both chunks for its own: kernels/context/gather.py
+            attention += size * 2 * kv * (context + 0.5 - 1)
     if model.mlp == "swiglu":
         mlp = size * 3 * model.mlp_width  # gate, value, and their product
     else:

@@ -27,17 +27,12 @@ def _count_small_masks(monkeypatch):
 
 
 def row_of(case: Case, step_s: float) -> dict:
-    config = case.config
     return {
-        **{"part": case.part, "model": case.model, "way": case.way, "n_gpus": case.n_gpus},
-        "context_length": config.model.context_length,
-        "batch_tokens": config.optim.batch_tokens,
-        "micro_batch_size": config.optim.micro_batch_size,
+        **case.row,
         "step_s": step_s,
-        "tokens_per_s": config.optim.batch_tokens / step_s,
+        "tokens_per_s": case.config.optim.batch_tokens / step_s,
         "mfu": {"causal": 0.4, "full": 0.5},
-        "peak_gib": 10.0,
-        "told_gib": 11.0,
+        "peak_gib": case.told_gib / 1.1,
     }
 
 
@@ -65,7 +60,7 @@ def test_tables_compare_what_belongs_together():
     rows = {"rows": [row_of(c, 1.0 + 0.1 * c.n_gpus) for c in cases(tuple(PARTS), CARD)]}
     assert "| 1,024 | 1 | 29,789 | 54,613 | 91.7% |" in ddp_table(rows)
     assert "| 4,096 | 8 |" in ddp_table(rows) and "| 16,384 | 8 |" not in ddp_table(rows)
-    assert "| fsdp, float32 | 54,613 | 100.0% | 10.0 GiB | 11.0 GiB, +10% |" in fsdp_table(rows)
+    assert "| fsdp, float32 | 54,613 | 100.0% | 20.9 GiB | 23.0 GiB, +10% |" in fsdp_table(rows)
     assert "| 7B | 4,096 | full | 13,653 | 40.0% / 50.0% |" in large_table(rows)
     assert "| 65,536 | butterfly | 59,578 | 54,613 | 0.92 |" in context_table(rows)
     assert long_table(rows).count("| 1,048,576 |") == 2

@@ -59,7 +59,7 @@ def test_parts_are_put_together_again(processes):
     processes.call(unshard_all)
 
 
-def test_the_ring_is_picked_for_long_dense_attention():
+def test_the_ring_is_picked_for_long_sequences():
     def pick(tokens, **options):
         qkv = (torch.empty(1, tokens, 1, 16, device="meta") for _ in range(3))
         return _pick_method(None, checked_call(*qkv, causal=True, **options))
@@ -67,6 +67,7 @@ def test_the_ring_is_picked_for_long_dense_attention():
     doc_start = torch.empty(1, RING_LEAST_TOKENS, dtype=torch.int32, device="meta")
     assert pick(RING_LEAST_TOKENS) == "ring"
     assert pick(RING_LEAST_TOKENS, doc_start=doc_start, softcap=1.0) == "ring"
+    assert pick(RING_LEAST_TOKENS, mask=MASK) == "ring"
     assert pick(RING_LEAST_TOKENS - 2) == "gather"
     assert pick(RING_LEAST_TOKENS, window_size=9) == "gather"
     assert pick(RING_LEAST_TOKENS, dropout_p=0.1, dropout_seed=1) == "gather"

@@ -68,7 +68,7 @@ def test_torch_compile_takes_it_whole(two, name):
 def check_registration(context):
     qkv = make_qkv(1, 64, 64, 2, 1, 16, requires_grad=True)
     (q, k, v), _ = shard_of(context, qkv, {})
-    leaves = [x.requires_grad_() for x in (q, k, v)]
+    q, kv = leaves = [x.requires_grad_() for x in (q, torch.stack((k, v)))]
     doc_start = context.shard(DOC_START.int(), 1)
     options = ("reference", context.name, 0.3, 2.0, [], [])
     of_masks = packed_masks([with_mask(AttentionOptions(causal=True), DIAGONAL, q, k, ""), None])
@@ -76,10 +76,10 @@ def check_registration(context):
         torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options))
         torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options[:-2], *of_masks))
     out, lse = (x.detach() for x in ring_attn_fwd(*leaves, doc_start, *options))
-    q, k, v = (x.detach() for x in leaves)
-    inputs = (torch.randn_like(out), q, k, v, out, lse, doc_start, *options)
+    inputs = (torch.randn_like(out), q.detach(), kv.detach(), out, lse, doc_start, *options)
     torch.library.opcheck(ring_attn_bwd, inputs)
-    torch.library.opcheck(gather_kv, (*leaves[1:], context.name))
+    k, v = (x.requires_grad_() for x in (k, v))
+    torch.library.opcheck(gather_kv, (k, v, context.name))
     grads = [torch.randn_like(x) for x in gather_kv(k, v, context.name)]
     torch.library.opcheck(scatter_dkv, (*grads, context.name))
 
