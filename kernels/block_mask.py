@@ -258,15 +258,20 @@ class BlockSparseMask:
         mean over the heads. Lengths as in `lists`.
         """
         self._check_lengths(seq_q, seq_k)
+        # of the blocks that are there: in a long sequence few are, of very many
+        _, rows, columns = self.layout.nonzero(as_tuple=True)
         first, last, start, end = self._bounds(seq_q, seq_k)
-        end = end.clamp(max=seq_k)
+        first, last, start = first[rows, 0], last[rows, 0], start[columns]
+        width = end[columns].clamp(max=seq_k) - start
         if causal:
             # a query at p sees p + 1 - start keys of the block, at least 0, at most all
-            pairs = _ramp_sum(last + 1 - start, end - start) - _ramp_sum(first - start, end - start)
+            pairs = _ramp_sum(last + 1 - start, width) - _ramp_sum(first - start, width)
+            hidden = max(0, seq_k - seq_q)
+            dense = (seq_k * (seq_k + 1) - hidden * (hidden + 1)) // 2
         else:
-            pairs = (last + 1 - first) * (end - start)
-        kept, dense = (pairs * self.layout).sum().item(), self.n_head * pairs.sum().item()
-        return kept / dense
+            pairs = (last + 1 - first) * width
+            dense = seq_q * seq_k
+        return pairs.sum().item() / (self.n_head * dense)
 
     def to_flex(
         self,
