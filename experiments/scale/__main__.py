@@ -74,13 +74,15 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     first_loss = together.sum(step().clone()).item() / together.world_size
     first_s = time.perf_counter() - start
     torch.cuda.reset_peak_memory_stats()
-    # captured in a graph, and clocks have settled; one of minutes has settled before it ends
+    # captured in a graph, and clocks have settled; in a long one they do before it ends
     step_s = processes.agree(_timed(step, 1, processes))
     if step_s < LONG_S:
         _timed(step, 14, processes)
         step_s = _timed(step, 2, processes)
-    n_steps = processes.agree(max(1, int(seconds / step_s)))
-    taken = [_timed(step, n_steps, processes) for _ in range(3 if step_s < VERY_LONG_S else 1)]
+    taken = [step_s]
+    if step_s < VERY_LONG_S:
+        n_steps = processes.agree(max(1, int(seconds / step_s)))
+        taken = [_timed(step, n_steps, processes) for _ in range(3)]
     step_s = statistics.median(taken)
     per_gpu = config.optim.batch_tokens / step_s / case.n_gpus
     utilisation = mfu(per_gpu, config.model, torch.cuda.get_device_name(device))

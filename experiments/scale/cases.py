@@ -75,7 +75,7 @@ def cases(parts: Sequence[str], card: float) -> Iterator[Case]:
 def _ddp(_: float) -> Iterator[Case]:
     """Gradients that are exchanged after each micro-batch, and after as many as the recipe has."""
     for context in (1024, 4096, 16_384):
-        for tokens in (2 * TOKENS, RECIPE_TOKENS) if context <= 4096 else (2 * TOKENS,):
+        for tokens in (2 * TOKENS, RECIPE_TOKENS):
             yield _case("ddp", "GPT-2 small", context, 1, "one GPU", tokens // 2)
             yield _case("ddp", "GPT-2 small", context, 2, "ddp", tokens)
 

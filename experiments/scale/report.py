@@ -175,9 +175,10 @@ def draw(result: Row) -> "Figure":
     memory.axhline(CARD, color=PLAIN, linewidth=0.8)
     memory.set(ylabel="GiB of a GPU", ylim=(1, 300))
     speed.set(ylabel="tokens a second, all GPUs")
-    speed.legend(
-        frameon=False, loc="lower left", title="round, solid: dense\nsquare, dotted: butterfly"
-    )
+    figure.legend(
+        frameon=False, loc="outside upper center", ncols=len(N_GPUS),
+        title="dots: measured; lines: foretold. Dense: round, solid. Butterfly: square, dotted",
+    )  # fmt: skip
     memory.text(lengths[0], 1.1 * CARD, "an H200", color=PLAIN)
     for axes in (memory, speed):
         axes.set(xscale="log", yscale="log", xlabel="tokens of context")
