@@ -1,11 +1,10 @@
 """Which steps are measured: of what model, on how many GPUs, and how they share it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from data.text.config import DataConfig
-from evaluation.results import Row
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from training.config import ParallelConfig, RunConfig
 from training.language.config import OptimConfig, TrainConfig
@@ -48,7 +47,7 @@ class Case:
         return ", ".join(str(value) for value in self.row.values())
 
     @property
-    def row(self) -> Row:
+    def row(self) -> dict[str, Any]:
         """The first columns of its row in results."""
         config = self.config
         return {
@@ -146,7 +145,7 @@ PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
 LONG = ("context", "long", "longest")  # of one sequence a step
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Mapping[str, Any]) -> Case:
     """The case that a row of results is of, but for its documents."""
     if row["part"] in LONG:
         mask, keeps = row["way"].split(", ")
