@@ -52,7 +52,8 @@ class AdamW(torch.optim.AdamW):
         obstacles = {"triton": _obstacle(parts), "reference": None}
         impl = pick(self._impl, parts[0][0], obstacles)
         if impl == "reference":
-            return self._step_of_parts() if isinstance(weights[0], DTensor) else super().step()
+            shared = any(isinstance(weight, DTensor) for weight in weights)
+            return self._step_of_parts() if shared else super().step()
         if len(self._launches) != len(self.param_groups):
             launch = module_of("triton", "adamw").AdamWLaunch
             self._launches = [launch() for _ in self.param_groups]

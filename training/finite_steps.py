@@ -112,9 +112,12 @@ class FiniteSteps:
 
     def _norm(self, grads: Sequence[Tensor]) -> Tensor:
         """The norm of the whole gradient, of which all processes may have a part each."""
-        if not isinstance(grads[0], DTensor):
+        parts = [local(x) for x in grads if isinstance(x, DTensor)]
+        if not parts:
             return get_total_norm(grads)
-        return self._processes.sum(get_total_norm(map(local, grads)).square()).sqrt()
+        shared = self._processes.sum(get_total_norm(parts).square())
+        others = get_total_norm([x for x in grads if not isinstance(x, DTensor)])
+        return (shared + others.square()).sqrt()
 
     def read(self) -> Window:
         """What has been since the last call, which this one waits for, and begin anew."""

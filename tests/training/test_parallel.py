@@ -1,4 +1,4 @@
-"""Ways to run a model: what is compiled, and what its blocks keep."""
+"""Ways to run a model: what is compiled, what its blocks keep, who holds its weights."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,11 +8,14 @@ import torch
 import torch._functorch.config as partitioner
 from torch import nn
 
+from data.text.config import DataConfig
 from model.config import ModelConfig
 from model.gpt import GPT
-from training.config import RunConfig
+from tests.kernels.context import processes as helpers
+from training.config import ParallelConfig, RunConfig
 from training.distributed import Processes
-from training.parallel import can_capture, ways_to_run
+from training.language.config import OptimConfig, TrainConfig
+from training.parallel import can_capture, share_weights, ways_to_run
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 CONTEXT = 48
@@ -99,3 +102,33 @@ def test_compiled_full_keeps_less_than_selective(monkeypatch):
     how = {"compiled": True, "attention": "triton"}
     selective, full = (losses_and_gradients(what, **how)[2] for what in ("selective", "full"))
     assert full < 0.8 * selective
+
+
+def change_by_a_thousandth(context) -> float:
+    """Of the loss, when all gains of a model that two processes share grow by a thousandth."""
+    processes = Processes(rank=context.rank, world_size=2, device=torch.device("cpu"))
+    config = TrainConfig(
+        model=ModelConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=61, context_length=CONTEXT),
+        data=DataConfig(path="x"),
+        optim=OptimConfig(max_steps=1, batch_tokens=2 * CONTEXT, micro_batch_size=1),
+        run=RunConfig(out_dir="y"),
+        parallel=ParallelConfig(mode="fsdp", gather_dtype="bfloat16"),
+    )
+    torch.manual_seed(0)
+    model = GPT(config.model)
+    share_weights(model, config, processes)
+    text = torch.randint(61, (1, CONTEXT))
+    with torch.no_grad():
+        before = model(text, text)
+        for part in model.modules():
+            if isinstance(part, nn.LayerNorm):
+                part.weight.mul_(1.001)
+        return (model(text, text) - before).item()
+
+
+@pytest.mark.distributed
+def test_gains_of_shared_models_are_not_rounded():
+    two = helpers.Processes(2)
+    one, other = two.call(change_by_a_thousandth)
+    two.close()
+    assert one == other != 0

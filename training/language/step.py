@@ -5,9 +5,12 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from training.finite_steps import FiniteSteps
+from training.sharded import average
 
 
 class LanguageStep:
@@ -25,6 +28,9 @@ class LanguageStep:
         activations: Callable[[], AbstractContextManager],
     ) -> None:
         self._model, self._finite, self._activations = model, finite, activations
+        self._whole = []  # weights whose gradients FSDP leaves alone
+        if isinstance(model, FSDPModule):
+            self._whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
 
     def __call__(self, tokens: Tensor, targets: Tensor, doc_start: Tensor | None = None) -> None:
         """Take the step on (M, B, T) tensors, M micro-batches of this process.
@@ -42,4 +48,6 @@ class LanguageStep:
                 loss = self._model(tokens[number], targets[number], doc_start=documents)
             (loss / n_micro_batches).backward()
             total += loss.detach() / n_micro_batches
+        if self._whole:
+            average([p.grad for p in self._whole if p.grad is not None])
         self._finite(total)
