@@ -4,9 +4,9 @@ A step on one GPU takes a T + b w(T): layers cost the same for every token, and 
 pairs w of query and key as its mask keeps. Both come from two measured lengths. P GPUs divide this,
 and wait for what they exchange where it takes longer than what it is hidden behind:
 
-    ring      2 t C numbers go by at each of P - 1 steps of a layer, t = T / P, while t T / P pairs
-              are attended to (of a butterfly, its share of them); in the backward pass twice as
-              many, for 2.5 times the work
+    ring      2 t C numbers go by P - 1 times in a layer, t = T / P, each time while t T / P pairs
+              are attended to (of a butterfly, its share of them); in the backward pass also their
+              gradients, for 2.5 times the work
     weights   N gradients go once round, behind the backward pass
 
 Within a machine of 8 they are exchanged over NVLink, beyond it over the network.
@@ -20,7 +20,7 @@ from evaluation.results import Row
 from model.config import MaskConfig, ModelConfig
 from model.flops import attention_share, count_params
 
-NVLINK = 300e9  # bytes a second of one GPU, about what an all-reduce reaches on H100s
+NVLINK = 230e9  # bytes a second of one GPU that sends to another and receives, by NCCL
 NETWORK = 50e9  # of a GPU's share of it, 400 Gbit/s
 MACHINE = 8
 BYTES = 2  # of a number that is exchanged
@@ -51,10 +51,11 @@ class Growth:
         waiting = 0.0
         if n_gpus > 1:
             hop, work = t * width / link, attention / (layers * n_gpus)
-            forward = max(0.0, hop - FORWARD * work)
-            backward = max(0.0, 2 * hop - (1 - FORWARD) * work)
-            # the last gradients come home with nothing beside them
-            waiting = layers * ((n_gpus - 1) * (forward + backward) + hop)
+            forward = (n_gpus - 1) * max(0.0, hop - FORWARD * work)
+            # beside the first step are keys alone, and beside the last gradients' way home nothing
+            backward = max(0.0, hop - (1 - FORWARD) * work) + hop
+            backward += (n_gpus - 2) * max(0.0, 2 * hop - (1 - FORWARD) * work)
+            waiting = layers * (forward + backward)
         gradients = 2 * (1 - 1 / n_gpus) * 4 * count_params(model) / link
         hidden_behind = (attention + rest) / 2
         return attention + rest + waiting + max(0.0, gradients - hidden_behind)
