@@ -135,23 +135,25 @@ def _ring_attn_fwd(
     attend = _module(impl, backward=False).attn_fwd
     merge = (partial if impl == "reference" else choice.module_of("triton", "merge")).merge
     with torch.cuda.device_of(q):
-        keys_of = _Keys(ring, kv.contiguous())
+        keys_here = _Keys(ring, kv.contiguous())
         out = lse = None
         steps = steps_of(
             ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap,
             mask_lists, mask_sizes,
         )  # fmt: skip
         for rows, keys, options in steps:
-            keys_of.send()
+            keys_here.send()
             if options is not None:
-                part, part_lse = attend(q[:, rows], *keys_of.at_hand[:, :, keys].unbind(), options)
+                part, part_lse = attend(
+                    q[:, rows], *keys_here.at_hand[:, :, keys].unbind(), options
+                )
                 if out is None or lse is None:  # of the first step, whose rows are all
                     out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
                 else:
                     merge(out[:, rows], lse[:, :, rows], part, part_lse)
             elif out is None:
                 out, lse = _nothing_seen(q, _sum_dtype(ring.size, q.dtype))
-            keys_of.receive()
+            keys_here.receive()
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
 
@@ -189,14 +191,14 @@ def _ring_attn_bwd(
     sum_dtype = _sum_dtype(ring.size, q.dtype)
     c = chunk_tokens(q.shape[1])
     with torch.cuda.device_of(q):
-        keys_of = _Keys(ring, kv.contiguous())
+        keys_here = _Keys(ring, kv.contiguous())
         dout = dout.contiguous()  # the kernels would have one made at each step
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
         dq = own = exchange = None
         steps = steps_of(ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes)
         for i, (rows, keys, options) in enumerate(steps):
-            keys_of.send()
-            kv, sees = keys_of.at_hand, options is not None
+            keys_here.send()
+            kv, sees = keys_here.at_hand, options is not None
             part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
             kv_part = torch.empty_like(kv)
             if options is not None:
@@ -226,7 +228,7 @@ def _ring_attn_bwd(
                     if sees:
                         sums[:, :, keys] += kv_part[:, :, keys]
                 exchange = _Exchange(ring, sums, spare)
-            keys_of.receive()
+            keys_here.receive()
         assert dq is not None and own is not None and exchange is not None
         exchange.wait()
         return dq.to(q.dtype), own.add_(exchange.received).to(q.dtype)
