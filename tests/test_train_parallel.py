@@ -38,7 +38,9 @@ def same_losses(one, other):
             ["parallel.reshard=false", "model.norm=rms_norm", "model.mlp=swiglu"],
             marks=pytest.mark.slow,
         ),
-        ["run.dtype=bfloat16", "parallel.gather_dtype=float32"],
+        pytest.param(
+            ["run.dtype=bfloat16", "parallel.gather_dtype=float32"], marks=pytest.mark.slow
+        ),
         pytest.param(CAPTURED, marks=pytest.mark.gpu(2)),
     ],
     ids=["plain", "modern", "bfloat16", "gpu"],

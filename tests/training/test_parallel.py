@@ -94,6 +94,7 @@ def test_attention_is_computed_again_by_full_alone(what, n_again, monkeypatch):
     assert len(calls) == 3 + n_again
 
 
+@pytest.mark.slow
 def test_compiled_full_keeps_less_than_selective(monkeypatch):
     partitioned = partial(torch.compile, backend="aot_eager_decomp_partition")
     monkeypatch.setattr(torch, "compile", partitioned)
