@@ -11,6 +11,7 @@ from .context.gather import gather_kv, parts_by_gather
 from .context.group import ContextGroup, chunk_tokens
 from .context.ring import ring_attn_fwd
 from .context.steps import halves, meetings, packed_masks
+from .limits import RING_LEAST_TOKENS
 from .ops import IMPLEMENTATIONS
 from .options import AttentionOptions, with_mask
 
@@ -19,9 +20,6 @@ __all__ = ["ContextGroup", "context_attention"]
 Method = Literal["ring", "gather"]
 
 IMPLS = (*IMPLEMENTATIONS, "reference")
-
-RING_LEAST_TOKENS = 2048
-"""Of a process, below which a step of the ring is too short to hide what is sent meanwhile."""
 
 _RING_SERVES = frozenset({"causal", "doc_start", "softcap", "mask"})
 

@@ -9,6 +9,10 @@ CHUNK_BYTES = 2**30
 """The most memory that the logits which exist at a time may take: so much that what each chunk
 costs, a pass over the gradient of the head's weight, is small beside its products."""
 
+RING_LEAST_TOKENS = 2048
+"""Of a process that shares sequences: with fewer, a step of the ring is too short to hide what is
+sent meanwhile, and keys are gathered."""
+
 
 def chunk_rows(n_rows: int, row_bytes: int) -> int:
     """Rows of logits that exist at a time, of so many bytes each: as many in each chunk.

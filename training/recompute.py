@@ -20,6 +20,7 @@ import kernels.context.ring
 import kernels.ops  # noqa: F401  # both register operators below
 from training.config import ActivationCheckpointing
 
+# What attention gave is small beside the time that it took, above all in long contexts.
 _ATTENTION = (
     torch.ops.papilio.attn_fwd.default,
     torch.ops.papilio.attn_packed_fwd.default,
@@ -47,7 +48,7 @@ def recompute_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing)
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
-def _policy(kept: tuple[Any, ...], _: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    """What attention gave is small beside the time that it took, above all in long contexts."""
-    keeps = operator in kept
-    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(
+    kept: tuple[Any, ...], context: Any, operator: Any, *_: Any, **__: Any
+) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE

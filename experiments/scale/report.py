@@ -8,7 +8,7 @@ from evaluation.style import COLOURS, PLAIN
 from experiments.reports import table
 from experiments.scale.cases import MASKS, case_of, long_case
 from experiments.scale.model import Growth, growth_of
-from kernels.context_parallel import RING_LEAST_TOKENS
+from kernels.limits import RING_LEAST_TOKENS
 from model.config import ModelConfig
 
 if TYPE_CHECKING:

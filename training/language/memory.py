@@ -6,7 +6,7 @@ more. Letters: C n_embd.
 
 from typing import NamedTuple
 
-from kernels.limits import chunk_rows
+from kernels.limits import RING_LEAST_TOKENS, chunk_rows
 from model.flops import count_params
 from training.language.config import TrainConfig
 
@@ -41,8 +41,8 @@ class Memory(NamedTuple):
 def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
     """Of a step on one of `world_size` GPUs, with run.compile and all that our kernels spare.
 
-    Within a tenth of what was measured for GPT-2 small and medium on one H100
-    (docs/results/train_speed_butterfly.json, train_speed.json). `run.activation_memory` below 1
+    Within a tenth of what was measured on one H100 (docs/results/train_speed_butterfly.json,
+    train_speed.json) and two H200s (scale.json). `run.activation_memory` below 1
     is not counted.
     """
     model = config.model
@@ -59,7 +59,12 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     attention = size * (C + 2 * kv + C) + 4 * model.n_head  # q, k, v and out, and lse
     of_product = model.positions == "learned" and not model.qk_norm  # q and k are views of it
     context = config.parallel.context
-    if context > 1 and model.window_size is None and model.attention_dropout == 0:
+    by_ring = (
+        model.context_length // context >= RING_LEAST_TOKENS
+        and model.window_size is None
+        and model.attention_dropout == 0
+    )
+    if context > 1 and by_ring:
         # keys and values in a tensor of their own: kernels/context/ring.py
         attention += size * 2 * kv if of_product else 0
     else:

@@ -5,7 +5,8 @@ import torch
 
 from kernels import BlockSparseMask, ContextGroup, context_attention, flash_attention
 from kernels.context import group as groups
-from kernels.context_parallel import RING_LEAST_TOKENS, _pick_method, checked_call
+from kernels.context_parallel import _pick_method, checked_call
+from kernels.limits import RING_LEAST_TOKENS
 from kernels.patterns import butterfly
 from kernels.testing import make_qkv
 

@@ -113,3 +113,7 @@ def test_a_shared_sequence_takes_a_share_of_the_activations() -> None:
     windows = replace(shared, model=replace(model, window_size=512))
     more = estimate(windows, 1, 4).activations - part
     assert more == model.n_layer * 2 * model.n_embd * (2 * (TOKENS - TOKENS // 8) + 2 * TOKENS // 4)
+    # as in sequences too short for the ring
+    short = replace(shared, model=replace(model, context_length=4096))
+    by_gather = replace(short, model=replace(short.model, window_size=512))
+    assert estimate(short, 1, 4) == estimate(by_gather, 1, 4)
