@@ -140,6 +140,7 @@ def test_impossible_options_are_refused_before_training(reproduce):
         reproduce("--tasks", "cifar")
 
 
+@pytest.mark.slow
 def test_children_of_its_own(tmp_path):
     """Nothing is patched: two runs at a time, each a process."""
     make_tasks(tmp_path, "image")

@@ -92,6 +92,7 @@ def test_trains_scores_and_reports_once(monkeypatch, corpus, tmp_path):
     assert ran == []
 
 
+@pytest.mark.slow
 def test_machines_share_the_seeds(tiny, tmp_path):
     names = ["--models", "short", "long_from_short"]
     with pytest.raises(SystemExit):  # argparse: one or the other
@@ -140,6 +141,7 @@ def test_what_is_finished_here_can_be_started_from(tiny):
     assert trained(ran) == ["short_then_long_seed1"]
 
 
+@pytest.mark.slow
 def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpus, capsys):
     names = ["--models", "short", "long", "short_then_long", "--seeds"]
     out, _ = tiny(*names, "1")
