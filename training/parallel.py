@@ -104,8 +104,10 @@ def ways_to_run(
     fast = model
     if run.compile:
         _prepare_compiler(run, n_shapes * max(1, len(blocks)))
-        if isinstance(model, GPT) and processes.world_size > 1:
-            # the gradients of a part are exchanged while the next computes
+        # The gradients of a part are exchanged while the next computes. And of a whole model, the
+        # compiler keeps no block's input: it computes all of them again before any is needed.
+        by_part = processes.world_size > 1 or run.activation_checkpointing != "none"
+        if isinstance(model, GPT) and by_part:
             model.compile_parts(_compiled)
         else:
             fast = _compiled(model)

@@ -43,7 +43,7 @@ from model.flops import mfu
 from training.distributed import Processes, start_processes
 from training.language.memory import GIB
 
-LONG_S, VERY_LONG_S = 2.0, 20.0
+LONG_S, VERY_LONG_S = 2.0, 4.0
 LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others
 
 

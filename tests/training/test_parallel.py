@@ -94,6 +94,15 @@ def test_attention_is_computed_again_by_full_alone(what, n_again, monkeypatch):
     assert len(calls) == 3 + n_again
 
 
+def test_blocks_that_keep_less_are_compiled_one_by_one(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda what, **_: compiled.append(what) or what)
+    losses_and_gradients("none", compiled=True)
+    assert len(compiled) == 1
+    losses_and_gradients("selective", compiled=True)
+    assert len(compiled) == 1 + 5  # the embedding, three blocks and the loss
+
+
 @pytest.mark.slow
 def test_compiled_full_keeps_less_than_selective(monkeypatch):
     partitioned = partial(torch.compile, backend="aot_eager_decomp_partition")
