@@ -98,7 +98,7 @@ def losses_table(result: Row) -> str:
     """How far each way is from one GPU, in thousandths of a nat."""
     return table(
         {
-            "two GPUs": row["way"],
+            "way": row["way"],
             "mean gap, mnat": f"{1e3 * row['mean']:.2f}",
             "largest, mnat": f"{1e3 * row['most']:.2f}",
         }
