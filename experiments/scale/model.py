@@ -52,8 +52,8 @@ class Growth:
         if n_gpus > 1:
             hop, work = t * width / link, attention / (layers * n_gpus)
             forward = (n_gpus - 1) * max(0.0, hop - FORWARD * work)
-            # the first keys' way, and the last gradients', each beside half of the first step
-            backward = 2 * max(0.0, hop - (1 - FORWARD) * work / 2)
+            # beside the first step are keys alone, and beside the last gradients' way home nothing
+            backward = max(0.0, hop - (1 - FORWARD) * work) + hop
             backward += (n_gpus - 2) * max(0.0, 2 * hop - (1 - FORWARD) * work)
             waiting = layers * (forward + backward)
         gradients = 2 * (1 - 1 / n_gpus) * 4 * count_params(model) / link

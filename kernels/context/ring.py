@@ -33,7 +33,6 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .. import choice
 from ..ops import module_of
-from ..options import AttentionOptions
 from ..reference import partial
 from .group import ContextGroup, chunk_tokens, group_named
 from .steps import masks_of, meetings, steps_of
@@ -192,8 +191,7 @@ def _ring_attn_bwd(
     """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D), in the dtype of q.
 
     The gradients of the keys that came in step i arrive in step i, too, but behind them: a rank
-    passes them on when it has added its own. After step P - 1 they go home. Half of the heads have
-    their step 0 then, so that something is computed beside the last hop, as beside the first.
+    passes them on when it has added its own. After step P - 1 they go home.
     """
     ring = group_named(group)
     backward = _module(impl, backward=True).attn_bwd
@@ -203,79 +201,44 @@ def _ring_attn_bwd(
         keys_here = _Keys(ring, kv.contiguous())
         dout = dout.contiguous()  # the kernels would have one made at each step
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
-        (_, _, own), *steps = steps_of(
-            ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes
-        )
-        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-        dkv = torch.empty_like(kv, memory_format=torch.contiguous_format)
-        at_once, afterwards = _halves_of_heads(kv.shape[3], own)
-
-        def step_0(heads: slice) -> None:
-            per_kv_head = q.shape[2] // kv.shape[3]
-            of_q = slice(heads.start * per_kv_head, heads.stop * per_kv_head)
-            grads = dq[:, :, of_q], *dkv[..., heads, :].unbind()
-            if own is None:
-                for grad in grads:
-                    grad.zero_()
-            elif heads.start < heads.stop:
-                backward(
-                    dout[:, :, of_q],
-                    None,
-                    q[:, :, of_q],
-                    *kv[..., heads, :].unbind(),
-                    out[:, :, of_q],
-                    lse[:, of_q].contiguous(),
-                    own,
-                    grads,
-                )
-
-        keys_here.send()
-        step_0(at_once)
-        keys_here.receive()
-        dq_sum = exchange = None
-        first_row = steps[0].rows.start  # no later step has rows before it
-        for rows, keys, options in steps:
+        dq = own = exchange = None
+        steps = steps_of(ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes)
+        for i, (rows, keys, options) in enumerate(steps):
             keys_here.send()
-            sees = options is not None
+            kv, sees = keys_here.at_hand, options is not None
             part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
-            dkv_part = torch.empty_like(dkv)
+            kv_part = torch.empty_like(kv)
             if options is not None:
                 backward(
                     dout[:, rows],
                     None,
                     q[:, rows],
-                    *keys_here.at_hand[:, :, keys].unbind(),
+                    *kv[:, :, keys].unbind(),
                     out[:, rows],
                     late_lse if rows.start else lse,
                     options,
-                    (part, *dkv_part[:, :, keys].unbind()),
+                    (part, *kv_part[:, :, keys].unbind()),
                 )
-            if dq_sum is None or exchange is None:
-                dq_sum = (part if sees else part.zero_()).to(sum_dtype)
-                dkv_part[:, :, keys.stop if sees else 0 :].zero_()
-                sums = dkv_part.to(sum_dtype)
-                spare = torch.empty_like(sums)
+            if i < 2:  # of these keys it is the first sum
+                kv_part[:, :, keys.stop if sees else 0 :].zero_()
+            if dq is None:
+                dq, own = (part if sees else part.zero_()).to(sum_dtype), kv_part.to(sum_dtype)
             else:
-                exchange.wait()
-                sums, spare = exchange.received, exchange.sent
                 if sees:
-                    dq_sum[:, rows.start - first_row :] += part
-                    sums[:, :, keys] += dkv_part[:, :, keys]
-            exchange = _Exchange(ring, sums, spare)
+                    dq[:, rows] += part
+                if exchange is None:
+                    sums = kv_part.to(sum_dtype)
+                    spare = torch.empty_like(sums)
+                else:
+                    exchange.wait()
+                    sums, spare = exchange.received, exchange.sent
+                    if sees:
+                        sums[:, :, keys] += kv_part[:, :, keys]
+                exchange = _Exchange(ring, sums, spare)
             keys_here.receive()
-        step_0(afterwards)
-        assert dq_sum is not None and exchange is not None
-        dq[:, first_row:] += dq_sum
+        assert dq is not None and own is not None and exchange is not None
         exchange.wait()
-        dkv += exchange.received
-        return dq, dkv
-
-
-def _halves_of_heads(n_kv_head: int, options: AttentionOptions | None) -> tuple[slice, slice]:
-    """All key and value heads in two parts; the second is empty if they do not share one mask."""
-    rows = None if options is None else options.mask_rows
-    half = (n_kv_head + 1) // 2 if rows is None or rows.shape[0] == 1 else n_kv_head
-    return slice(0, half), slice(half, n_kv_head)
+        return dq.to(q.dtype), own.add_(exchange.received).to(q.dtype)
 
 
 # ---- what PyTorch is told of them
