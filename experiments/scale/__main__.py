@@ -96,6 +96,8 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
         "tokens_per_s": config.optim.batch_tokens / step_s,
         "mfu": asdict(utilisation) if utilisation else None,
         "peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
+        # with what PyTorch holds ready
+        "reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
     }
 
 
@@ -130,7 +132,8 @@ def check_loss(rows: list[Row]) -> None:
     print(
         f"{last['part']:6} {last['model']:12} {last['context_length']:8} {last['batch_tokens']:8} "
         f"{last['n_gpus']} {last['way']:16} {last['tokens_per_s']:10,.0f} tokens/s "
-        f"{last['step_s']:.4f} s  {last['peak_gib']:6.2f} GiB, told {case_of(last).told_gib:6.2f}; "
+        f"{last['step_s']:.4f} s  {last['peak_gib']:6.2f} GiB, told {case_of(last).told_gib:6.2f}, "
+        f"reserved {last['reserved_gib']:6.2f}; "
         f"first step {last['first_step_s']:.0f} s, loss {last['first_loss']:.3f}",
         flush=True,
     )

@@ -79,20 +79,18 @@ class _Exchange:
 
         Neither tensor may be written to before `wait`, nor `received` read.
         """
-        to, of = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-        pg = group.process_group
-        self._works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, sent, group=pg, group_peer=to),
-                dist.P2POp(dist.irecv, received, group=pg, group_peer=of),
-            ]
+        # By isend and irecv, a step captured in a CUDA graph would never use their memory again.
+        to_each, of_each = ([0] * group.size for _ in range(2))
+        to_each[(group.rank + 1) % group.size] = of_each[group.rank - 1] = len(sent)
+        work = dist.all_to_all_single(
+            received, sent, of_each, to_each, group=group.process_group, async_op=True
         )
-        self.sent, self.received = sent, received
+        assert work is not None
+        self._work, self.sent, self.received = work, sent, received
 
     def wait(self) -> None:
         """Have what is launched from now on come after the exchange."""
-        for work in self._works:
-            work.wait()
+        self._work.wait()
 
 
 class _Keys:

@@ -74,27 +74,32 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
             attention += size * 2 * kv * (context + 0.5 - 1)
     if model.mlp == "swiglu":
         mlp = size * 3 * model.mlp_width  # gate, value, and their product
+        mlp_backward = 2 * mlp  # and the gradients of these
     else:
         mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
+        mlp_backward = size * model.mlp_width * 3  # before and behind the GELU, and a gradient
     dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
     block = norms + attention + mlp + dropout
+    # what the backward pass of a block is at after it was computed again: its MLP, between the
+    # stream, its normalisation and the gradients of both
+    again = 2 * (wide + size) * C + dropout + mlp_backward
     kept, again = {
         "none": (block, 0),
         # the stream, what is to be added to it, out and lse
-        "selective": ((wide + 2 * size) * C + 4 * model.n_head, block),
-        "full": ((wide + size) * C, block),
+        "selective": ((wide + 2 * size) * C + 4 * model.n_head, again),
+        "full": ((wide + size) * C, again + attention),
     }[config.run.activation_checkpointing]
-    activations = n_tokens * (model.n_layer * kept + again)
-
     row = model.padded_vocab_size * size
-    logits = chunk_rows(n_tokens, row) * row
-    at_once = n_tokens * world_size
+    head = chunk_rows(n_tokens, row) * row + n_tokens * C * size
+    if world_size == 1:
+        # which is over before a block is computed again; on several, exchanges take its place
+        head = max(0, head - n_tokens * again)
     return Memory(
         state,
         gradients,
-        activations,
-        logits + n_tokens * C * size,
-        accumulates=config.optim.batch_tokens > at_once,
+        n_tokens * (model.n_layer * kept + again),
+        head,
+        accumulates=config.optim.batch_tokens > n_tokens * world_size,
     )
 
 

@@ -116,3 +116,35 @@ def test_no_call_waits_for_a_gpu(gpus, impl, name):
     if "doc_start" in options:  # of the tokens of one process
         options = {"doc_start": options["doc_start"][:, :1024].expand(2, -1).contiguous()}
     gpus.call(step_without_waiting, method, impl, options)
+
+
+def memory_of_captured(context, method, n_calls):
+    """Bytes that a CUDA graph of so many calls, one after the other, keeps for itself."""
+    device = torch.device("cuda", context.rank)
+    sizes = (1, 16_384, 16_384, 12, 12, 64)
+    qkv = make_qkv(*sizes, dtype=torch.bfloat16, device=device, requires_grad=True)
+    dout = torch.randn_like(qkv[0])
+
+    def call():
+        out = context_attention(*qkv, context=context, method=method)
+        torch.autograd.grad(out, qkv, dout)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    stream.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(n_calls):
+            call()
+    return torch.cuda.memory_reserved() - before
+
+
+@pytest.mark.parametrize("method", ["ring", "gather"])
+def test_captured_calls_use_the_same_memory_one_after_the_other(gpus, method):
+    one, many = (max(gpus.call(memory_of_captured, method, n)) for n in (1, 6))
+    assert one > 0
+    assert many <= 1.3 * one
