@@ -103,6 +103,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale_ddp": _of(scale.ddp_table, "scale"),
     "scale_fsdp": _of(scale.fsdp_table, "scale"),
     "scale_large": _of(scale.large_table, "scale"),
+    "scale_context": _of(scale.context_table, "scale_context"),
+    "scale_long": _of(scale.long_table, "scale_long"),
+    "scale_foretold": _of(scale.foretold_table, "scale_long"),
     "scale_losses": _of(same_losses.losses_table, "scale_losses"),
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
@@ -131,6 +134,7 @@ PICTURES: dict[Path, Callable[[], "Figure"]] = {
         )
         for name in COMPARED.values()
     },
+    RESULTS / "scale_long.png": _of(scale.draw, "scale_long"),
     RESULTS / "lra_speed.png": _of(
         lambda speed, accuracy: lra.draw_speed(speed, accuracy["references"]), "lra_speed", "lra"
     ),

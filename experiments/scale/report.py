@@ -104,7 +104,7 @@ def long_table(result: Row) -> str:
         {
             "context": f"{row['context_length']:,}",
             "attention": row["way"].partition(",")[0],
-            "a step": f"{row['step_s']:.1f} s",
+            "a step": f"{row['step_s']:.2f} s",
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
             "MFU, causal / full": _mfu(row),
             **_memory(row),
