@@ -47,7 +47,7 @@ torch.library.define(
 torch.library.define(
     "papilio::ring_attn_bwd",
     "(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
-    f"{OPTIONS}) -> (Tensor, Tensor)",
+    f"{OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
 ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
@@ -185,8 +185,11 @@ def _ring_attn_bwd(
     softcap: float,
     mask_lists: Sequence[Tensor],
     mask_sizes: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D), in the dtype of q.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq (B, t, H, D), and two parts of dk and dv, each of both in one tensor (2, B, t, H_kv, D).
+
+    dq and the part of step 0 are in the dtype of q, the part that the other ranks have summed up is
+    in that of the sums. Whoever reads them adds them: torch.compile does both in one kernel.
 
     The gradients of the keys that came in step i arrive in step i, too, but behind them: a rank
     passes them on when it has added its own. After step P - 1 they go home.
@@ -220,7 +223,7 @@ def _ring_attn_bwd(
             if i < 2:  # of these keys it is the first sum
                 kv_part[:, :, keys.stop if sees else 0 :].zero_()
             if dq is None:
-                dq, own = (part if sees else part.zero_()).to(sum_dtype), kv_part.to(sum_dtype)
+                dq, own = (part if sees else part.zero_()).to(sum_dtype), kv_part
             else:
                 if sees:
                     dq[:, rows] += part
@@ -236,7 +239,7 @@ def _ring_attn_bwd(
             keys_here.receive()
         assert dq is not None and own is not None and exchange is not None
         exchange.wait()
-        return dq.to(q.dtype), own.add_(exchange.received).to(q.dtype)
+        return dq.to(q.dtype), own, exchange.received
 
 
 # ---- what PyTorch is told of them
@@ -250,8 +253,19 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake("papilio::ring_attn_bwd")
-def _(dout: Tensor, q: Tensor, kv: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), kv.new_empty(kv.shape)
+def _(
+    dout: Tensor,
+    q: Tensor,
+    kv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    doc_start: Tensor | None,
+    impl: str,
+    group: str,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sum_dtype = _sum_dtype(group_named(group).size, kv.dtype)
+    return q.new_empty(q.shape), kv.new_empty(kv.shape), kv.new_empty(kv.shape, dtype=sum_dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -271,8 +285,10 @@ def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
         others = *others[:-1], None if ctx.mask_sizes else []
     if dout is None:
         return None, None, *others
-    grads = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
-    return *grads, *others
+    dq, own, of_others = ring_attn_bwd(
+        dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes
+    )
+    return dq, (own + of_others).to(own.dtype), *others
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
