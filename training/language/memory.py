@@ -42,7 +42,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     """Of a step on one of `world_size` GPUs, with run.compile and all that our kernels spare.
 
     Within a tenth of what was measured on one H100 (docs/results/train_speed_butterfly.json,
-    train_speed.json) and two H200s (scale.json). `run.activation_memory` below 1
+    train_speed.json) and two H200s (scale*.json). `run.activation_memory` below 1
     is not counted.
     """
     model = config.model
