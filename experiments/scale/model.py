@@ -77,11 +77,22 @@ def pairs(model: ModelConfig, length: int) -> float:
 
 
 def fit(model: ModelConfig, measured: Sequence[tuple[int, float]]) -> Growth:
-    """From the seconds of a step at two lengths, on one GPU."""
+    """From the seconds of a step at two lengths, on one GPU.
+
+    Raises:
+        ValueError: they would make a token or a pair cost nothing or less.
+    """
     (short, fast), (long, slow) = measured
     a, b = pairs(model, short), pairs(model, long)
     per_pair = (slow - fast * long / short) / (b - a * long / short)
-    return Growth(model, (fast - per_pair * a) / short, per_pair)
+    per_token = (fast - per_pair * a) / short
+    if min(per_token, per_pair) <= 0:
+        raise ValueError(
+            f"steps of {fast:.4g} s at {short} tokens and {slow:.4g} s at {long} do not tell "
+            f"attention from the rest: {per_token:.3g} s a token, {per_pair:.3g} s a pair. Measure "
+            "lengths that lie further apart"
+        )
+    return Growth(model, per_token, per_pair)
 
 
 def growth_of(rows: Sequence[Row], name: str, mask: MaskConfig) -> Growth:

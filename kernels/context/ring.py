@@ -53,8 +53,9 @@ ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
 ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
 
 
-# Cycles of the GPU, 20 us. The forward pass fills the GPU until it ends, and NCCL's kernel is there
-# 15 us after it could be. The backward pass begins with a kernel that leaves room.
+# Cycles of the GPU, 20 us. The forward pass on Hopper fills the GPU until it ends, and in a step
+# that is captured NCCL's kernel comes later than it could. The backward pass begins with a kernel
+# that leaves room.
 HEAD_START = 40_000
 
 
@@ -79,7 +80,8 @@ class _Exchange:
 
         Neither tensor may be written to before `wait`, nor `received` read.
         """
-        # By isend and irecv, a step captured in a CUDA graph would never use their memory again.
+        # Not by isend and irecv, for which PyTorch has the allocator wait for a stream: it cannot
+        # while a step is captured in a CUDA graph.
         to_each, of_each = ([0] * group.size for _ in range(2))
         to_each[(group.rank + 1) % group.size] = of_each[group.rank - 1] = len(sent)
         work = dist.all_to_all_single(
@@ -146,7 +148,7 @@ def _ring_attn_fwd(
             mask_lists, mask_sizes,
         )  # fmt: skip
         for rows, keys, options in steps:
-            if keys_here.send() and q.is_cuda:
+            if keys_here.send() and impl == "hopper":
                 torch.cuda._sleep(HEAD_START)
             if options is not None:
                 part, part_lse = attend(

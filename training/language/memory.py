@@ -41,9 +41,9 @@ class Memory(NamedTuple):
 def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
     """Of a step on one of `world_size` GPUs, with run.compile and all that our kernels spare.
 
-    Within a tenth of what was measured on one H100 (docs/results/train_speed_butterfly.json,
-    train_speed.json) and two H200s (scale*.json). `run.activation_memory` below 1
-    is not counted.
+    Adjusted to what was measured, and within a tenth of it, on one H100 (train_speed_butterfly.json
+    and train_speed.json of docs/results) and two H200s (scale*.json). `run.activation_memory` below
+    1 is not counted.
     """
     model = config.model
     C = model.n_embd
@@ -92,7 +92,8 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     row = model.padded_vocab_size * size
     head = chunk_rows(n_tokens, row) * row + n_tokens * C * size
     if world_size == 1:
-        # which is over before a block is computed again; on several, exchanges take its place
+        # Over before a block is computed again. On several, as much is there beside it: measured,
+        # and not accounted for.
         head = max(0, head - n_tokens * again)
     return Memory(
         state,

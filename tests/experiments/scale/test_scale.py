@@ -77,7 +77,7 @@ def test_the_model_of_one_gpu_foretells_two():
     rows = [row_of(case, growing(case)) for case in cases(["long"], CARD)]
     lines = foretold_table({"rows": rows}).splitlines()[2:]
     gaps = [float(line.split("|")[-2].strip().rstrip("%")) for line in lines]
-    assert len(gaps) == 6
+    assert len(gaps) == 3  # dense
     assert all(-0.1 < gap < 30 for gap in gaps)  # waiting alone is added
     figure = draw({"rows": rows})
     assert [axes.get_xscale() for axes in figure.axes] == ["log", "log"]
@@ -90,6 +90,13 @@ def test_a_fit_goes_through_its_points_and_more_gpus_take_less():
     assert growth.seconds(262_144, 1) == pytest.approx(9.0)
     times = [growth.seconds(2**22, n) for n in (1, 2, 8, 64, 512)]
     assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("slow", [3.9, 17.0])
+def test_steps_that_do_not_tell_attention_from_the_rest_are_refused(slow):
+    model = ModelConfig(positions="rotary")
+    with pytest.raises(ValueError, match="further apart"):
+        fit(model, [(65_536, 1.0), (262_144, slow)])
 
 
 def test_a_slow_link_is_waited_for(monkeypatch):
