@@ -27,13 +27,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import choice
 from ..ops import module_of
 from ..reference import partial
+from .exchange import Exchange, post
 from .group import ContextGroup, chunk_tokens, group_named
 from .steps import masks_of, meetings, steps_of
 
@@ -47,16 +47,10 @@ torch.library.define(
 torch.library.define(
     "papilio::ring_attn_bwd",
     "(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
-    f"{OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"{OPTIONS}) -> (Tensor, Tensor)",
 )
 ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
 ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
-
-
-# Cycles of the GPU, 20 us. The forward pass on Hopper fills the GPU until it ends, and in a step
-# that is captured NCCL's kernel comes later than it could. The backward pass begins with a kernel
-# that leaves room.
-HEAD_START = 40_000
 
 
 def _module(impl: str, backward: bool) -> ModuleType:
@@ -72,53 +66,26 @@ def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
     return dtype if size <= 2 else torch.promote_types(dtype, torch.float32)
 
 
-class _Exchange:
-    """A tensor on its way to the next rank, and one that comes from the rank before."""
-
-    def __init__(self, group: ContextGroup, sent: Tensor, received: Tensor) -> None:
-        """Post both: what is launched on the GPU from now on runs beside them.
-
-        Neither tensor may be written to before `wait`, nor `received` read.
-        """
-        # Not by isend and irecv, for which PyTorch has the allocator wait for a stream: it cannot
-        # while a step is captured in a CUDA graph.
-        to_each, of_each = ([0] * group.size for _ in range(2))
-        to_each[(group.rank + 1) % group.size] = of_each[group.rank - 1] = len(sent)
-        work = dist.all_to_all_single(
-            received, sent, of_each, to_each, group=group.process_group, async_op=True
-        )
-        assert work is not None
-        self._work, self.sent, self.received = work, sent, received
-
-    def wait(self) -> None:
-        """Have what is launched from now on come after the exchange."""
-        self._work.wait()
-
-
 class _Keys:
     """The keys and values at hand, and the next ones."""
 
     def __init__(self, group: ContextGroup, own: Tensor) -> None:
-        """With those of this rank, which are not written to."""
-        self._group, self._own, self.at_hand = group, own, own
-        self._to_come = group.size - 1
-        self._exchange: _Exchange | None = None
-        self._free: Tensor | None = None
+        """With those of this rank."""
+        self._group, self.at_hand = group, own
+        self._n_sent = 0
+        self._exchange: Exchange | None = None
 
-    def send(self) -> bool:
-        """Pass on those at hand, unless all have come by; returns whether it did."""
-        if self._to_come:
-            free = torch.empty_like(self._own) if self._free is None else self._free
-            self._exchange, self._free = _Exchange(self._group, self.at_hand, free), None
-        return self._to_come > 0
+    def send(self) -> None:
+        """Pass on those at hand, unless all have come by."""
+        if self._n_sent < self._group.size - 1:
+            # what comes is read while the next ones come
+            self._exchange = post(self._group, self.at_hand, self._n_sent % 2)
+            self._n_sent += 1
 
     def receive(self) -> None:
         """Take the next ones, if there are any."""
         if self._exchange is not None:
-            self._exchange.wait()
-            sent, self.at_hand = self._exchange.sent, self._exchange.received
-            self._free = None if sent is self._own else sent
-            self._exchange, self._to_come = None, self._to_come - 1
+            self.at_hand, self._exchange = self._exchange.wait(), None
 
 
 # ---- the passes
@@ -148,8 +115,7 @@ def _ring_attn_fwd(
             mask_lists, mask_sizes,
         )  # fmt: skip
         for rows, keys, options in steps:
-            if keys_here.send() and impl == "hopper":
-                torch.cuda._sleep(HEAD_START)
+            keys_here.send()
             if options is not None:
                 part, part_lse = attend(
                     q[:, rows], *keys_here.at_hand[:, :, keys].unbind(), options
@@ -187,11 +153,8 @@ def _ring_attn_bwd(
     softcap: float,
     mask_lists: Sequence[Tensor],
     mask_sizes: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq (B, t, H, D), and two parts of dk and dv, each of both in one tensor (2, B, t, H_kv, D).
-
-    dq and the part of step 0 are in the dtype of q, the part that the other ranks have summed up is
-    in that of the sums. Whoever reads them adds them: torch.compile does both in one kernel.
+) -> tuple[Tensor, Tensor]:
+    """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D).
 
     The gradients of the keys that came in step i arrive in step i, too, but behind them: a rank
     passes them on when it has added its own. After step P - 1 they go home.
@@ -231,17 +194,15 @@ def _ring_attn_bwd(
                     dq[:, rows] += part
                 if exchange is None:
                     sums = kv_part.to(sum_dtype)
-                    spare = torch.empty_like(sums)
                 else:
-                    exchange.wait()
-                    sums, spare = exchange.received, exchange.sent
+                    sums = exchange.wait()
                     if sees:
                         sums[:, :, keys] += kv_part[:, :, keys]
-                exchange = _Exchange(ring, sums, spare)
+                exchange = post(ring, sums, 2 + i % 2)
             keys_here.receive()
         assert dq is not None and own is not None and exchange is not None
-        exchange.wait()
-        return dq.to(q.dtype), own, exchange.received
+        own += exchange.wait()
+        return dq.to(q.dtype), own
 
 
 # ---- what PyTorch is told of them
@@ -265,9 +226,8 @@ def _(
     impl: str,
     group: str,
     *_: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    sum_dtype = _sum_dtype(group_named(group).size, kv.dtype)
-    return q.new_empty(q.shape), kv.new_empty(kv.shape), kv.new_empty(kv.shape, dtype=sum_dtype)
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), kv.new_empty(kv.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -287,10 +247,8 @@ def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
         others = *others[:-1], None if ctx.mask_sizes else []
     if dout is None:
         return None, None, *others
-    dq, own, of_others = ring_attn_bwd(
-        dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes
-    )
-    return dq, (own + of_others).to(own.dtype), *others
+    grads = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
+    return *grads, *others
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:

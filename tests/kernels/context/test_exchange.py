@@ -1,0 +1,198 @@
+"""What each rank sends comes to the next one: by the driver between GPUs, and by a collective."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from kernels.context import exchange
+from kernels.context.exchange import post
+from tests.kernels.context.processes import Processes
+from tests.kernels.context.whole import check_budget, device_of, whole_results
+
+pytestmark = pytest.mark.distributed
+of_gpus = pytest.mark.gpu(2)
+each_way = pytest.mark.parametrize("inboxes", [True, False], ids=["inboxes", "nccl"])
+
+
+@pytest.fixture(scope="module")
+def two_gpus():
+    processes = Processes(2, on_gpus=True)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="module")
+def four_gpus():
+    processes = Processes(4, on_gpus=True)
+    yield processes
+    processes.close()
+
+
+def with_inboxes(wanted):
+    """Whether GPUs have inboxes, or exchange by NCCL."""
+    return mock.patch.object(exchange, "LARGEST_INBOX", 2**30 if wanted else 0)
+
+
+def payload(rank, shape, dtype, device):
+    """What this rank sends: no two ranks the same."""
+    return (torch.arange(2 * shape[1], device=device) + 1000 * rank).to(dtype).view(shape)
+
+
+def go_round(context, kind, shape, dtype, inboxes=True):
+    """All that comes by is that of the ranks before, the nearest first."""
+    device = device_of(context, kind)
+    own = at_hand = payload(context.rank, shape, dtype, device)
+    with with_inboxes(inboxes):
+        for i in range(1, context.size):
+            at_hand = post(context, at_hand, i % 2).wait()
+            source = (context.rank - i) % context.size
+            assert torch.equal(at_hand, payload(source, shape, dtype, device))
+            assert torch.equal(own, payload(context.rank, shape, dtype, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_goes_round(processes, dtype):
+    processes.call(go_round, "cpu", (2, 7), dtype)
+
+
+def two_at_a_time(context, kind, inboxes=True):
+    device = device_of(context, kind)
+    before = (context.rank - 1) % context.size
+    shapes = (2, 5), (2, 300)
+    with with_inboxes(inboxes):
+        started = [
+            post(context, payload(context.rank, shape, torch.float32, device), i)
+            for i, shape in enumerate(shapes)
+        ]
+        for shape, one in zip(shapes[::-1], started[::-1], strict=True):
+            assert torch.equal(one.wait(), payload(before, shape, torch.float32, device))
+
+
+def test_two_at_a_time(processes):
+    processes.call(two_at_a_time, "cpu")
+
+
+@of_gpus
+@each_way
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_goes_round_on_gpus(two_gpus, inboxes, dtype):
+    for n in (1, 7, 1_000_003, 13, 4096):  # larger than before, and smaller
+        two_gpus.call(go_round, "cuda", (2, n), dtype, inboxes)
+
+
+@of_gpus
+@each_way
+def test_two_at_a_time_on_gpus(two_gpus, inboxes):
+    two_gpus.call(two_at_a_time, "cuda", inboxes)
+
+
+def often(context, inboxes):
+    """Fast ranks and slow ones: no inbox is written to that is still to be read."""
+    device = device_of(context, "cuda")
+    n, before = 2**20, (context.rank - 1) % context.size
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    with with_inboxes(inboxes):
+        for i in range(200):
+            if i % 7 == 3 * context.rank:
+                torch.cuda._sleep(2_000_000)
+            sent = torch.full((2, n), context.size * i + context.rank, device=device)
+            came = post(context, sent, 0).wait()
+            wrong += (came != context.size * i + before).sum()
+    assert wrong.item() == 0
+
+
+@of_gpus
+@each_way
+def test_nothing_is_written_over_before_it_is_read(two_gpus, inboxes):
+    two_gpus.call(often, inboxes)
+
+
+def replay(context, inboxes):
+    device = device_of(context, "cuda")
+    before = (context.rank - 1) % context.size
+    sent = torch.zeros(2, 100_000, device=device)
+    out = torch.empty_like(sent)
+    stream = torch.cuda.Stream()
+    with with_inboxes(inboxes):
+        with torch.cuda.stream(stream):
+            post(context, sent, 0).wait()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(3):
+                out.copy_(post(context, sent, 0).wait())
+                sent.add_(1)
+        for i in range(5):
+            sent.fill_(10 * i + context.rank)
+            graph.replay()
+            assert (out == 10 * i + before + 2).all()
+            # and others between them
+            assert (post(context, sent, 0).wait() == 10 * i + before + 3).all()
+
+
+@of_gpus
+@each_way
+def test_captured_exchanges(two_gpus, inboxes):
+    two_gpus.call(replay, inboxes)
+
+
+def capture_the_first(context):
+    x = torch.zeros(2, 7_654_321, device=device_of(context, "cuda"))
+    post(context, x[:, :1].contiguous(), 3).wait()
+    refused = pytest.raises(RuntimeError, match="run the step once before")
+    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        post(context, x, 3)
+
+
+@of_gpus
+def test_the_first_exchange_is_not_captured(two_gpus):
+    two_gpus.call(capture_the_first)
+
+
+def ask_anew(context, why):
+    """The way that this group exchanges by, where one rank has a reason against inboxes."""
+    reason = {
+        "none": mock.patch.dict("os.environ", {}),
+        "switched off": mock.patch.dict("os.environ", {exchange.SWITCH: "0"}),
+        "out of reach": mock.patch("torch.cuda.can_device_access_peer", lambda *_: False),
+    }[why if context.rank == 1 else "none"]
+    sent = torch.zeros(2, 3, device=device_of(context, "cuda"))
+    with reason, mock.patch.dict(exchange._REACH, clear=True):
+        posted = post(context, sent, 0)
+    posted.wait()
+    return type(posted).__name__
+
+
+@of_gpus
+@pytest.mark.parametrize(
+    "why, way",
+    [("none", "_Copy"), ("switched off", "_Collective"), ("out of reach", "_Collective")],
+)
+def test_all_ranks_have_inboxes_or_none_has(two_gpus, why, way):
+    assert two_gpus.call(ask_anew, why) == [way, way]
+
+
+def same_bits(context, sizes, options):
+    found = []
+    for inboxes in (True, False):
+        with with_inboxes(inboxes):
+            found += whole_results(context, sizes, torch.bfloat16, options, "cuda")
+    return all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "gpus", [pytest.param("two_gpus", marks=pytest.mark.gpu(2)),
+             pytest.param("four_gpus", marks=pytest.mark.gpu(4))],
+)  # fmt: skip
+def test_attention_has_the_same_bits_either_way(request, gpus):
+    options = {"causal": True, "method": "ring", "impl": "triton"}
+    given = (1, 4096, 4096, 4, 2, 64), options
+    assert all(request.getfixturevalue(gpus).call(same_bits, *given))
+
+
+@pytest.mark.gpu(4)
+@pytest.mark.parametrize("impl", ["triton", "hopper"])
+def test_four_keep_to_the_error_budget(four_gpus, impl):
+    options = {"causal": True, "method": "ring", "impl": impl}
+    four_gpus.call(check_budget, (2, 4096, 4096, 4, 2, 64), torch.bfloat16, options, "cuda")
