@@ -6,19 +6,19 @@ the rank before can write to. All else is exchanged by a collective of torch.dis
 machines, on CPUs, and what is larger than an inbox may be.
 """
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..limits import LARGEST_INBOX
 from .group import ContextGroup
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Bytes. An inbox is there for good; of what is larger, it is memory that ends first.
-LARGEST_INBOX = 2**30
 SWITCH = "PAPILIO_INBOXES"  # in the environment; 0 leaves all exchanges to torch.distributed
 TIMEOUT_MS = 600_000  # for the other GPUs to come, as in torch.distributed
 
@@ -55,6 +55,11 @@ def post(group: ContextGroup, sent: Tensor, inbox: int) -> Exchange:
     if inboxes is None:
         inboxes = _INBOXES[group.process_group] = _Inboxes(group, sent.device)
     return _Copy(inboxes, sent, inbox)
+
+
+def inbox_bytes() -> int:
+    """Memory that the inboxes of this process take: torch.cuda's statistics do not count it."""
+    return sum(inboxes.n_bytes for inboxes in _INBOXES.values())
 
 
 class _Collective:
@@ -105,6 +110,11 @@ class _Inboxes:
             large_enough = [self._new(n_bytes)]
             found += large_enough
         return min(large_enough, key=lambda inbox: len(inbox.own))
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all of them."""
+        return sum(len(inbox.own) for found in self._by_number.values() for inbox in found)
 
     def _new(self, n_bytes: int) -> _Inbox:
         _not_captured()
@@ -159,7 +169,11 @@ def _reach_each_other(group: ContextGroup, device: torch.device) -> bool:
             str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())
         ]
         behind = ids[(group.rank + 1) % group.size]
-        reaches = behind in seen and torch.cuda.can_device_access_peer(device, seen.index(behind))
+        reaches = (
+            os.environ.get(SWITCH) != "0"
+            and behind in seen
+            and torch.cuda.can_device_access_peer(device, seen.index(behind))
+        )
         _REACH[group.process_group] = all(_of_each(group, reaches))
     return _REACH[group.process_group]
 
