@@ -38,6 +38,7 @@ def merge_kernel(
     total = p_a + p_b
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
+    tl.debug_barrier()  # every warp has loaded these rows: none may find what another has stored
     tl.store(lse_ptr, tl.where(empty, -float("inf"), pivot + tl.log(total)), mask=inside)
 
     column = tl.arange(0, BLOCK_D)

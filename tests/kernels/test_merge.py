@@ -51,3 +51,23 @@ def test_merging_is_attention_of_all_keys(impl, dtype, device, rows, head_dim):
     torch.testing.assert_close(out, expected, **tolerance)
     torch.testing.assert_close(lse, expected_lse)
     assert (lse[:, :, 4] == -math.inf).all() and (out[:, 4] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_repeats_bit_for_bit(dtype):
+    """Several warps of a program look at one row, and none at what another has made of it."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def numbers(*shape):
+        return torch.randn(shape, device="cuda", generator=generator)
+
+    out, part = (numbers(2, 8192, 12, 64).to(dtype) for _ in range(2))
+    lse, part_lse = (5 * numbers(2, 12, 8192) for _ in range(2))
+    expected = out.clone(), lse.clone()
+    partial.merge(*expected, part, part_lse)
+    for _ in range(100):
+        merged = out.clone(), lse.clone()
+        module_of("triton", "merge").merge(*merged, part, part_lse)
+        for actual, wanted in zip(merged, expected, strict=True):
+            torch.testing.assert_close(actual, wanted)
