@@ -122,6 +122,9 @@ class _Inboxes:
 
         assert self._group.process_group is not None
         own = symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=self._device)
+        # Its signals are being set to zero, behind whatever the GPU is at, and PyTorch 2.11 does
+        # not wait: a signal of another GPU would be lost that comes before.
+        torch.cuda.synchronize(self._device)
         try:
             signals = symmetric_memory.rendezvous(own, self._group.process_group)
         except RuntimeError as error:

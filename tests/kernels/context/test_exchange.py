@@ -108,6 +108,24 @@ def test_nothing_is_written_over_before_it_is_read(two_gpus, inboxes):
     two_gpus.call(often, inboxes)
 
 
+def open_while_busy(context):
+    """Each rank in turn is late, and has its inbox opened behind what its GPU is at."""
+    before = (context.rank - 1) % context.size
+    for late in range(2 * context.size):
+        sent = payload(
+            context.rank, (2, 2_000_000 + late), torch.float32, device_of(context, "cuda")
+        )
+        if late % context.size == context.rank:
+            torch.cuda._sleep(200_000_000)
+        came = post(context, sent, 5).wait()
+        assert torch.equal(came, payload(before, sent.shape, torch.float32, sent.device))
+
+
+@of_gpus
+def test_an_inbox_is_opened_while_a_gpu_is_busy(two_gpus):
+    two_gpus.call(open_while_busy)
+
+
 def replay(context, inboxes):
     device = device_of(context, "cuda")
     before = (context.rank - 1) % context.size
