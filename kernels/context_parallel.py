@@ -39,7 +39,8 @@ def context_attention(
 
     Each process passes its tokens (`ContextGroup.shard`) and gets the output of its queries: the
     rows that `flash_attention` of the whole sequence would have. All processes must call it, with
-    the same arguments but for q, k, v and doc_start.
+    the same arguments but for q, k, v and doc_start, and each on one stream at a time. In a CUDA
+    graph it can be captured when shapes of this size have been called once before.
 
     Args:
         q: (B, T / P, H, D), as in `flash_attention`; P is the size of the group.

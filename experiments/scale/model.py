@@ -96,7 +96,7 @@ def fit(model: ModelConfig, measured: Sequence[tuple[int, float]]) -> Growth:
 
 
 def growth_of(rows: Sequence[Row], name: str, mask: MaskConfig) -> Growth:
-    """From the rows of one GPU under a mask of this name, at two lengths."""
+    """From the rows of one GPU under a mask of this name, the shortest and the longest."""
     alone = [r for r in rows if r["n_gpus"] == 1 and r["way"].startswith(f"{name},")]
     points = sorted((r["context_length"], r["step_s"]) for r in alone)
-    return fit(ModelConfig(positions="rotary", mask=mask), points)
+    return fit(ModelConfig(positions="rotary", mask=mask), [points[0], points[-1]])
