@@ -1,5 +1,6 @@
 """What each rank sends comes to the next one: by the driver between GPUs, and by a collective."""
 
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -106,6 +107,21 @@ def often(context, inboxes):
 @each_way
 def test_nothing_is_written_over_before_it_is_read(two_gpus, inboxes):
     two_gpus.call(often, inboxes)
+
+
+def count_inboxes(context):
+    """What a larger exchange adds to their bytes, and then a smaller one."""
+    counts = [exchange.inbox_bytes()]
+    for n in (3_000_000, 10):
+        x = torch.zeros(2, n, device=device_of(context, "cuda"))
+        post(context, x, 7).wait()
+        counts.append(exchange.inbox_bytes())
+    return [b - a for a, b in pairwise(counts)]
+
+
+@of_gpus
+def test_inboxes_are_counted_and_serve_smaller_exchanges(two_gpus):
+    assert two_gpus.call(count_inboxes) == [[24_000_000, 0]] * 2
 
 
 def open_while_busy(context):
