@@ -39,7 +39,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row, collect_rows
 from experiments.train_steps.contenders import Step, step_of
-from kernels.context.exchange import inbox_bytes
+from kernels.context.exchange import close_inboxes, inbox_bytes
 from model.flops import mfu
 from training.distributed import Processes, start_processes
 from training.language.memory import GIB
@@ -58,6 +58,7 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
+    close_inboxes()
     torch.manual_seed(0)
     shape = (
         config.grad_accum_steps(case.n_gpus),

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from kernels.context import exchange
 from kernels.context.exchange import post
@@ -122,6 +123,26 @@ def count_inboxes(context):
 @of_gpus
 def test_inboxes_are_counted_and_serve_smaller_exchanges(two_gpus):
     assert two_gpus.call(count_inboxes) == [[24_000_000, 0]] * 2
+
+
+def close_and_open(context):
+    """What is open is closed on all ranks, and its memory is free when all have done so."""
+    device = device_of(context, "cuda")
+    before = (context.rank - 1) % context.size
+    for n in (50_000_000, 7):
+        sent = payload(context.rank, (2, n), torch.float32, device)
+        expected = payload(before, (2, n), torch.float32, device)
+        assert torch.equal(post(context, sent, 6).wait(), expected)
+        opened, free = exchange.inbox_bytes(), torch.cuda.mem_get_info(device)[0]
+        exchange.close_inboxes()
+        dist.barrier(context.process_group)
+        given_back = torch.cuda.mem_get_info(device)[0] - free
+        assert given_back >= opened > exchange.inbox_bytes() == 0
+
+
+@of_gpus
+def test_closed_inboxes_give_their_memory_back_and_open_again(two_gpus):
+    two_gpus.call(close_and_open)
 
 
 def open_while_busy(context):
