@@ -7,7 +7,7 @@ from evaluation.results import Row
 from evaluation.style import COLOURS, PLAIN
 from experiments.reports import table
 from experiments.scale.cases import MASKS, case_of, long_case
-from experiments.scale.model import Growth, growth_of
+from experiments.scale.model import Growth, fit
 from kernels.limits import RING_LEAST_TOKENS
 from model.config import ModelConfig
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 N_GPUS = (1, 2, 8, 64, 512)
 CARD = 141  # GiB, of an H200
-# A butterfly's step takes as long for a token at one length as at the other: that does not tell
-# what its attention costs.
-FORETOLD = ("dense",)
 
 
 def _of(result: Row, part: str) -> list[Row]:
@@ -107,7 +104,7 @@ def long_table(result: Row) -> str:
         {
             "context": f"{row['context_length']:,}",
             "attention": row["way"].partition(",")[0],
-            "a step": f"{row['step_s']:.2f} s",
+            "a step": f"{row['step_s']:.3g} s",
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
             "MFU, causal / full": _mfu(row),
             **_memory(row),
@@ -137,8 +134,8 @@ def foretold_table(result: Row) -> str:
         {
             "context": f"{row['context_length']:,}",
             "attention": mask,
-            "a step": f"{row['step_s']:.2f} s",
-            "foretold": f"{(told := growth.seconds(row['context_length'], 2)):.2f} s",
+            "a step": f"{row['step_s']:.3g} s",
+            "foretold": f"{(told := growth.seconds(row['context_length'], 2)):.3g} s",
             "off by": f"{told / row['step_s'] - 1:+.1%}",
         }
         for mask, growth in _growths(rows).items()
@@ -155,18 +152,19 @@ def draw(result: Row) -> "Figure":
     figure, (memory, speed) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     lengths = [2**n for n in range(16, 26)]
     looks = dict(zip(N_GPUS, COLOURS, strict=False))
-    for growth in _growths(rows).values():
-        for n_gpus, colour in looks.items():
-            told = [
-                (n, _told_gib(growth.model, n, n_gpus))
-                for n in lengths
-                if n >= RING_LEAST_TOKENS * n_gpus
-            ]
-            fits = [n for n, gib in told if gib <= CARD]
-            memory.plot(*zip(*told, strict=True), color=colour, linewidth=1)
+    for n_gpus, colour in looks.items():
+        told = {
+            n: long_case("long", n, "dense", n_gpus, "selective").told_gib
+            for n in lengths
+            if n >= RING_LEAST_TOKENS * n_gpus
+        }
+        memory.plot([*told], [*told.values()], color=colour, linewidth=1)
+        fits = [n for n, gib in told.items() if gib <= CARD]
+        for mask, growth in _growths(rows).items():
             speed.plot(
                 fits, [n / growth.seconds(n, n_gpus) for n in fits],
-                color=colour, linewidth=1, label=f"{n_gpus} GPU{'s' * (n_gpus > 1)}",
+                color=colour, linewidth=1, linestyle="-" if mask == "dense" else "--",
+                label=f"{n_gpus} GPU{'s' * (n_gpus > 1)}" if mask == "dense" else None,
             )  # fmt: skip
     for row in rows:
         dot = {
@@ -180,7 +178,7 @@ def draw(result: Row) -> "Figure":
     speed.set(ylabel="tokens a second, all GPUs")
     figure.legend(
         frameon=False, loc="outside upper center", ncols=len(N_GPUS),
-        title="measured: dense round, butterfly square; lines: dense, foretold",
+        title="measured: dense round, butterfly square; foretold: dense solid, butterfly dashed",
     )  # fmt: skip
     memory.text(lengths[0], 1.1 * CARD, "an H200", color=PLAIN)
     for axes in (memory, speed):
@@ -197,16 +195,13 @@ def _short(n_tokens: int) -> str:
 
 def _growths(rows: list[Row]) -> dict[str, Growth]:
     """By mask, from the rows of one GPU."""
-    return {mask: growth_of(rows, mask, MASKS[mask]) for mask in FORETOLD}
-
-
-def _told_gib(model: ModelConfig, length: int, n_gpus: int) -> float:
-    """What --dry-run tells of one sequence that so many GPUs share."""
-    return long_case("long", length, _name(model), n_gpus, "selective").told_gib
-
-
-def _name(model: ModelConfig) -> str:
-    return next(name for name, mask in MASKS.items() if mask == model.mask)
+    models = {mask: ModelConfig(positions="rotary", mask=config) for mask, config in MASKS.items()}
+    alone = [
+        (row["way"].partition(",")[0], row["context_length"], row["step_s"])
+        for row in rows
+        if row["n_gpus"] == 1
+    ]
+    return fit(models, alone)
 
 
 def _memory(row: Row) -> dict[str, str]:

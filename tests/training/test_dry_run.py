@@ -50,6 +50,10 @@ def test_gpus_share_sequences_and_weights(capsys) -> None:
     shared = ("configs/gpt2_small_16k.yaml", "parallel.context=4", "parallel.mode=fsdp")
     out = told(capsys, *shared, "--dry-run=8")
     assert "8 micro-batches x 2 group(s) of 4 GPUs x 2 sequences x 16,384 tokens" in out
+    assert "to exchange keys" not in out  # they are gathered where attention has dropout
+    assert "0.1 to exchange keys" in told(
+        capsys, *shared, "model.attention_dropout=0", "--dry-run=8"
+    )
     with pytest.raises(ValueError, match=r"parallel.context=4 GPUs share each .* and 6 are not a"):
         dry_run_if_asked([*shared, "--dry-run=6"])
 

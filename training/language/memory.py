@@ -6,7 +6,7 @@ more. Letters: C n_embd.
 
 from typing import NamedTuple
 
-from kernels.limits import RING_LEAST_TOKENS, chunk_rows
+from kernels.limits import LARGEST_INBOX, RING_LEAST_TOKENS, chunk_rows
 from model.flops import count_params
 from training.language.config import TrainConfig
 
@@ -26,6 +26,8 @@ class Memory(NamedTuple):
     """What blocks keep for the backward pass, and what one of them computes again in it."""
     head: float
     """Logits of one chunk of tokens, and their gradient's sum."""
+    inboxes: float
+    """Where keys and their gradients come from other GPUs of the machine."""
     accumulates: bool
     """Whether gradients are there while another micro-batch goes forward."""
 
@@ -33,9 +35,10 @@ class Memory(NamedTuple):
     def total(self) -> float:
         """The most that is there at a time: activations go as gradients come."""
         forward = self.activations + self.head
+        stays = self.state + self.inboxes
         if self.accumulates:
-            return self.state + self.gradients + forward
-        return self.state + max(self.gradients, forward)
+            return stays + self.gradients + forward
+        return stays + max(self.gradients, forward)
 
 
 def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
@@ -64,9 +67,11 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         and model.window_size is None
         and model.attention_dropout == 0
     )
+    inboxes = 0.0
     if context > 1 and by_ring:
         # keys and values in a tensor of their own: kernels/context/ring.py
         attention += size * 2 * kv if of_product else 0
+        inboxes = _inboxes(n_tokens * size * 2 * kv, context, size)
     else:
         attention += 0 if of_product else size * (C + kv)
         if context > 1:
@@ -100,8 +105,19 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         gradients,
         n_tokens * (model.n_layer * kept + again),
         head,
+        inboxes,
         accumulates=config.optim.batch_tokens > n_tokens * world_size,
     )
+
+
+def _inboxes(sent: float, context: int, size: int) -> float:
+    """Of so many bytes of keys and values, and of their gradients, two of each at a time at most.
+
+    kernels/context/ring.py; GPUs of several machines have none.
+    """
+    sums = sent if context == 2 else 4 / size * sent
+    at_a_time = min(2, context - 1)
+    return at_a_time * sum(n for n in (sent, sums) if n <= LARGEST_INBOX)
 
 
 def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:

@@ -1,9 +1,11 @@
 """Steps on several GPUs: which are measured, what they are compared with, what they foretell."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.scale.cases import DOCUMENT, FILLED, PARTS, Case, cases
-from experiments.scale.model import Growth, fit, pairs
+from experiments.scale.model import BY_NCCL, COPIED, Growth, fit, pairs
 from experiments.scale.report import (
     context_table,
     ddp_table,
@@ -16,6 +18,7 @@ from experiments.scale.report import (
 )
 from experiments.scale.same_losses import WAYS, compare
 from model.config import MaskConfig, ModelConfig
+from model.flops import count_params
 from training.language.memory import GIB, estimate
 
 CARD = 80 * GIB
@@ -77,33 +80,77 @@ def test_the_model_of_one_gpu_foretells_two():
     rows = [row_of(case, growing(case)) for case in cases(["long"], CARD)]
     lines = foretold_table({"rows": rows}).splitlines()[2:]
     gaps = [float(line.split("|")[-2].strip().rstrip("%")) for line in lines]
-    assert len(gaps) == 3  # dense
+    assert len(gaps) == 6
     assert all(-0.1 < gap < 30 for gap in gaps)  # waiting alone is added
     figure = draw({"rows": rows})
     assert [axes.get_xscale() for axes in figure.axes] == ["log", "log"]
 
 
-def test_a_fit_goes_through_its_points_and_more_gpus_take_less():
-    model = ModelConfig(positions="rotary")
-    growth = fit(model, [(65_536, 1.0), (262_144, 9.0)])
-    assert growth.seconds(65_536, 1) == pytest.approx(1.0)
-    assert growth.seconds(262_144, 1) == pytest.approx(9.0)
+DENSE = ModelConfig(positions="rotary")
+BUTTERFLY = ModelConfig(positions="rotary", mask=MaskConfig(pattern="butterfly"))
+MODELS = {"dense": DENSE, "butterfly": BUTTERFLY}
+
+
+def test_a_fit_finds_what_a_token_and_a_pair_under_each_mask_cost():
+    costs = {"dense": 2e-10, "butterfly": 5e-10}
+    measured = [
+        (name, length, 1.6e-6 * length + costs[name] * pairs(model, length))
+        for name, model in MODELS.items()
+        for length in (16_384, 65_536)
+    ]
+    for name, growth in fit(MODELS, measured).items():
+        assert growth.model == MODELS[name]
+        assert growth.per_token == pytest.approx(1.6e-6)
+        assert growth.per_pair == pytest.approx(costs[name])
+
+
+def test_more_gpus_take_less():
+    growth = Growth(DENSE, per_token=1.7e-6, per_pair=2.5e-10)
     times = [growth.seconds(2**22, n) for n in (1, 2, 8, 64, 512)]
     assert times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize("slow", [3.9, 17.0])
-def test_steps_that_do_not_tell_attention_from_the_rest_are_refused(slow):
-    model = ModelConfig(positions="rotary")
+@pytest.mark.parametrize(
+    "measured",
+    [
+        [("dense", 65_536, 1.0), ("dense", 262_144, 3.9)],
+        [("dense", 65_536, 1.0), ("dense", 262_144, 17.0)],
+        [("dense", 65_536, 1.0)],
+        [],
+    ],
+    ids=["no pair costs", "no token costs", "one length", "nothing"],
+)
+def test_steps_that_do_not_tell_attention_from_the_rest_are_refused(measured):
     with pytest.raises(ValueError, match="further apart"):
-        fit(model, [(65_536, 1.0), (262_144, slow)])
+        fit({"dense": DENSE}, measured)
 
 
-def test_a_slow_link_is_waited_for(monkeypatch):
-    growth = Growth(ModelConfig(positions="rotary"), per_token=1e-6, per_pair=1e-12)
-    fast = growth.seconds(262_144, 2)
-    monkeypatch.setattr("experiments.scale.model.NVLINK", 1e9)
-    assert growth.seconds(262_144, 2) > 2 * fast
+@pytest.mark.parametrize(
+    "n_gpus, link",
+    [(2, "COPIED"), (8, "COPIED"), (16, "NETWORK")],
+)
+def test_a_slow_link_is_waited_for(monkeypatch, n_gpus, link):
+    growth = Growth(DENSE, per_token=1e-6, per_pair=1e-12)
+    fast = growth.seconds(262_144, n_gpus)
+    monkeypatch.setattr(f"experiments.scale.model.{link}", 1e9)
+    assert growth.seconds(262_144, n_gpus) > 2 * fast
+
+
+def test_what_is_larger_than_an_inbox_goes_by_nccl(monkeypatch):
+    growth = Growth(DENSE, per_token=1e-6, per_pair=1e-12)
+    small, large = (growth.seconds(n, 2) for n in (2**19, 2**20))
+    monkeypatch.setattr("experiments.scale.model.COPIED", 1e9)
+    assert growth.seconds(2**19, 2) > 2 * small
+    assert growth.seconds(2**20, 2) == large
+
+
+def test_sums_of_more_than_two_parts_take_twice_the_bytes():
+    """Two GPUs send keys twice and gradients once; four send both three times, in this order."""
+    waits_only = Growth(replace(DENSE, n_layer=1), per_token=0.0, per_pair=0.0)
+    hop = 2 * 768 * 2 * 2**16 / COPIED
+    late = 4 * count_params(waits_only.model) / BY_NCCL
+    assert waits_only.seconds(2**17, 2) == pytest.approx(3 * hop + late)
+    assert waits_only.seconds(2**18, 4) == pytest.approx((3 + 3 + 3 * 2) * hop + 1.5 * late)
 
 
 def test_butterflies_too_large_to_count_grow_as_before(monkeypatch):

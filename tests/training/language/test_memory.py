@@ -102,7 +102,7 @@ def test_sharing_weights_takes_less_and_gradients_of_other_micro_batches_more() 
     at_once = estimate(alone, 32, 1)
     several = estimate(alone, 16, 1)
     assert several.accumulates and not at_once.accumulates
-    assert several.total == sum(several[:4]) > at_once.state + at_once.activations / 2
+    assert several.total == sum(several[:5]) > at_once.state + at_once.activations / 2
 
 
 def test_a_shared_sequence_takes_a_share_of_the_activations() -> None:
@@ -118,3 +118,18 @@ def test_a_shared_sequence_takes_a_share_of_the_activations() -> None:
     short = replace(shared, model=replace(model, context_length=4096))
     by_gather = replace(short, model=replace(short.model, window_size=512))
     assert estimate(short, 1, 4) == estimate(by_gather, 1, 4)
+
+
+def test_a_ring_sends_to_memory_that_is_taken_for_good() -> None:
+    """Two exchanges at a time at most, of keys and of sums, those of more than two in float32."""
+    for tokens, n, expected in ((2**16, 2, 1 + 1), (2**16, 4, 2 * (1 + 2)), (2**20, 2, 0)):
+        shared = replace(
+            config_of(ModelConfig()),
+            model=ModelConfig(context_length=tokens, positions="rotary"),
+            optim=OptimConfig(max_steps=1, batch_tokens=tokens, micro_batch_size=1),
+            parallel=ParallelConfig(context=n),
+        )
+        needed = estimate(shared, 1, n)
+        assert needed.inboxes == expected * tokens // n * 2 * shared.model.n_embd * 2
+        forward = needed.activations + needed.head
+        assert needed.total == pytest.approx(needed.state + needed.inboxes + forward)
