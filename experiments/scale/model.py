@@ -23,10 +23,9 @@ from kernels.limits import LARGEST_INBOX
 from model.config import ModelConfig
 from model.flops import attention_share, count_params
 
-# Bytes a second of one GPU that sends to another and receives
-COPIED = 380e9  # by the driver, over NVLink
-BY_NCCL = 230e9  # over NVLink, too
-NETWORK = 50e9  # its share of it, 400 Gbit/s
+# Bytes a second of one GPU that sends to another and receives. Over NVLink as profiled between two
+# H200s, by the driver and by NCCL; over the network its share, 400 Gbit/s.
+COPIED, BY_NCCL, NETWORK = 380e9, 230e9, 50e9
 MACHINE = 8
 BYTES = 2  # of a key's or a value's number
 COUNTED = 2**19  # tokens
@@ -78,7 +77,6 @@ def _hop(n_bytes: float, n_gpus: int) -> float:
 
 def pairs(model: ModelConfig, length: int) -> float:
     """Pairs of query and key that a layer attends to, under a causal mask."""
-
     if model.mask.pattern == "dense" or length <= COUNTED:
         return _keys(model, length) * length
     # each doubling adds as many: a layout of blocks is too large to be counted there
