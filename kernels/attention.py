@@ -1,14 +1,17 @@
 """`flash_attention`, and the same of a packed tensor: check the call and pick who computes it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from . import hopper, triton
 from .block_mask import BlockSparseMask
 from .call import AttentionArguments, AttentionCall
 from .checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
+from .choice import in_autocast_dtype
 from .ops import IMPLEMENTATIONS, attention
 from .options import make_options
 from .reference import sdpa, standard, unfused
@@ -78,6 +81,9 @@ def flash_attention(
     A key is seen where all of causal, window_size, mask, doc_start and kv_lengths allow it. A row
     that sees no key has output 0, lse -inf (its sink, if there are sinks) and gradients 0.
 
+    Under autocast q, k and v are cast to its dtype, as PyTorch's scaled_dot_product_attention
+    casts them; their dtypes may differ before that.
+
     Hidden keys and values must be finite, zero say: what is hidden has a weight of 0, and 0 * NaN
     is NaN. Which of them are multiplied at all depends on the implementation.
 
@@ -114,8 +120,8 @@ def flash_attention(
             raises.
 
     Returns:
-        out (B, T_q, H, D) in the dtype of q; with return_lse also lse (B, H, T_q), fp32, natural
-        logarithm.
+        out (B, T_q, H, D) in the dtype of q, or that of autocast; with return_lse also lse
+        (B, H, T_q), fp32, natural logarithm.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
@@ -139,7 +145,7 @@ def flash_attention(
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
     )
-    out, lse = _compute(call, _pick(impl, call), (q, k, v))
+    out, lse = _compute(call, _pick(impl, call), (call.q, call.k, call.v))
     if not return_lse:
         return out
     assert lse is not None  # who has none refuses return_lse
@@ -163,13 +169,14 @@ def flash_attention_packed(
         deterministic, impl, arguments: as of `flash_attention`.
 
     Returns:
-        out (B, T, H, D) in the dtype of qkv.
+        out (B, T, H, D) in the dtype of qkv, or that of autocast.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
+    qkv = in_autocast_dtype(qkv)  # one tensor, whose gradient is one too
     q, k, v = qkv.unbind(2)
     call = checked_call(q, k, v, deterministic=deterministic, **arguments)
     impl = _pick(impl, call)
@@ -196,7 +203,7 @@ def chunk_attention(
     call = checked_call(q, k, v, deterministic=deterministic, **arguments)
     assert first_query % 16 == 0 or not arguments.get("dropout_p"), first_query
     call = call._replace(first_query=first_query)
-    return _compute(call, _pick(impl, call), (q, k, v))[0]
+    return _compute(call, _pick(impl, call), (call.q, call.k, call.v))[0]
 
 
 def pick_with_lse(impl: str | None, call: AttentionCall) -> str:
@@ -222,7 +229,9 @@ def checked_call(
     dropout_p: float = 0.0,
     dropout_seed: Tensor | int | None = None,
 ) -> AttentionCall:
-    """The call, with the defaults of `flash_attention`."""
+    """The checked call, with the defaults of `flash_attention`, and q, k and v as autocast casts
+    them."""
+    q, k, v = in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v)
     check_qkv(q, k, v)
     check_numbers(softmax_scale, window_size, softcap, dropout_p)
     check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
@@ -252,9 +261,12 @@ def _compute(
         return unfused.unfused_attention(call)
     if impl == "reference":
         options = call.seeded(impl)
-        return standard.standard_attention(
-            call.q, call.k, call.v, **options, first_query=call.first_query
-        )
+        # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.
+        q = call.q
+        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+            return standard.standard_attention(
+                q, call.k, call.v, **options, first_query=call.first_query
+            )
     return attention(inputs, impl, make_options(call, impl))
 
 

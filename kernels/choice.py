@@ -39,10 +39,11 @@ def module_of(impl: str, name: str) -> ModuleType:
 
 
 def in_autocast_dtype(x: Tensor) -> Tensor:
-    """x as autocast gives it to a linear layer; x itself where autocast is off."""
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    """x in the dtype of autocast, where it is on; fp64 and meta tensors stay, as in PyTorch."""
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return x
-    return cast(x, torch.get_autocast_dtype(x.device.type))
+    return cast(x, torch.get_autocast_dtype(device))
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -57,7 +57,7 @@ def context_attention(
             kv_lengths counts keys of the T. Dropout drops what it drops in one process.
 
     Returns:
-        out (B, T / P, H, D) in the dtype of q.
+        out (B, T / P, H, D) in the dtype of q, or that of autocast, as in `flash_attention`.
 
     Raises:
         ValueError: an argument is malformed, or the method or impl cannot serve the call.

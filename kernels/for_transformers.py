@@ -31,7 +31,8 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
 
     Served are causal and bidirectional attention, grouped heads, padding on either side, sliding
     windows and chunks, documents packed into a row by their position_ids, dropout, softcap, sinks,
-    and caches, dynamic or static. Queries of padding have no meaning and may differ from other
+    and caches, dynamic or static; weights in fp32 under autocast, as Trainer(bf16=True) keeps them,
+    run in the dtype of autocast. Queries of padding have no meaning and may differ from other
     implementations'.
 
     Args:

@@ -107,7 +107,7 @@ def _ring_attn_fwd(
     ring = group_named(group)
     attend = _module(impl, backward=False).attn_fwd
     merge = (partial if impl == "reference" else choice.module_of("triton", "merge")).merge
-    with torch.cuda.device_of(q):
+    with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
         keys_here = _Keys(ring, kv.contiguous())
         out = lse = None
         steps = steps_of(
@@ -163,7 +163,7 @@ def _ring_attn_bwd(
     backward = _module(impl, backward=True).attn_bwd
     sum_dtype = _sum_dtype(ring.size, q.dtype)
     c = chunk_tokens(q.shape[1])
-    with torch.cuda.device_of(q):
+    with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
         keys_here = _Keys(ring, kv.contiguous())
         dout = dout.contiguous()  # the kernels would have one made at each step
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse

@@ -127,6 +127,26 @@ def test_chunks_of_one_token(processes, method, documents):
     check_exactly(processes, tokens, method, options)
 
 
+def under_autocast(context, method):
+    """`results` of q and k in fp32 and v in bf16 under autocast, and of all three cast before."""
+    qkv = make_qkv(1, 32, 32, 2, 2, 8, dtype=torch.float32)
+    casts = [x.bfloat16() for x in qkv]
+
+    def attend(q, k, v):
+        return context_attention(q, k, v, context=context, method=method, impl="reference")
+
+    with torch.autocast("cpu", torch.bfloat16):
+        got = results(attend, (*qkv[:2], casts[2]))
+    return got, results(attend, casts)
+
+
+@pytest.mark.parametrize("method", ["ring", "gather"])
+def test_autocast_casts_the_inputs(two, method):
+    for got, (out, dq, dk, dv) in two.call(under_autocast, method):
+        for a, b in zip(got, (out, dq.float(), dk.float(), dv), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b)
+
+
 @pytest.mark.parametrize("tokens", [64, 65])
 def test_a_window_of_all_tokens_is_none(two, tokens):
     check_exactly(two, 64, "ring", {"window_size": tokens})
