@@ -8,6 +8,8 @@ descriptor is encoded once for what it describes, and the parameters are packed 
 import functools
 import re
 import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -187,7 +189,7 @@ class TileCounters:
     """Pairs of counters for `kernels.hopper.schedule`, at zero between two launches.
 
     Launches of one stream follow each other, so they share a pair. A captured launch has one for
-    itself, because its graph may be replayed beside anything but itself. No pair is ever used
+    itself, because its graph may be replayed next to anything but itself. No pair is ever used
     again. A launch that fails halfway takes the CUDA context with it, and these counters too.
     """
 
@@ -195,13 +197,15 @@ class TileCounters:
 
     def __init__(self) -> None:
         self._of_stream: dict[tuple[int, int], Tensor] = {}
-        self._chunks: list[Tensor] = []
         self._unused: dict[int, list[Tensor]] = {}
 
     def pair(self, device: torch.device, stream: int) -> Tensor:
         """Two zeros, int32, on `device`: for the next launch on the stream of this handle."""
         if torch.cuda.is_current_stream_capturing():
-            return self._take(device)
+            unused = self._unused.get(device.index)
+            # Without one, the graph sets a pair of its own to zero at each replay. Its memory is
+            # the graph's, so nothing here may hold on to it.
+            return unused.pop() if unused else torch.zeros(2, dtype=torch.int32, device=device)
         key = (device.index, stream)
         if key not in self._of_stream:
             self._of_stream[key] = self._take(device)
@@ -210,14 +214,19 @@ class TileCounters:
     def _take(self, device: torch.device) -> Tensor:
         unused = self._unused.setdefault(device.index, [])
         if not unused:
-            # four numbers each: 16 bytes, an alignment that all pairs share
-            chunk = torch.zeros(self._CHUNK, 4, dtype=torch.int32, device=device)
-            self._chunks.append(chunk)
-            if torch.cuda.is_current_stream_capturing():
-                return chunk[0]  # its graph sets it to zero at each replay
-            torch.cuda.current_stream(device).synchronize()  # other streams may come first
-            unused += chunk.unbind()
+            # While torch.compile warms up a CUDA graph, what this thread allocates goes to the
+            # graph's memory pool, and may not outlive the graph. Another thread's does not.
+            with ThreadPoolExecutor(1) as thread:
+                unused += thread.submit(_zeros, self._CHUNK, device).result()
         return unused.pop()
+
+
+def _zeros(n: int, device: torch.device) -> Sequence[Tensor]:
+    """n pairs of zeros that launches on any stream may use."""
+    # four numbers each: 16 bytes, an alignment that all pairs share
+    chunk = torch.zeros(n, 4, dtype=torch.int32, device=device)
+    torch.cuda.current_stream(device).synchronize()  # other streams may come first
+    return chunk.unbind()
 
 
 tile_counters = TileCounters()

@@ -1,6 +1,8 @@
 """Which launches share the counters that hand out row tiles."""
 
 import struct
+import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +43,24 @@ def test_each_captured_launch_has_a_pair_of_its_own(capturing):
     capturing.append(True)
     taken = [counters.pair(CPU, 1).data_ptr() for _ in range(5)]
     assert len({of_stream.data_ptr(), *taken}) == 6
+
+
+def test_a_graph_that_is_captured_first_keeps_its_own_counters(capturing):
+    """Of a tensor in its memory pool, the graph allows no reference that outlives the call."""
+    counters = TileCounters()
+    capturing.append(True)
+    pair = weakref.ref(counters.pair(CPU, 1))
+    assert pair() is None
+    capturing.append(False)
+    assert not counters.pair(CPU, 1).any()
+
+
+def test_counters_are_allocated_outside_of_this_threads_memory_pools(capturing, monkeypatch):
+    threads = []
+    stream = SimpleNamespace(synchronize=lambda: threads.append(threading.get_ident()))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    TileCounters().pair(CPU, 1)
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
 
 
 def test_pairs_begin_at_zero_and_aligned_however_many_are_taken(capturing):
