@@ -112,7 +112,9 @@ def flash_attention(
             take no seed.
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
         deterministic: promise that a repeated call gives the same bits, gradients included. All
-            implementations but "sdpa" and "unfused" always do.
+            implementations but "sdpa" and "unfused" always do. It is a promise for calls of the
+            same shape: in a batch of another size, out of a sequence has the same bits, and its
+            gradients may differ by rounding (impl="hopper", causal, without a mask).
         impl: "hopper" (this project's kernels for H100 and H200), "triton" (its portable ones),
             "sdpa" (PyTorch's scaled_dot_product_attention), "reference" (standard attention, exact,
             quadratic memory), "unfused" (standard attention in the dtype of q, to compare speed

@@ -42,6 +42,31 @@ def test_repeats_bit_for_bit(attention, mask, head_dim):
             assert torch.equal(a, b), (name, repeat)
 
 
+@pytest.mark.parametrize(
+    ("impl", "options", "gradients_too"),
+    [
+        ("triton", {"causal": True}, True),
+        ("hopper", {}, True),
+        ("hopper", {"causal": True, "mask": butterfly_mask(1000)}, True),
+        ("hopper", {"causal": True}, False),  # the order of its additions depends on B * H
+        ("hopper", {"causal": True, "window_size": 200}, False),
+    ],
+)
+def test_a_sequence_has_the_same_bits_in_any_batch(impl, options, gradients_too):
+    def results(q, k, v, dout):
+        qkv = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, lse = flash_attention(*qkv, return_lse=True, impl=impl, **options)
+        gradients = torch.autograd.grad(out, qkv, dout)
+        return out, lse, *(gradients if gradients_too else ())
+
+    inputs = [x.detach() for x in bf16(5, 1000, 1000, 8, 4, 64)]
+    inputs.append(torch.randn_like(inputs[0]))
+    whole = results(*inputs)
+    for i in range(5):
+        for all_of_them, alone in zip(whole, results(*(x[i : i + 1] for x in inputs)), strict=True):
+            assert torch.equal(all_of_them[i : i + 1], alone)
+
+
 @pytest.mark.parametrize("pattern", ["dense", "butterfly"])
 def test_memory_is_linear_in_length(attention, pattern):
     def peak(seq):
