@@ -10,7 +10,13 @@ from torch import Tensor
 from . import hopper, triton
 from .block_mask import BlockSparseMask
 from .call import AttentionArguments, AttentionCall
-from .checks import check_dropout_seed, check_numbers, check_qkv, check_side_tensors
+from .checks import (
+    check_dropout_seed,
+    check_numbers,
+    check_qkv,
+    check_side_tensors,
+    plain_bool,
+)
 from .choice import in_autocast_dtype
 from .ops import IMPLEMENTATIONS, attention
 from .options import make_options
@@ -239,7 +245,7 @@ def checked_call(
     check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
     check_dropout_seed(dropout_seed, q)
     arguments: AttentionArguments = {
-        "causal": causal,
+        "causal": plain_bool(causal),
         "softmax_scale": softmax_scale,
         "window_size": window_size,
         "mask": mask,

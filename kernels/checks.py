@@ -139,6 +139,15 @@ def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
         raise ValueError(f"dropout_seed must lie in [0, 2^63), got {seed}: take it modulo 2**63")
 
 
+def plain_bool(value: bool) -> bool:
+    """`value` as a bool that PyTorch's functions take, also under torch.compile.
+
+    With dynamic shapes a comparison of sizes is a SymBool there, which they refuse. A branch makes
+    it a constant, with a guard; bool() does not.
+    """
+    return True if value else False  # noqa: SIM210
+
+
 def rows_in_reach(x: Tensor) -> bool:
     """Whether a tile of x (B, T, H, D), or of a contiguous tensor of its shape, can be addressed.
 

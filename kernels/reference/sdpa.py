@@ -4,6 +4,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..call import AttentionCall
+from ..checks import plain_bool
 
 
 def obstacle(call: AttentionCall) -> str | None:
@@ -28,6 +29,6 @@ def sdpa_attention(call: AttentionCall) -> tuple[Tensor, None]:
         dropout_p=call.arguments.get("dropout_p", 0.0),
         is_causal=call.arguments.get("causal", False),
         scale=call.softmax_scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=plain_bool(q.shape[2] != k.shape[2]),
     )
     return out.transpose(1, 2).to(q.dtype), None  # of which autocast makes another

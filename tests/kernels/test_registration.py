@@ -148,6 +148,24 @@ def test_compiled_code_serves_other_lengths(device, backend):
     assert counter.frame_count <= 2  # of one length, and of any
 
 
+@pytest.mark.parametrize(("impl", "n_kv_head"), [("sdpa", 2), ("sdpa", 1), ("triton", 1)])
+def test_compiles_whole_with_dynamic_shapes(impl, n_kv_head):
+    def f(q, k, v):
+        # the comparison is a SymBool where shapes are dynamic
+        return flash_attention(q, k, v, causal=q.shape[1] > 24, impl=impl)
+
+    torch.compiler.reset()
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    for seq in (33, 20):
+        inputs = make_qkv(1, seq, seq, 2, n_kv_head, 16, dtype=torch.float32, requires_grad=True)
+        got, expected = compiled(*inputs), f(*inputs)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(got.square().sum(), inputs),
+            torch.autograd.grad(expected.square().sum(), inputs),
+        )
+
+
 def flops(seq_q, seq_k, n_kv_head, **options):
     """Of the forward pass, and of the backward pass, for B = 2, H = 4, D = 16."""
     # Shapes are all that it takes.
