@@ -7,13 +7,14 @@ bisection, and the mask is its bounds: memory stays linear. What is no range is 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .attention import IMPLS, flash_attention
 
@@ -30,10 +31,13 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="papilio")
 
     Served are causal and bidirectional attention, grouped heads, padding on either side, sliding
-    windows and chunks, documents packed into a row by their position_ids, dropout, softcap, sinks,
-    and caches, dynamic or static; weights in fp32 under autocast, as Trainer(bf16=True) keeps them,
-    run in the dtype of autocast. Queries of padding have no meaning and may differ from other
-    implementations'.
+    windows and chunks, documents packed into a row, dropout, softcap, sinks, and caches, dynamic or
+    static; weights in fp32 under autocast, as Trainer(bf16=True) keeps them, run in the dtype of
+    autocast. Queries of padding have no meaning and may differ from other implementations'.
+
+    A document begins where position_ids are at the minimum of their row, as flash_attention_2 has
+    it, in any call whose cache is empty or absent. Chunked layers (Llama 4) with more tokens than a
+    chunk need use_cache=False for that.
 
     Args:
         name: under which models ask for it.
@@ -164,7 +168,10 @@ def _first_visible(
                 "a token that sees later ones, or not itself, in a causal mask (images, say) is "
                 f"not supported: {INSTEAD}"
             )
-    for _ in range(n_keys.bit_length()):
+    n_steps = 0
+    while n_keys >= 1 << n_steps:  # bit_length would make torch.compile specialize on the length
+        n_steps += 1
+    for _ in range(n_steps):
         middle = (low + high) // 2
         seen = sees(query, middle)
         low, high = torch.where(seen, low, middle + 1), torch.where(seen, middle, high)
@@ -241,6 +248,11 @@ def attention_of_layer(
         key, value = key[:, :, :n_keys], value[:, :, :n_keys]
         doc_start, kv_lengths = attention_mask[:, 0, :, 0], attention_mask[:, 1, 0, 0]
         sliding_window = None  # the bounds have it
+    if causal and query.shape[2] == key.shape[2] > 1:  # no key comes from an earlier call
+        starts = _document_starts(others.get("position_ids"))
+        if starts is not None:
+            starts = starts.expand(query.shape[0], -1)
+            doc_start = starts if doc_start is None else torch.maximum(starts, doc_start)
     value_dim = value.shape[-1]
     if value_dim != key.shape[-1]:
         value = F.pad(value, (0, key.shape[-1] - value_dim))
@@ -261,6 +273,41 @@ def attention_of_layer(
         impl=impl,
     )
     return out[..., :value_dim], None
+
+
+# By position_ids, which all layers of a model share: their version, and the result for it.
+_STARTS: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakTensorKeyDictionary()
+
+
+def _document_starts(position_ids: Tensor | None) -> Tensor | None:
+    """First token of each token's document, (B or 1, T) int32; None if no row has two documents.
+
+    Looks at the values once a forward pass, which waits for a GPU. transformers waits as often in
+    a call without a cache, and flash_attention_2 in each layer. In a trace nothing can be read:
+    then the starts are always returned.
+    """
+    if position_ids is None or position_ids.dim() != 2:
+        return None
+    # a stream that is captured allocates where no later call may read
+    capturing = position_ids.is_cuda and torch.cuda.is_current_stream_capturing()
+    if torch.compiler.is_compiling() or capturing:
+        return _row_minima(position_ids)
+    if position_ids.is_inference():  # which have no version
+        starts = _row_minima(position_ids)
+        return starts if starts.any() else None
+    version, starts = _STARTS.get(position_ids, (-1, None))
+    if version != position_ids._version:
+        starts = _row_minima(position_ids)
+        starts = starts if starts.any() else None
+        _STARTS[position_ids] = position_ids._version, starts
+    return starts
+
+
+def _row_minima(position_ids: Tensor) -> Tensor:
+    """Index of the last minimum of each row up to each place; 0 before the first."""
+    is_start = position_ids == position_ids.amin(1, keepdim=True)
+    index = torch.arange(position_ids.shape[1], device=position_ids.device)
+    return torch.where(is_start, index, 0).cummax(1).values.int()
 
 
 _INSTEAD_OF = {

@@ -3,10 +3,12 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 pytest.importorskip("transformers")
 from transformers import (
@@ -25,6 +27,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    StaticCache,
     masking_utils,
 )
 
@@ -127,21 +130,75 @@ def test_trains_as_with_sdpa(name: str, pads: str) -> None:
         assert_same_training(theirs, ours, mask, input_ids=ids, attention_mask=mask)
 
 
+def packed_positions() -> Tensor:
+    """Two rows of T tokens, each of three documents."""
+    lengths = (1, 12, 10), (8, 8, 7)
+    return torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_packed_documents_see_themselves_alone(name: str) -> None:
     theirs, ours = pair(MODELS[name])
-    ids = tokens(2)
-    positions = torch.stack(
-        [
-            torch.cat([torch.arange(n) for n in (1, 12, 10)]),
-            torch.cat([torch.arange(n) for n in (8, 8, 7)]),
-        ]
-    )
+    ids, positions = tokens(2), packed_positions()
     everywhere = torch.ones_like(ids)
     assert_same_training(theirs, ours, everywhere, input_ids=ids, position_ids=positions)
     alone = ours(input_ids=ids[:1, 1:13]).logits
     packed = ours(input_ids=ids, position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(packed[:1, 1:13], alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *product(["llama", "mistral"], ["nothing", "ones", "padding", "static cache"]),
+        ("gpt2", "compiled"),
+    ],
+)
+def test_packed_documents_are_apart_in_a_cache(name: str, given: str) -> None:
+    """Which PyTorch's attention in transformers overlooks."""
+    _, ours = pair(MODELS[name])
+    ids, positions = tokens(2), packed_positions()
+    masks = {"ones": torch.ones_like(ids), "padding": padding(T, T - 3, left=False)}
+    where = masks.get(given, torch.ones_like(ids)).bool()
+    cache = {}
+    if given == "static cache":
+        cache = {"past_key_values": StaticCache(ours.config, max_cache_len=T + 5)}
+    call = torch.compile(ours, backend="aot_eager") if given == "compiled" else ours
+    expected = ours(ids, position_ids=positions, use_cache=False).logits
+    got = call(
+        ids, position_ids=positions, attention_mask=masks.get(given), use_cache=True, **cache
+    )
+    torch.testing.assert_close(got.logits[where], expected[where])
+
+
+def test_positions_are_read_once_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = pair(MODELS["llama"])
+    ids, positions = tokens(2), packed_positions()
+    n_calls, row_minima = 0, for_transformers._row_minima
+
+    def counted(position_ids: Tensor) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        return row_minima(position_ids)
+
+    monkeypatch.setattr(for_transformers, "_row_minima", counted)
+    ours(ids, position_ids=positions)
+    assert n_calls == 1  # for two layers
+    positions.copy_(torch.arange(T).expand(2, -1))
+    torch.testing.assert_close(ours(ids, position_ids=positions).logits, ours(ids).logits)
+    with torch.inference_mode():
+        positions = packed_positions()
+        first = ours(ids, position_ids=positions).logits
+        positions.copy_(torch.arange(T).expand(2, -1))
+        assert not torch.equal(first, ours(ids, position_ids=positions).logits)
+
+
+def test_image_tokens_that_share_a_position_see_each_other() -> None:
+    theirs, ours = pair(MODELS["llama"])
+    positions = torch.cat([torch.arange(2), torch.full((3,), 2), torch.arange(3, T - 2)])
+    ids, ones = tokens(1), torch.ones(1, T, dtype=torch.long)
+    inputs = {"input_ids": ids, "position_ids": positions[None], "attention_mask": ones}
+    torch.testing.assert_close(ours(**inputs).logits, theirs(**inputs).logits)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -251,6 +308,23 @@ def test_compiles_whole() -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     got = compiled(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
     torch.testing.assert_close(got, model(ids, attention_mask=mask).logits[mask.bool()])
+
+
+def test_a_compiled_mask_serves_other_lengths() -> None:
+    function = masking_utils.sliding_window_causal_mask_function(5)
+
+    def bounds(mask: Tensor) -> Tensor | None:
+        length = mask.shape[1]
+        return visible_keys(
+            B, length, length, mask_function=function, local_size=5, attention_mask=mask
+        )
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(bounds, backend=counter, fullgraph=True, dynamic=True)
+    for length in (T, 18):
+        mask = padding(T, 3, 14, left=True)[:, -length:].bool().contiguous()
+        assert torch.equal(compiled(mask), bounds(mask))
+    assert counter.frame_count == 1
 
 
 def test_a_mask_is_none_or_linear_in_size() -> None:
