@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .options import OPTIONS_SCHEMA, AttentionOptions
+from .reference.standard import finite
 
 # name -> (module of the forward pass, module of the backward pass), within this package
 IMPLEMENTATIONS = {
@@ -188,7 +189,8 @@ def _sinks_gradient(
     delta = (out.float() * dout.float()).sum(-1).transpose(1, 2)  # (B, H, T_q)
     if dlse is not None:
         delta = delta - dlse
-    p = torch.exp(sinks[:, None] - lse)
+    # -inf - -inf is NaN: lse of a row that sees neither a key nor this sink
+    p = torch.exp(sinks[:, None] - finite(lse))
     return -(p * delta).sum(dim=(0, 2))
 
 

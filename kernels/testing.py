@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .call import AttentionArguments
-from .reference.standard import standard_attention
+from .reference.standard import finite, standard_attention
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
 
@@ -189,7 +189,7 @@ def check_attention(
         "dq": scale * _max_abs(k) * _max_abs(delta_error),
     }
     if sinks is not None:
-        p = (sinks[:, None] - exact["lse"]).exp()
+        p = (sinks[:, None] - finite(exact["lse"])).exp()
         rounded["dsinks"] = _max_abs((p * delta_error).square().sum(dim=(0, 2)).sqrt())
     factors = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsinks": 3.0}
     errors = {}
@@ -259,7 +259,7 @@ def _cancelled_magnitudes(
     # Cauchy-Schwarz, rather than another (T_q, T_k) matrix
     score = scale * _max_norm(q) * _max_norm(k)
     if sinks is not None:
-        score = max(score, _max_abs(sinks))
+        score = max(score, _max_abs(finite(sinks)))
     dp = _max_norm(dout) * _max_norm(v) + (0.0 if dlse is None else _max_abs(dlse))
     # a row of P sums to 1; a column may sum to the number of queries, whose errors are independent
     queries = T_q * (H // k.shape[2])

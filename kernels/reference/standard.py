@@ -94,7 +94,7 @@ def standard_attention(
 
     lse = scores.logsumexp(dim=-1)
     if sinks is not None:
-        lse = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+        lse = _add_sinks(lse, sinks)
     # exp(-inf - pivot) is 0 with a finite pivot; with the lse of an empty row it would be NaN
     p = torch.exp(scores - finite(lse).unsqueeze(-1)).to(q.dtype)
     p = p * dropout_factor(q, k, dropout_p, dropout_seed, first_query).to(p.dtype)
@@ -243,6 +243,17 @@ def dropout_factor(
         seed, **sizes, dropout_p=dropout_p, first_query=first_query, device=q.device
     )
     return keep.to(dtype) / (1 - dropout_p)
+
+
+def _add_sinks(lse: Tensor, sinks: Tensor) -> Tensor:
+    """log(exp(lse) + exp(sinks)) for lse (B, H, T_q) and sinks (H,).
+
+    Where both are -inf it is -inf, and constant: the gradient of logaddexp is NaN there.
+    """
+    sinks = sinks.to(lse.dtype)[:, None].expand_as(lse)
+    is_empty = (lse == -math.inf) & (sinks == -math.inf)
+    added = torch.logaddexp(lse.masked_fill(is_empty, 0.0), sinks.masked_fill(is_empty, 0.0))
+    return added.masked_fill(is_empty, -math.inf)
 
 
 def causal_mask(i: slice, j: slice, offset: int, device: torch.device) -> Tensor:

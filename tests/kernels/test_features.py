@@ -4,6 +4,7 @@ Against standard attention, as in test_attention.py; block-sparse masks are in t
 """
 
 import itertools
+import math
 from functools import partial
 
 import pytest
@@ -109,6 +110,25 @@ def test_sinks(check, level, causal, dtype):
 @each_value(lengths=[(1, 65), (100, 33)])
 def test_sinks_of_rows_without_keys(check, lengths, dtype):
     check(1, *lengths, 2, 2, 16, dtype, causal=True, sinks=torch.randn(2))
+
+
+@each_value(lengths=[(1, 65), (100, 33)])
+def test_a_sink_of_minus_infinity_is_none(check, lengths, dtype):
+    check(1, *lengths, 2, 2, 16, dtype, causal=True, sinks=torch.tensor([-math.inf, 0.5]))
+
+
+@pytest.mark.parametrize("attend", [triton_attention, standard_attention])
+@pytest.mark.parametrize("lengths", [[0, 0], [0, 5]])
+def test_a_sink_of_minus_infinity_has_no_gradient(device_for, attend, lengths):
+    device = device_for(torch.float32)
+    q, k, v = make_qkv(2, 5, 5, 2, 2, 16, dtype=torch.float32, device=device, requires_grad=True)
+    sinks = torch.tensor([-math.inf, 0.5], device=device, requires_grad=True)
+    kv_lengths = torch.tensor(lengths, device=device)
+    out, lse = attend(q, k, v, sinks=sinks, kv_lengths=kv_lengths)
+    loss = out.square().sum() + lse.clamp(min=-100).sum()
+    *grads, dsinks = torch.autograd.grad(loss, (q, k, v, sinks))
+    assert all(grad.isfinite().all() for grad in grads)
+    assert dsinks[0] == 0 and dsinks[1] != 0 and dsinks.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
