@@ -47,8 +47,8 @@ def linear_cross_entropy(
         targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another number makes the loss
             NaN where impl="triton", as looking for it would stall the GPU.
         reduction: the mean over the targets that count, their sum, or "none": the loss of each, 0
-            where it does not count. The mean of no targets at all is NaN. With "none" the backward
-            pass computes the logits again.
+            where it does not count. The mean of no targets at all is NaN, its gradients are 0. With
+            "none" the backward pass computes the logits again.
         vocab_size: rows of the weight that count, at most V; the others are padding. None: all.
         softcap: c > 0 replaces a logit x by c * tanh(x / c) (Gemma 2, arXiv 2408.00118).
         z_loss: weight of lse^2, which keeps logits from drifting (PaLM, arXiv 2204.02311, 5.).
@@ -76,7 +76,11 @@ def linear_cross_entropy(
         loss = losses.sum()
     else:
         loss, _, _ = torch.ops.papilio.linear_cross_entropy_grad(*inputs, None)
-    return loss if reduction == "sum" else loss / (targets != ignore_index).sum()
+    if reduction == "sum":
+        return loss
+    n_counted = (targets != ignore_index).sum()
+    # none: NaN, as PyTorch's, but not by 0 / 0, which would make the gradients NaN
+    return torch.where(n_counted > 0, loss / n_counted.clamp(min=1), torch.nan)
 
 
 def _check(

@@ -124,11 +124,23 @@ def test_no_rows_at_all(impl):
         assert torch.equal(found["dweight"], torch.zeros_like(weight))
 
 
-def test_no_targets_have_no_mean(impl):
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("call", ["eager", "compiled"])
+def test_no_targets_have_the_loss_and_gradients_of_pytorch(impl, reduction, call):
     hidden, weight, targets = inputs()
     nothing = torch.full_like(targets, IGNORED)
-    assert linear_cross_entropy(hidden, weight, nothing, impl=impl).isnan()
-    assert linear_cross_entropy(hidden, weight, nothing, reduction="sum", impl=impl) == 0
+
+    def of_logits(hidden, weight, targets):
+        return F.cross_entropy(hidden @ weight.T, targets, reduction=reduction)
+
+    def ours(hidden, weight, targets):
+        return linear_cross_entropy(hidden, weight, targets, reduction=reduction, impl=impl)
+
+    torch.compiler.reset()
+    function = torch.compile(ours, backend="aot_eager") if call == "compiled" else ours
+    expected = results(of_logits, hidden, weight, nothing)  # a mean of NaN, gradients of 0
+    for name, value in results(function, hidden, weight, nothing).items():
+        torch.testing.assert_close(value, expected[name], equal_nan=True)
 
 
 def test_a_target_beyond_the_vocabulary_is_seen():
