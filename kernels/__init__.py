@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .one_copy import join_loaded_copy
+
 if TYPE_CHECKING:
     from .attention import flash_attention, flash_attention_packed
     from .block_mask import BlockSparseMask
@@ -23,6 +25,9 @@ _MODULES = {
     "ContextGroup": ".context_parallel",
     "context_attention": ".context_parallel",
 }
+
+
+join_loaded_copy(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
