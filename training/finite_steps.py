@@ -41,6 +41,7 @@ class FiniteSteps:
     Attributes:
         optimizer: a fused one: its kernels look at a tensor whether to change anything, and at
             another for what to divide gradients by, which saves clipping a pass over them.
+        processes: that step together.
         kept: what a run that goes on in the middle of a window must have again, all on the device.
     """
 
@@ -60,7 +61,7 @@ class FiniteSteps:
             names: of the values that each step has beside its gradient, the loss first.
             grad_clip: largest norm of the gradient, which is scaled down to it; 0 turns it off.
         """
-        self.optimizer, self._processes, self._names = optimizer, processes, tuple(names)
+        self.optimizer, self.processes, self._names = optimizer, processes, tuple(names)
         self._grad_clip = grad_clip
         device = processes.device
 
@@ -95,7 +96,7 @@ class FiniteSteps:
             self.optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
         here = torch.stack([value.detach().float() for value in values])
         finite = torch.isfinite(here).all() & torch.isfinite(grad_norm)
-        skip = self._processes.max((~finite).float())
+        skip = self.processes.max((~finite).float())
         self.optimizer.found_inf = skip  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.step()
         is_skipped = skip > 0
@@ -115,17 +116,17 @@ class FiniteSteps:
         parts = [local(x) for x in grads if isinstance(x, DTensor)]
         if not parts:
             return get_total_norm(grads)
-        shared = self._processes.sum(get_total_norm(parts).square())
+        shared = self.processes.sum(get_total_norm(parts).square())
         others = get_total_norm([x for x in grads if not isinstance(x, DTensor)])
         return (shared + others.square()).sqrt()
 
     def read(self) -> Window:
         """What has been since the last call, which this one waits for, and begin anew."""
-        sums = self._processes.sum(self._sums.clone()).tolist()
+        sums = self.processes.sum(self._sums.clone()).tolist()
         counts = torch.stack([self._taken, self._skipped, self._in_a_row]).tolist()
         n_taken, n_skipped, in_a_row = counts
         grad_norm = self._grad_norm.item()
-        n_means = n_taken * self._processes.world_size
+        n_means = n_taken * self.processes.world_size
         window = Window(
             means={
                 name: total / n_means if n_means else None

@@ -29,13 +29,21 @@ class ClassifierStep:
         self._ask = ask
 
     def __call__(self, batch: LabelledBatch) -> None:
-        """Take the step; of several processes each takes the mean of its own answers."""
+        """Take the step on the mean over the answers of all processes.
+
+        Processes may have different numbers of answers, so each divides by their mean number.
+        """
         question = self._ask(batch, None)
+        processes = self._finite.processes
         self._finite.optimizer.zero_grad(set_to_none=True)
         with self._activations():
             logits = self._model(*question.inputs)
         loss_sum, n_right, n_answers = question.marks(logits).sum(1)
-        n_answers = n_answers.clamp(min=1)  # of rows of one token each, none may be asked for
+        n_answers = processes.sum(n_answers.detach().clone()) / processes.world_size
+        # Rows of one token each have no answers at all. One answer of several processes is still
+        # less than one for each of them.
+        n_answers = n_answers.clamp(min=1 / processes.world_size)
+        # Gradients and means of the loss are averaged over processes afterwards.
         loss = loss_sum / n_answers
         loss.backward()
         self._finite(loss, n_right / n_answers)

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
-from training.classification.objectives import ask_following, ask_hidden
+from tests.training_runs import call_on_two_processes
+from training.classification.objectives import ask_following, ask_hidden, ask_labels
 from training.classification.step import ClassifierStep
-from training.distributed import Processes
+from training.distributed import Processes, start_processes
 from training.finite_steps import FiniteSteps
 
 
@@ -103,3 +105,52 @@ def test_a_batch_in_which_nothing_is_asked_for_changes_nothing() -> None:
     step((torch.zeros(3, 8).long(), torch.ones(3, dtype=torch.int32), None, torch.zeros(3)))
     assert finite.read().means == {"loss": 0, "accuracy": 0}
     assert torch.equal(model.table, before)
+
+
+ASKS = {"causal": ask_following, "masked": partial(ask_hidden, share=0.4), "labels": ask_labels}
+EXAMPLES = torch.arange(8)
+
+
+def train_on(processes, objective: str, n_steps: int = 2):
+    """Weights and window after steps on this process's part of eight rows of different lengths."""
+    model = Linear() if objective == "labels" else Bigrams()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    finite = FiniteSteps(optimizer, processes, ["loss", "accuracy"], grad_clip=1.0)
+
+    def ask(batch, _):  # the tokens hidden in a row depend on the row alone
+        return ASKS[objective](batch, EXAMPLES[mine])
+
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([1, 2, 2, 3, 8, 7, 8, 8], dtype=torch.int32)
+    n_rows = 8 // processes.world_size  # the first of two processes has the short rows
+    mine = slice(processes.rank * n_rows, (processes.rank + 1) * n_rows)
+    parallel = model if processes.world_size == 1 else DistributedDataParallel(model)
+    step = ClassifierStep(parallel, finite, nullcontext, ask=ask)
+    for _ in range(n_steps):
+        if objective == "labels":
+            tokens = torch.randn(8, 3, generator=generator)
+        else:
+            tokens = torch.randint(0, 5, (8, 8), generator=generator)
+        labels = torch.randint(0, 4, (8,), generator=generator)
+        step((tokens[mine], lengths[mine], None, labels[mine]))
+    window = finite.read()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), window
+
+
+def compare_with_one_process(folder) -> None:
+    with start_processes("cpu") as processes:
+        for objective in ASKS:
+            weights, window = train_on(processes, objective)
+            expected, alone = torch.load(folder / f"{objective}.pt", weights_only=False)
+            torch.testing.assert_close(weights, expected)
+            assert window.means == pytest.approx(alone.means, rel=1e-5)
+            assert window.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
+
+
+@pytest.mark.distributed
+def test_two_processes_of_unequal_answers_step_as_one_does(tmp_path) -> None:
+    alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+    for objective in ASKS:
+        torch.save(train_on(alone, objective), tmp_path / f"{objective}.pt")
+    ends = call_on_two_processes(tmp_path, compare_with_one_process, tmp_path)
+    assert [status for status, _ in ends] == [0, 0], ends
