@@ -241,6 +241,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 
         def save(val_loss: float | None = None) -> None:
             task.check_data()
+            saver.check()
             log.sync()  # a checkpoint counts on the records before it
             now = Progress(
                 step=step,
@@ -269,6 +270,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                             f"the validation loss is {val_loss} at step {step}: lower optim.lr or "
                             f"raise optim.warmup_steps; {last_good(run_dir, step)}"
                         )
+                    saver.check()
                     if not last:
                         record(log, task, step, validated, gpu_hours=watch.gpu_hours)
                 if step > progress.step and (last or step % config.run.save_every == 0):
@@ -283,6 +285,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                             "start had too few steps"
                         )
                     result = task.finish(validated, stop)
+                    saver.check()
                     record(log, task, step, result, gpu_hours=watch.gpu_hours)
                     return result.values
 
@@ -321,6 +324,8 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 with watch.paused():
                     save()
             saver.finish()
+            saver.check()
+            log.sync()
             processes.leave()
             end_by(told.number)
 

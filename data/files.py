@@ -125,6 +125,55 @@ def check_regular(path: Path) -> None:
         raise ValueError(f"{path} is no regular file")
 
 
+def is_present(path: Path) -> bool:
+    """Whether there is a file or folder, which may be reached by a link.
+
+    Raises:
+        OSError: A link leads nowhere, as to a disk that is not mounted, or the path may not be
+            looked at. Neither means that there is nothing.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise OSError(
+                f"{path} links to {path.readlink()}, which does not exist: mount its disk, or "
+                "remove the link"
+            ) from error
+        return False
+    except NotADirectoryError:  # a file has the name of one of its folders
+        return False
+    return True
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """Contents of a folder in the order of their names; nothing where there is no folder.
+
+    `Path.glob` also gives nothing where the folder cannot be read.
+
+    Raises:
+        OSError: It exists and cannot be listed.
+    """
+    if not is_present(folder):
+        return []
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise OSError(
+            f"{folder} cannot be listed ({error.strerror}): it must be a folder that this user may "
+            "read"
+        ) from error
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Device and number of what has this name at present; None where nothing has it."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def parse_json(text: str | bytes) -> Any:
     """What a JSON text holds.
 

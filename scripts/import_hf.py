@@ -45,7 +45,7 @@ from dataclasses import asdict
 import torch
 
 from configs.reader import to_yaml
-from data.files import write_atomically
+from data.files import list_folder, write_atomically
 from data.hf_folder import find_folder, read_config, read_tensors, read_tokenizer
 from data.text.config import DataConfig
 from data.text.shards import TOKENIZER
@@ -63,9 +63,9 @@ def check_out(out: Path) -> None:
     """Refuse a folder that holds anything but what an import that was killed left there."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
-    held = sorted(path.name for path in out.glob("*"))
+    held = [path.name for path in list_folder(out)]
     written = [RUN_CONFIG, TOKENIZER, CHECKPOINTS]  # in this order
-    checkpoints = sorted(path.name for path in (out / CHECKPOINTS).glob("*"))
+    checkpoints = [path.name for path in list_folder(out / CHECKPOINTS)]
     finished = [name for name in checkpoints if not name.startswith(UNFINISHED)]
     if finished or set(held) != set(written[: len(held)]):
         raise ValueError(

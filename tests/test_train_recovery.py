@@ -8,7 +8,7 @@ import pytest
 
 from data.text.batches import TrainBatches
 from model.gpt import GPT
-from tests.training_runs import in_two_processes, losses
+from tests.training_runs import in_two_processes, losses, stop_after
 from training.checkpoint.folders import checkpoints
 from training.language.task import LanguageTask
 from training.metrics import Record, read_metrics
@@ -75,6 +75,48 @@ def test_a_run_whose_folder_is_renamed_ends(run, tmp_path, monkeypatch):
     assert [r["step"] for r in read_metrics(tmp_path / "renamed") if "loss" in r][-1] == 6
     monkeypatch.undo()
     run(f"run.out_dir={tmp_path / 'renamed'}")
+
+
+@pytest.mark.parametrize("what", ["not mounted", "a file", "removed", "empty"])
+def test_records_without_their_checkpoints_are_not_dropped(run, tmp_path, what):
+    run("optim.max_steps=4")
+    records = (run.out_dir / "metrics.jsonl").read_bytes()
+    folder = (run.out_dir / "checkpoints").rename(tmp_path / "elsewhere")
+    there = run.out_dir / "checkpoints"
+    if what == "not mounted":
+        there.symlink_to("/not/mounted")
+    elif what == "a file":
+        there.touch()
+    elif what == "empty":  # as the place where a disk was mounted
+        there.mkdir()
+    with pytest.raises((ValueError, OSError)) as refused:
+        run()
+    reason = {
+        "not mounted": f"{there} links to /not/mounted, which does not exist: mount its disk",
+        "a file": f"{there} cannot be listed (Not a directory)",
+    }
+    missing = f"{there} has no checkpoint, and this run saved step_00000004: copy its checkpoints"
+    assert reason.get(what, missing) in str(refused.value)
+    assert (run.out_dir / "metrics.jsonl").read_bytes() == records
+    if what == "empty":
+        there.rmdir()
+    there.unlink(missing_ok=True)
+    folder.rename(there)
+    run()
+    assert [*losses(run.out_dir)] == [*range(1, 9)]
+
+
+def test_a_run_without_its_checkpoints_starts_again_once_its_records_are_deleted(run, monkeypatch):
+    run("optim.max_steps=4")
+    shutil.rmtree(run.out_dir / "checkpoints")
+    (run.out_dir / "metrics.jsonl").unlink()
+    monkeypatch.setattr("train.record", stop_after(2))  # before it saves
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    monkeypatch.undo()
+    assert [r["step"] for r in read_metrics(run.out_dir)] == [1, 2]
+    run()
+    assert [*losses(run.out_dir)] == [*range(1, 9)]
 
 
 def test_what_killed_processes_left_is_cleared(run):

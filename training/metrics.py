@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from data.files import check_regular, parse_json, write_atomically
+from data.files import check_regular, identity, is_present, parse_json, write_atomically
 from training.tasks import RunConfiguration
 from training.trackers import Tracker, trackers
 
@@ -52,7 +52,8 @@ class RunLog:
         self._losses = [r["loss"] for r in kept if "loss" in r]
         lines = "".join(json.dumps(r) + "\n" for r in kept)
         write_atomically(run / METRICS, lines.encode())
-        self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._path = run / METRICS
+        self._open()
         self._console = Console(file=sys.stdout)
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -79,9 +80,11 @@ class RunLog:
         """Keep one record, which has a "step", and show it on the console as `text`."""
         if not self.is_main:
             return
+        self._keep_file()
         known = {name: value for name, value in values.items() if value is not None}
         self._file.write(json.dumps(known, allow_nan=False) + "\n")
         self._file.flush()
+        self._size = os.fstat(self._file.fileno()).st_size
         for tracker in self._trackers:
             tracker.log(known)
         evaluated = "val_loss" in known
@@ -92,13 +95,44 @@ class RunLog:
             until_end = "" if evaluated or left is None else f"  {timedelta(seconds=left)} left"
             self.say(f"step {known['step']}/{self._max_steps}  {text}{until_end}")
 
+    def _open(self) -> None:
+        self._file = self._path.open("a+", encoding="utf-8")
+        self._identity = identity(self._path)
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def _keep_file(self) -> None:
+        """Write the records again where their file was deleted or renamed.
+
+        The caller knows that the folder of the run is still the same.
+
+        Raises:
+            OSError: another program wrote to the file, or replaced it.
+        """
+        found, size = identity(self._path), os.fstat(self._file.fileno()).st_size
+        if size != self._size or found not in (None, self._identity):
+            raise OSError(
+                f"{self._path} was changed or replaced by another program while the run wrote to "
+                "it: restore it, or leave it as it is, and start again with the same command"
+            )
+        if found is None:  # the open file still has all records
+            content = os.pread(self._file.fileno(), size, 0)
+            write_atomically(self._path, content)
+            self._file.close()
+            self._open()
+            self.say(f"{self._path} was deleted or renamed: all of its records are written again")
+
     def losses(self) -> list[float]:
         """Training losses of the records that are kept, oldest first."""
         return self._losses
 
     def sync(self) -> None:
-        """Wait until all records are on disk."""
+        """Wait until all records are on disk.
+
+        Raises:
+            OSError: another program changed or replaced their file.
+        """
         if self.is_main:
+            self._keep_file()
             os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
@@ -108,10 +142,14 @@ class RunLog:
         """Leave the console and the files as they should be, also after an error."""
         if not self.is_main:
             return
-        self._bar.stop()
-        self._file.close()
-        for tracker in self._trackers:
-            tracker.close(failed=error_type is not None)
+        try:
+            if error_type is None:
+                self._keep_file()
+        finally:
+            self._bar.stop()
+            self._file.close()
+            for tracker in self._trackers:
+                tracker.close(failed=error_type is not None)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -119,9 +157,10 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
     Raises:
         ValueError: another line is no record.
+        OSError: the file cannot be read.
     """
     path = run / METRICS
-    if not path.exists():
+    if not is_present(path):
         return []
     check_regular(path)
     records = []

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.files import list_folder
 from data.hub import from_hub
 
 HUB_NAME = "stanfordnlp/imdb"
@@ -114,7 +115,7 @@ def keyed_number(seed: int, text: bytes) -> int:
 
 def _read_folder(folder: Path) -> Iterator[Review]:
     for label, name in enumerate(_CLASSES):
-        paths = sorted((folder / name).glob("*.txt"))
+        paths = [path for path in list_folder(folder / name) if path.suffix == ".txt"]
         if not paths:
             raise ValueError(f"{folder / name} has no .txt file; unpack aclImdb_v1.tar.gz again.")
         for path in paths:
@@ -122,7 +123,11 @@ def _read_folder(folder: Path) -> Iterator[Review]:
 
 
 def _only_file(source: Path, split: str) -> Path:
-    found = [path for path in source.glob(f"*{split}*.jsonl*") if path.suffix in _OPENERS]
+    found = [
+        path
+        for path in list_folder(source)
+        if path.match(f"*{split}*.jsonl*") and path.suffix in _OPENERS
+    ]
     if len(found) != 1:
         names = ", ".join(sorted(path.name for path in found)) or "none"
         raise ValueError(

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from data.files import list_folder
+
 BLOCK = 1000
 """Images that `read_images` gives at a time."""
 
@@ -63,7 +65,8 @@ def read_metadata(folder: Path) -> list[ReleasedImage]:
     Raises:
         ValueError: There is no metadata, or a line of it is malformed; names file and line.
     """
-    files = sorted((folder / "metadata").glob("*.npy"), key=_batch_number)
+    found = [path for path in list_folder(folder / "metadata") if path.suffix == ".npy"]
+    files = sorted(found, key=_batch_number)
     images = []
     for file in files:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):

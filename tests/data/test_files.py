@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from data.files import lock_folder, write_atomically
+from data.files import is_present, list_folder, lock_folder, write_atomically
 
 WRITER = """
 import sys
@@ -97,3 +97,28 @@ def test_a_killed_process_holds_no_lock(tmp_path):
         holder.kill()
     with lock_folder(tmp_path, "free"):
         pass
+
+
+def test_a_folder_that_does_not_exist_has_no_contents(tmp_path):
+    (tmp_path / "file").touch()
+    assert list_folder(tmp_path / "missing") == list_folder(tmp_path / "file" / "in_it") == []
+    assert list_folder(tmp_path) == [tmp_path / "file"]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path, monkeypatch):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to("/not/mounted")
+    with pytest.raises(OSError, match=r"file cannot be listed \(Not a directory\): it must be"):
+        list_folder(file)
+    for look in (list_folder, is_present):
+        with pytest.raises(OSError, match="link links to /not/mounted, which does not exist"):
+            look(link)
+
+    def denied(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "listdir", denied)
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(OSError, match=r"cannot be listed \(Permission denied\)"):
+        list_folder(tmp_path)

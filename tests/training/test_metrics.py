@@ -91,3 +91,33 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / METRICS)
     with pytest.raises(ValueError, match="metrics.jsonl is no regular file"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["deleted", "renamed"])
+def test_a_file_that_is_gone_is_written_again(tmp_path, what, capsys):
+    path = tmp_path / METRICS
+    with open_log(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.record("loss 3", step=step, loss=3.0)
+            if step == 2:
+                path.unlink() if what == "deleted" else path.rename(tmp_path / "mine")
+        path.unlink()  # after the last record
+    assert [r["step"] for r in read_metrics(tmp_path)] == [1, 2, 3]
+    assert "all of its records are written again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["replaced", "cut"])
+def test_a_file_that_another_program_changes_is_not_written_to(tmp_path, what):
+    path, other = tmp_path / METRICS, tmp_path / "other"
+    other.write_text('{"step": 1}\n')
+    message = "metrics.jsonl was changed or replaced by another program"
+    with pytest.raises(OSError, match=message), open_log(tmp_path) as log:
+        log.record("loss 3", step=1, loss=3.0)
+        os.replace(other, path) if what == "replaced" else path.write_text("")
+        log.record("loss 3", step=2, loss=3.0)
+
+
+def test_records_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_path):
+    (tmp_path / METRICS).symlink_to("/not/mounted")
+    with pytest.raises(OSError, match="metrics.jsonl links to /not/mounted, which does not exist"):
+        read_metrics(tmp_path)

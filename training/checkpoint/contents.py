@@ -280,10 +280,14 @@ def read_optim(folder: Path) -> AdamWConfig:
 
 
 def val_loss_of(folder: Path) -> float | None:
-    """The validation loss that a checkpoint tells of; None also where it cannot be read."""
+    """The validation loss that a checkpoint tells of; None also where it is damaged.
+
+    Raises:
+        OSError: It cannot be read, which is not a reason to delete it.
+    """
     try:
         return read_progress(folder)[0].val_loss
-    except (ValueError, OSError):
+    except (ValueError, FileNotFoundError):
         return None
 
 

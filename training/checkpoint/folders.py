@@ -8,9 +8,16 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from data.files import is_present, list_folder, write_atomically
+
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished_"
 """What the name of a checkpoint begins with while it is written or deleted."""
+_LAST_SAVED = "last_saved"
+"""File in the folder of a run that names the checkpoint that was saved last.
+
+It tells a run that never saved from one whose checkpoints are gone.
+"""
 _NAME = re.compile(r"step_([0-9]{8,})")
 
 
@@ -28,13 +35,34 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The finished checkpoints of a run, oldest first."""
+    """The finished checkpoints of a run, oldest first; none where it has no such folder.
+
+    Raises:
+        OSError: The folder of checkpoints, or a link in it, cannot be read.
+    """
     return sorted(_named(run, ""), key=lambda folder: step_of(folder) or 0)
 
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest finished checkpoint of a run, or None."""
     return next(reversed(checkpoints(run)), None)
+
+
+def note_saved(checkpoint: Path) -> None:
+    """Remember beside its folder that a run saved a checkpoint."""
+    run = checkpoint.parent.parent
+    write_atomically(run / _LAST_SAVED, f"{checkpoint.name}\n".encode())
+
+
+def last_saved(run: Path) -> str | None:
+    """Name of the checkpoint that a run saved last, which may be gone; None if it never saved."""
+    path = run / _LAST_SAVED
+    return path.read_text(encoding="utf-8").strip() if is_present(path) else None
+
+
+def forget_saved(run: Path) -> None:
+    """Forget what an earlier run saved in this folder."""
+    (run / _LAST_SAVED).unlink(missing_ok=True)
 
 
 def keep_only(run: Path, kept: Collection[Path]) -> None:
@@ -52,6 +80,8 @@ def clear_unfinished(run: Path) -> None:
 
 
 def _named(run: Path, prefix: str) -> Iterator[Path]:
-    for path in (run / CHECKPOINTS).glob(f"{prefix}step_*"):
-        if step_of(path.with_name(path.name.removeprefix(prefix))) is not None and path.is_dir():
+    for path in list_folder(run / CHECKPOINTS):
+        finished = path.with_name(path.name.removeprefix(prefix))
+        is_named = path.name.startswith(prefix) and step_of(finished) is not None
+        if is_named and is_present(path) and path.is_dir():
             yield path

@@ -4,9 +4,17 @@ from itertools import chain, count
 from pathlib import Path
 
 from training.checkpoint.contents import is_whole
-from training.checkpoint.folders import checkpoints, latest_checkpoint, step_of
+from training.checkpoint.folders import (
+    CHECKPOINTS,
+    checkpoints,
+    forget_saved,
+    last_saved,
+    latest_checkpoint,
+    step_of,
+)
 from training.config import RunConfig
 from training.distributed import Processes
+from training.metrics import METRICS, read_metrics
 
 
 def checkpoint_to_go_on_from(
@@ -15,12 +23,17 @@ def checkpoint_to_go_on_from(
     """The checkpoint that a run goes on from, if it has any; and those set aside as damaged.
 
     Raises:
-        ValueError: There is one, and run.resume=never, or none is whole.
+        ValueError: There is one, and run.resume=never, or none is whole; or there is none, and the
+            run had saved one, so that its records would be lost.
+        OSError: The folder of checkpoints cannot be read.
     """
     run = Path(config.out_dir)
 
     def find() -> tuple[Path | None, list[Path]]:
         newest = latest_checkpoint(run)
+        if newest is None:
+            _check_never_saved(run)
+            forget_saved(run)
         if newest is None or config.resume == "auto":
             return newest, []
         if config.resume == "never":
@@ -37,6 +50,20 @@ def checkpoint_to_go_on_from(
         return whole, set_aside(run, whole)
 
     return processes.main_does(find)
+
+
+def _check_never_saved(run: Path) -> None:
+    """Refuse to start at step 0, which drops all records, where a checkpoint should be.
+
+    A run that was killed before its first save has records, and may start again.
+    """
+    saved = last_saved(run)
+    if saved is not None and (records := read_metrics(run)):
+        raise ValueError(
+            f"{run / CHECKPOINTS} has no checkpoint, and this run saved {saved}: copy its "
+            f"checkpoints back to resume. To start again at step 0, delete {run / METRICS}, which "
+            f"has records up to step {records[-1]['step']}, or choose another run.out_dir"
+        )
 
 
 def newest_whole(run: Path) -> Path | None:

@@ -1,6 +1,5 @@
 """Saving while training goes on: a step waits for a copy of the tensors, and not for the disk."""
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from data.files import identity
 from training.checkpoint.contents import (
     MODEL,
     OPTIMIZER,
@@ -20,7 +20,7 @@ from training.checkpoint.contents import (
     val_loss_of,
     write_checkpoint,
 )
-from training.checkpoint.folders import checkpoints, keep_only
+from training.checkpoint.folders import checkpoints, keep_only, note_saved
 from training.distributed import Processes
 from training.sharded import whole
 
@@ -56,7 +56,7 @@ class CheckpointSaver:
         self._pending: Future[None] | None = None
         if processes.is_main:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-            self._identity = _identity(run)
+            self._identity = identity(run)
 
     def save(
         self,
@@ -131,7 +131,7 @@ class CheckpointSaver:
             self.finish()
 
     def _check_folder(self) -> None:
-        if _identity(self._run) != self._identity:
+        if identity(self._run) != self._identity:
             raise OSError(
                 f"run.out_dir={self._run} was renamed, deleted or replaced while it was trained: "
                 "nothing more is saved. Where the folder still is, "
@@ -155,7 +155,9 @@ class CheckpointSaver:
 
     def _write(self, progress: Progress) -> None:
         try:
-            write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
+            note_saved(
+                write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
+            )
         except OSError:
             self._check_folder()  # that it is gone says more than what could not be written
             raise
@@ -167,12 +169,3 @@ class CheckpointSaver:
             ]
             kept += [folder for _, folder in sorted(scored)[:1]]
         keep_only(self._run, kept)
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from any other that comes to have its name; None where there is none."""
-    try:
-        found = os.stat(folder)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

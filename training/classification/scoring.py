@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from data.files import check_regular, write_atomically
+from data.files import check_regular, is_present, write_atomically
 from training.classification.objectives import Ask, LabelledBatch, ask_labels
 from training.distributed import Processes
 
@@ -98,7 +98,7 @@ def save_best(run: Path, model: nn.Module, step: int, accuracy: float) -> None:
 
 def best_so_far(run: Path) -> tuple[int, float] | None:
     """Step and validation accuracy of the weights that `save_best` kept; None if there are none."""
-    if not (run / BEST).exists():
+    if not is_present(run / BEST):
         return None
     _, about = _read(run / BEST)
     return json.loads(about["step"]), json.loads(about["val_accuracy"])

@@ -53,3 +53,10 @@ def test_newest_is_by_number(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert latest_checkpoint(tmp_path).name == "step_100000000"
     assert latest_checkpoint(tmp_path / "nothing") is None
+
+
+def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_passed_over(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step_00000005").symlink_to("/not/mounted")
+    with pytest.raises(OSError, match="step_00000005 links to /not/mounted, which does not exist"):
+        latest_checkpoint(tmp_path)

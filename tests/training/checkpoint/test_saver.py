@@ -48,6 +48,19 @@ def test_a_damaged_one_is_not_the_best(tmp_path):
     assert names(tmp_path) == [10]
 
 
+def test_a_best_one_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
+    model, optimizer = make(0)
+    save(tmp_path, 5, model, optimizer, keep_last=1, keep_best=True, val_loss=1.0)
+
+    def denied(folder):
+        raise PermissionError(f"{folder} cannot be read")
+
+    monkeypatch.setattr(module, "val_loss_of", denied)
+    with pytest.raises(OSError, match="cannot be read"):
+        save(tmp_path, 10, model, optimizer, keep_last=1, keep_best=True, val_loss=2.0)
+    assert names(tmp_path) == [5, 10]
+
+
 def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch):
     """The copy is made before `save` returns, and nothing else waits for the disk."""
     model, optimizer = make(0)
