@@ -238,6 +238,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
         spikes = Spikes(log.losses())
         validated: Record | None = None
+        save_is_due = False
 
         def save(val_loss: float | None = None) -> None:
             task.check_data()
@@ -250,6 +251,8 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 gpu_hours=watch.gpu_hours,
                 val_loss=val_loss,
             )
+            # A step was taken from each checkpoint before this step, unless it was skipped.
+            saver.confirm(step - task.finite.skipped_in_a_row())
             saver.save(now, task.model, task.optimizer, task.finite.kept)
 
         try:
@@ -264,20 +267,21 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                     with watch.paused():
                         validated = task.validate(step, stop)
                     val_loss = validated.values["val_loss"]
-                    if not math.isfinite(val_loss):
-                        saver.finish()
-                        raise FloatingPointError(
-                            f"the validation loss is {val_loss} at step {step}: lower optim.lr or "
-                            f"raise optim.warmup_steps; {last_good(run_dir, step)}"
-                        )
+                    check_validation(validated, task, saver, run_dir, step)
                     saver.check()
                     if not last:
                         record(log, task, step, validated, gpu_hours=watch.gpu_hours)
                 if step > progress.step and (last or step % config.run.save_every == 0):
+                    save_is_due = True
+                # While steps are being skipped, the weights may be ruined: a save waits until a
+                # step is taken. Only then does the host wait for the GPU in each step.
+                if save_is_due and (val_loss is not None or not task.finite.skipped_in_a_row()):
+                    save_is_due = False
                     with watch.paused():
                         save(val_loss)
                 if last:
                     assert validated is not None
+                    saver.confirm(step + 1)  # validated, and no step follows
                     saver.finish()
                     if profiler is not None and profiler.unfinished():
                         log.say(
@@ -305,6 +309,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                 if step % config.run.log_every == 0 or step == optim.max_steps:
                     window = task.losses()
                     saver.check()
+                    saver.confirm(step - window.in_a_row)
                     with watch.paused():
                         spent = task.speed(window.means, watch.tokens_per_s())
                         seen = window.means | {"lr": lr, "grad_norm": window.grad_norm}
@@ -333,6 +338,27 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 def n_context(config: RunConfiguration) -> int:
     """How many processes share each sequence; a classifier's have each all of theirs."""
     return config.parallel.context if isinstance(config, TrainConfig) else 1
+
+
+def check_validation(
+    validated: Record, task: Task, saver: CheckpointSaver, run: Path, step: int
+) -> None:
+    """End the run where a validation loss is not finite, and name a checkpoint that is good.
+
+    Raises:
+        FloatingPointError: a validation loss is not finite.
+    """
+    losses = {k: v for k, v in validated.values.items() if k.startswith("val_loss")}
+    ruined = next((name for name, loss in losses.items() if not math.isfinite(loss)), None)
+    if ruined is None:
+        return
+    saver.finish()
+    # The last step that was taken has ruined the weights.
+    good = last_good(run, step - task.finite.skipped_in_a_row())
+    raise FloatingPointError(
+        f"the validation loss is not finite, {ruined}={losses[ruined]} at step {step}: lower "
+        f"optim.lr or raise optim.warmup_steps; {good}"
+    )
 
 
 def remarkable(

@@ -9,7 +9,8 @@ import pytest
 from data.text.batches import TrainBatches
 from model.gpt import GPT
 from tests.training_runs import in_two_processes, losses, stop_after
-from training.checkpoint.folders import checkpoints
+from training.checkpoint.contents import read_weights
+from training.checkpoint.folders import checkpoints, step_of
 from training.language.task import LanguageTask
 from training.metrics import Record, read_metrics
 
@@ -53,7 +54,9 @@ def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
         return Record("", {"val_loss": float("nan") if step == 8 else 1.0})
 
     monkeypatch.setattr(LanguageTask, "validate", validate)
-    with pytest.raises(FloatingPointError, match="the validation loss is nan at step 8: lower"):
+    with pytest.raises(
+        FloatingPointError, match="the validation loss is not finite, val_loss=nan at step 8: lower"
+    ):
         run("run.eval_every=4")
     assert "NaN" not in (run.out_dir / "metrics.jsonl").read_text()
     assert [folder.name for folder in checkpoints(run.out_dir)] == ["step_00000004"]
@@ -185,6 +188,47 @@ def test_a_row_of_bad_samples_ends_the_run(run, spoil):
         run("run.max_skipped=3")
     assert [r["step"] for r in read_metrics(run.out_dir) if "loss" in r] == [1, 2, 3, 4, 5]
     assert "NaN" not in (run.out_dir / "metrics.jsonl").read_text()
+
+
+RUINED = ("optim.lr=1e20", "optim.schedule=constant", "optim.warmup_steps=0", "optim.max_steps=40")
+
+
+@pytest.mark.parametrize("ended_by", ["skipped steps", "the validation loss"])
+@pytest.mark.usefixtures("waits_for_saves")
+def test_a_checkpoint_of_ruined_weights_is_not_good(run, ended_by):
+    """The step that ruins the weights is taken, and finite; all after it are skipped."""
+    few = ("run.save_every=1", "run.keep_last=1", "run.max_skipped=6")
+    run("optim.max_steps=4", "optim.schedule=constant", *few)
+    eval_every = 9 if ended_by == "the validation loss" else 99
+    with pytest.raises(FloatingPointError, match=ended_by if eval_every == 9 else "were skip") as e:
+        run(*RUINED, *few, f"run.eval_every={eval_every}")
+    records = [r for r in read_metrics(run.out_dir) if "lr" in r]
+    first_skipped = next(r["step"] for r in records if "skipped" in r)
+    there = {step_of(folder): folder for folder in checkpoints(run.out_dir)}
+    # none while steps are skipped, and the one before the last that was taken is there
+    assert [*there] == [first_skipped - 2, first_skipped - 1]
+    good, ruined = there.values()
+    assert f"{good} is the newest with a good step after it" in str(e.value)
+    assert f"to resume from it, delete {ruined.name}" in str(e.value)
+    assert all(x.isfinite().all() for x in read_weights(good).values())
+    shutil.rmtree(ruined)
+    run(*few, "optim.schedule=constant")
+    assert [*losses(run.out_dir)] == [*range(1, 9)]
+
+
+def test_a_save_waits_while_steps_are_skipped(run, spoil):
+    spoil(25, 33)  # of steps 4 and 5
+    run("run.eval_every=100")
+    assert [step_of(folder) for folder in checkpoints(run.out_dir)] == [6, 8]
+
+
+def test_a_corpus_of_several_whose_validation_loss_is_none_ends_the_run(run, monkeypatch):
+    def validate(self, step, stop):
+        return Record("", {"val_loss": 1.0, "val_loss_birds": float("inf")})
+
+    monkeypatch.setattr(LanguageTask, "validate", validate)
+    with pytest.raises(FloatingPointError, match="val_loss_birds=inf at step 4: lower"):
+        run()
 
 
 def test_what_was_added_up_since_the_last_record_is_saved(run, spoil, tmp_path):

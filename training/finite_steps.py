@@ -120,6 +120,10 @@ class FiniteSteps:
         others = get_total_norm([x for x in grads if not isinstance(x, DTensor)])
         return (shared + others.square()).sqrt()
 
+    def skipped_in_a_row(self) -> int:
+        """Number of steps that were skipped since the last one that was taken (synchronizes)."""
+        return int(self._in_a_row)
+
     def read(self) -> Window:
         """What has been since the last call, which this one waits for, and begin anew."""
         sums = self.processes.sum(self._sums.clone()).tolist()

@@ -95,6 +95,7 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
             save = partial(saver.save, Progress(step=number), model, optimizer)
             start = time.perf_counter()
             waits.append(seconds(save))
+            saver.confirm(number)  # so that the disk holds two of them
             while not saver.is_idle():
                 beside.append(seconds(step))
             written.append(time.perf_counter() - start)

@@ -86,7 +86,15 @@ def _free_name(folder: Path) -> Path:
 
 
 def last_good(run: Path, first_skipped: int) -> str:
-    """Says which checkpoint is the newest from which a step was taken before the first skipped."""
-    good = [folder for folder in checkpoints(run) if (step_of(folder) or 0) < first_skipped]
-    newest = f"{good[-1]} is the newest" if good else "there is no checkpoint"
-    return f"{newest} with a good step after it"
+    """Name the newest checkpoint from which a step was taken before the first skipped one.
+
+    Weights may be ruined before a step is skipped: a later checkpoint may hold such weights.
+    """
+    there = checkpoints(run)
+    good = [folder for folder in there if (step_of(folder) or 0) < first_skipped]
+    if not good:
+        return "there is no checkpoint with a good step after it"
+    newest = f"{good[-1]} is the newest with a good step after it"
+    if newer := [folder.name for folder in there[len(good) :]]:
+        newest += f"; to resume from it, delete {', '.join(newer)}"
+    return newest

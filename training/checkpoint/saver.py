@@ -1,4 +1,8 @@
-"""Saving while training goes on: a step waits for a copy of the tensors, and not for the disk."""
+"""Saving while training goes on: a step waits for a copy of the tensors, and not for the disk.
+
+A checkpoint is good once a step was taken from it. Until then its weights may be ruined, although
+they are finite, so older checkpoints are not deleted for it.
+"""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,7 +24,7 @@ from training.checkpoint.contents import (
     val_loss_of,
     write_checkpoint,
 )
-from training.checkpoint.folders import checkpoints, keep_only, note_saved
+from training.checkpoint.folders import checkpoints, keep_only, note_saved, step_of
 from training.distributed import Processes
 from training.sharded import whole
 
@@ -44,8 +48,9 @@ class CheckpointSaver:
     ) -> None:
         """Nothing is saved yet but `last_step`, from which the run goes on.
 
-        `must_match` and `config` are those of `write_checkpoint`. The newest `keep_last` are kept
-        and, if `keep_best`, that with the lowest validation loss.
+        `must_match` and `config` are those of `write_checkpoint`. Of the good checkpoints, the
+        newest `keep_last` are kept and, if `keep_best`, that with the lowest validation loss. Those
+        that are not good yet are kept as well.
         """
         self._run, self._processes = run, processes
         self._must_match, self._config = must_match, config
@@ -53,7 +58,8 @@ class CheckpointSaver:
         self.last_step = last_step
         """The newest step that is saved, or is being saved in the background."""
         self._copies: dict[str, dict[str, Tensor]] = {}
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
+        self._good_before, self._prunable = 0, True
         if processes.is_main:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._identity = identity(run)
@@ -91,7 +97,16 @@ class CheckpointSaver:
             self._copy(file, of_file)
         if self._processes.device.type == "cuda":
             torch.cuda.synchronize(self._processes.device)
-        self._pending = self._writer.submit(self._write, progress)
+        self._prunable = True
+        self._pending.append(self._writer.submit(self._write, progress))
+
+    def confirm(self, before: int) -> None:
+        """Count the checkpoints of steps below `before` as good; deletes older ones for them."""
+        self._good_before = before
+        if not self._processes.is_main or not self._prunable:
+            return
+        self._prunable = self.last_step >= before
+        self._pending.append(self._writer.submit(self._prune))
 
     def check(self) -> None:
         """Tell of a save that failed in the background, and of a folder that is another one now.
@@ -102,13 +117,15 @@ class CheckpointSaver:
         """
         if not self._processes.is_main:
             return
-        if self._pending is not None and self.is_idle():
-            self._pending.result()
+        for work in self._pending:
+            if work.done():
+                work.result()
+        self._pending = [work for work in self._pending if not work.done()]
         self._check_folder()
 
     def is_idle(self) -> bool:
-        """Whether nothing is being written."""
-        return self._pending is None or self._pending.done()
+        """Whether nothing is being written or deleted."""
+        return all(work.done() for work in self._pending)
 
     def finish(self) -> None:
         """Wait until what was begun is written.
@@ -116,17 +133,16 @@ class CheckpointSaver:
         Raises:
             OSError: It could not be.
         """
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+        for work in self._pending:
+            work.result()
+        self._pending.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Let what was begun be written, also where the run ends by an error."""
-        if self._pending is not None:
-            wait([self._pending])
+        wait(self._pending)
         if error_type is None:
             self.finish()
 
@@ -161,11 +177,15 @@ class CheckpointSaver:
         except OSError:
             self._check_folder()  # that it is gone says more than what could not be written
             raise
+        self._prune()
+
+    def _prune(self) -> None:
         there = checkpoints(self._run)
-        kept = there[-self._keep_last :]
+        good = [folder for folder in there if (step_of(folder) or 0) < self._good_before]
+        kept = [*there[len(good) :], *good[-self._keep_last :]]
         if self._keep_best:
             scored = [
-                (loss, folder) for folder in there if (loss := val_loss_of(folder)) is not None
+                (loss, folder) for folder in good if (loss := val_loss_of(folder)) is not None
             ]
             kept += [folder for _, folder in sorted(scored)[:1]]
         keep_only(self._run, kept)

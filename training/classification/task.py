@@ -155,8 +155,13 @@ class ClassificationTask:
         return Record(text, values)
 
     def validate(self, step: int, stop: Stop) -> Record:
-        """Score the validation split, and keep the weights that do best on it."""
+        """Score the validation split, and keep the weights that do best on it.
+
+        A loss that is not finite is left to the caller; such weights are not the best.
+        """
         found = self._score(self._validation, stop, self._config.data.val_examples)
+        if not math.isfinite(found.loss):
+            return Record(f"val loss {found.loss}", {"val_loss": found.loss})
         if self._best is None or found.accuracy > self._best[1]:
             self._best = step, found.accuracy
             if self._processes.is_main:
@@ -180,6 +185,11 @@ class ClassificationTask:
         check_same_tensors(BEST, weights, self.model.state_dict())
         self.model.load_state_dict(weights)
         found = self._score(self._test, stop)
+        if not math.isfinite(found.loss):
+            raise FloatingPointError(
+                f"the test loss of the weights of step {self._best[0]}, which are best on the "
+                f"validation split, is {found.loss}: lower optim.lr or raise optim.warmup_steps"
+            )
         if self._processes.is_main and found.logits is not None:
             file = io.BytesIO()
             np.save(file, found.logits.numpy())
@@ -200,7 +210,6 @@ class ClassificationTask:
 
         Raises:
             ValueError: an image has more pixels than the model has room for.
-            FloatingPointError: the loss is not finite.
         """
         config, processes = self._config, self._processes
 
@@ -221,10 +230,5 @@ class ClassificationTask:
             raise ValueError(
                 f"an image of {config.data.path} that is scored has more pixels above zero than "
                 f"model.context_length={config.model.context_length} has room for: raise it"
-            )
-        if not math.isfinite(found.loss):
-            raise FloatingPointError(
-                f"the loss is {found.loss} where the model is scored: lower optim.lr or raise "
-                f"optim.warmup_steps; checkpoints in {self._run} may be from before"
             )
         return found

@@ -31,6 +31,7 @@ def save(run, step, model, optimizer, **options):
     now = {"step": step, "samples": 8 * step, "tokens": 64 * step, "gpu_hours": step / 7}
     with saver(run, **options) as saves:
         saves.save(Progress(**now, val_loss=val_loss), model, optimizer)
+        saves.confirm(step + 1)
     return checkpoint_folder(run, step)
 
 

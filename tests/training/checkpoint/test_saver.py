@@ -48,6 +48,21 @@ def test_a_damaged_one_is_not_the_best(tmp_path):
     assert names(tmp_path) == [10]
 
 
+def test_one_that_may_be_ruined_pushes_none_out(tmp_path):
+    model, optimizer = make(0)
+    save(tmp_path, 5, model, optimizer, keep_last=1)
+    there = []
+    with saver(tmp_path, keep_last=1, keep_best=True) as saves:
+        for step, before, val_loss in ((10, 6, 2.0), (15, 6, 1.0), (20, 16, 3.0)):
+            saves.confirm(before)
+            saves.save(Progress(step=step, val_loss=val_loss), model, optimizer)
+            saves.finish()
+            there.append(names(tmp_path))
+        saves.confirm(21)
+    assert there == [[5, 10], [5, 10, 15], [15, 20]]
+    assert names(tmp_path) == [15, 20]  # the best, and the newest
+
+
 def test_a_best_one_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
     model, optimizer = make(0)
     save(tmp_path, 5, model, optimizer, keep_last=1, keep_best=True, val_loss=1.0)

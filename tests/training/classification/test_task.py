@@ -302,3 +302,11 @@ def test_best_weights_of_another_model_are_refused(config: Path, tmp_path: Path)
     save_best(tmp_path / "run", torch.nn.Linear(3, 2), 24, 1.0)
     with pytest.raises(ValueError, match=r"best.safetensors (lacks|has the unknown)"):
         main([str(config), *CPU])
+
+
+def test_ruined_weights_are_not_the_best(config: Path, tmp_path: Path):
+    options = ["optim.lr=1e30", "optim.warmup_steps=0", "run.eval_every=1", "run.save_every=1"]
+    with pytest.raises(FloatingPointError, match="validation loss is not finite, val_loss=nan"):
+        main([str(config), *CPU, *options])
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+    assert latest_checkpoint(tmp_path / "run") is None
