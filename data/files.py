@@ -18,6 +18,8 @@ _OURS = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
 _SEAL = "sha256_of_the_rest"
 _LARGEST = 1 << 28
 """Bytes of a JSON file: manifests have a few hundred for each shard."""
+_BLOCK = 1 << 26
+"""Bytes that are hashed at a time."""
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
 
@@ -123,6 +125,24 @@ def check_regular(path: Path) -> None:
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is no regular file")
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal.
+
+    It is not mapped: a file that is cut while it is mapped ends the process by SIGBUS.
+
+    Raises:
+        ValueError: It is not a regular file.
+    """
+    check_regular(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        # Large blocks, as other threads of Python may wait for a moment between two of them.
+        block = memoryview(bytearray(min(_BLOCK, os.fstat(file.fileno()).st_size) or 1))
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
 
 
 def is_present(path: Path) -> bool:

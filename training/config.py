@@ -55,8 +55,8 @@ class RunConfig:
     """Optimizer steps in a row that may be skipped, as their loss or gradient is not finite; the
     run ends with an error when log_every tells of so many."""
     keep_last: int = 2
-    """How many checkpoints to keep, the newest ones from which a step was taken; a newer one is kept
-    in addition."""
+    """How many checkpoints to keep, the newest ones from which a step was taken; a newer one is
+    kept in addition."""
     keep_best: bool = True
     """Whether to keep the checkpoint with the lowest validation loss, too; it has one where
     save_every is a multiple of eval_every."""

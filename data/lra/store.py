@@ -12,7 +12,6 @@ Token ids run from 1, 0 is left for padding. A task with two documents an exampl
 documents 2i and 2i + 1 of example i one after the other.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import load_sealed
+from data.files import load_sealed, sha256_of
 from data.verified import Verified
 
 FORMAT_VERSION = 1
@@ -126,7 +125,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Sequences:
-    """A split of token sequences, mapped from disk."""
+    """A split of token sequences."""
 
     manifest: Manifest
     tokens: np.ndarray
@@ -153,7 +152,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Images:
-    """A split of grey images, mapped from disk."""
+    """A split of grey images."""
 
     manifest: Manifest
     images: np.ndarray
@@ -167,7 +166,7 @@ class Images:
 
 @dataclass(frozen=True)
 class DisplayLists:
-    """A split of Pathfinder images as what is drawn in them, mapped from disk.
+    """A split of Pathfinder images as what is drawn in them.
 
     data/pathfinder renders them; Pathfinder(**manifest.source["parameters"]) are its parameters.
     """
@@ -201,11 +200,11 @@ def array_path(folder: Path, split: str, name: str) -> Path:
 def array_info(path: Path) -> ArrayInfo:
     """Describe a .npy file for the manifest; reads all of it."""
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return ArrayInfo(shape=list(array.shape), dtype=_descr(array.dtype), sha256=_sha256(path))
+    return ArrayInfo(shape=list(array.shape), dtype=_descr(array.dtype), sha256=sha256_of(path))
 
 
 def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLists:
-    """Open one split of a prepared task; arrays are memory-mapped, read-only.
+    """Read one split of a prepared task into memory; arrays are read-only.
 
     Raises:
         FileNotFoundError: The folder, its manifest or an array is missing.
@@ -222,7 +221,7 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
             f"{folder / MANIFEST} lists {sorted(info.arrays)} for {split}, but kind="
             f"{manifest.kind!r} has {names}; prepare the task again."
         )
-    arrays = {n: _map_array(array_path(folder, split, n), a) for n, a in info.arrays.items()}
+    arrays = {n: _read_array(array_path(folder, split, n), a) for n, a in info.arrays.items()}
     opened = KINDS[manifest.kind](manifest, **arrays)
     for name, misfit in _misfits(opened, info.examples):
         raise ValueError(f"{array_path(folder, split, name)} {misfit}; prepare the task again.")
@@ -251,7 +250,7 @@ def verify_split(folder: Path, split: str) -> None:
 
 
 def _verify_array(path: Path, array: ArrayInfo) -> None:
-    found = _sha256(path)
+    found = sha256_of(path)
     if found != array.sha256:
         raise ValueError(
             f"{path} has sha256={found}, but the manifest says {array.sha256}; the file is "
@@ -259,17 +258,12 @@ def _verify_array(path: Path, array: ArrayInfo) -> None:
         )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _descr(dtype: np.dtype) -> Any:
     """A dtype as it looks after a way through JSON, where tuples become lists."""
     return json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
 
 
-def _map_array(path: Path, info: ArrayInfo) -> np.ndarray:
+def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the task again.")
     size, shape = path.stat().st_size, tuple(info.shape)
@@ -291,8 +285,14 @@ def _map_array(path: Path, info: ArrayInfo) -> np.ndarray:
             f"{path} has shape {mapped.shape} of {dtype}, but the manifest says {shape} of "
             f"{info.dtype}; it is of another preparation: copy or prepare it again."
         )
-    # a plain array over the map: slices of np.memmap itself are several times slower
-    return np.asarray(mapped)
+    # The map has told the size. The content is read instead, as a file that is cut while it is
+    # mapped ends the process by SIGBUS.
+    content = np.fromfile(path, mapped.dtype, count=mapped.size, offset=mapped.offset)
+    if content.size != mapped.size:
+        raise ValueError(f"{path} was changed while it was read; copy it again.")
+    content = content.reshape(shape, order="C" if mapped.flags.c_contiguous else "F")
+    content.flags.writeable = False  # views of it are given away
+    return content
 
 
 def _misfits(opened: Sequences | Images | DisplayLists, examples: int) -> Iterator[tuple[str, str]]:

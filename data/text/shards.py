@@ -10,7 +10,6 @@
 Every document ends with the end-of-text id, and shards hold whole documents.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from data.files import (
     to_json,
     write_atomically,
 )
+from data.text.shard_file import ShardFile
 from data.verified import Verified
 
 FORMAT_VERSION = 1
@@ -189,7 +189,7 @@ def _check(manifest: Manifest) -> None:
 
 
 class TokenStream:
-    """One split as a single memory-mapped stream of token ids over all its shards."""
+    """One split as a single stream of token ids over all its shards, read from disk."""
 
     def __init__(self, path: str | Path, split: str) -> None:
         """Open a folder of shards; reads the manifest and the sizes of the files.
@@ -207,7 +207,7 @@ class TokenStream:
             )
         self.info = self.manifest.splits[split]
         dtype = self.manifest.dtype
-        self._shards = [_map_shard(self.path, shard, dtype) for shard in self.info.shards]
+        self._shards = [_open_shard(self.path, shard, dtype) for shard in self.info.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
 
     def verify(self) -> None:
@@ -234,7 +234,7 @@ class TokenStream:
 
         Raises:
             IndexError: The range leaves the stream.
-            ValueError: An id is outside the tokenizer's vocabulary.
+            ValueError: An id is outside the tokenizer's vocabulary, or a shard was changed.
         """
         if start < 0 or length < 0 or start + length > len(self):
             raise IndexError(
@@ -248,7 +248,7 @@ class TokenStream:
         while filled < length:
             shard = self._shards[index]
             first = start + filled - (int(self._ends[index]) - len(shard))
-            part = shard[first : first + length - filled]
+            part = shard.read(first, min(length - filled, len(shard) - first))
             if (largest := int(part.max())) >= vocab_size:
                 raise ValueError(
                     f"{self.path / self.info.shards[index].name}, tokens from {first} on: token id "
@@ -320,13 +320,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 
 def _verify_shard(folder: Path, manifest: Manifest, shard: ShardInfo) -> None:
-    ids = _map_shard(folder, shard, manifest.dtype)
-    sha256 = hashlib.sha256(ids.data).hexdigest()
-    if sha256 != shard.sha256:
-        raise ValueError(
-            f"{folder / shard.name} has sha256={sha256}, but the manifest says "
-            f"{shard.sha256}; the shard is damaged, prepare the folder again."
-        )
+    ids = _open_shard(folder, shard, manifest.dtype).check_sha256()
     vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
     if (largest := int(ids.max())) >= vocab_size:
         raise ValueError(
@@ -342,16 +336,5 @@ def _verify_shard(folder: Path, manifest: Manifest, shard: ShardInfo) -> None:
         )
 
 
-def _map_shard(folder: Path, shard: ShardInfo, dtype: str) -> np.ndarray:
-    path = folder / shard.name
-    stored = np.dtype(dtype).newbyteorder("<")
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
-    size, expected = path.stat().st_size, shard.tokens * stored.itemsize
-    if size != expected:
-        raise ValueError(
-            f"{path} is a torn shard: it has {size} bytes, but the manifest says {shard.tokens} "
-            f"tokens of {stored.itemsize} bytes, {expected} in all; copy or prepare it again."
-        )
-    # a plain array over the map: slices of np.memmap itself are several times slower
-    return np.asarray(np.memmap(path, dtype=stored, mode="r"))
+def _open_shard(folder: Path, shard: ShardInfo, dtype: str) -> ShardFile:
+    return ShardFile(folder / shard.name, tokens=shard.tokens, dtype=dtype, sha256=shard.sha256)

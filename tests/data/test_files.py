@@ -2,13 +2,14 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
 
 import pytest
 
-from data.files import is_present, list_folder, lock_folder, write_atomically
+from data.files import is_present, list_folder, lock_folder, sha256_of, write_atomically
 
 WRITER = """
 import sys
@@ -122,3 +123,10 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(OSError, match=r"cannot be listed \(Permission denied\)"):
         list_folder(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 250])
+def test_the_sha256_of_a_file_of_any_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("data.files._BLOCK", 100)
+    (tmp_path / "file").write_bytes(b"a" * size)
+    assert sha256_of(tmp_path / "file") == hashlib.sha256(b"a" * size).hexdigest()

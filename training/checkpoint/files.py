@@ -1,7 +1,5 @@
 """The files of one checkpoint: tensors that hold no code, and sums that tell of any damage."""
 
-import hashlib
-import mmap
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -11,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import check_regular, read_text, write_atomically
+from data.files import read_text, sha256_of, write_atomically
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
@@ -51,7 +49,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def write_sums(folder: Path) -> None:
     """Keep the sha256 of every file of a folder in it."""
     names = sorted(path.name for path in folder.iterdir())
-    lines = [f"{sha256(folder / name)}  {name}\n" for name in names]
+    lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
     write_atomically(folder / SUMS, "".join(lines).encode())
 
 
@@ -66,24 +64,13 @@ def check_sums(folder: Path, names: Iterable[str]) -> None:
         if name not in sums:
             raise DamageError(f"{SUMS} has no line for {name}")
         try:
-            found = sha256(folder / name)
+            found = sha256_of(folder / name)
         except FileNotFoundError as error:
             raise DamageError(f"{name} is gone") from error
         except ValueError as error:
             raise DamageError(str(error)) from error
         if found != sums[name]:
             raise DamageError(f"{name} has another sha256 than {SUMS} says")
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    check_regular(path)
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
-            return hashlib.sha256().hexdigest()
-        # One call of hashlib: it does not keep other threads waiting, as one a block would.
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return hashlib.sha256(content).hexdigest()
 
 
 def _read_sums(folder: Path) -> dict[str, str]:

@@ -1,3 +1,4 @@
+import os
 import pickle
 
 import numpy as np
@@ -55,6 +56,36 @@ def test_torn_shard(make_shards):
         file.truncate(5)
     with pytest.raises(ValueError, match=r"torn shard: it has 5 bytes.* 8 in all"):
         TokenStream(folder, "train")
+
+
+def test_a_shard_that_is_cut_while_it_is_read(make_shards):
+    folder = make_shards([[1] * 50_000])
+    stream = TokenStream(folder, "train")
+    stream.read(0, 10)
+    os.truncate(folder / "train_00000.bin", 4096)
+    for first in (0, 40_000):
+        with pytest.raises(ValueError, match=r"train_00000.bin is a torn shard: it has 4096 bytes"):
+            stream.read(first, 10)
+
+
+def test_a_shard_that_is_overwritten_while_it_is_read(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    stream = TokenStream(folder, "train")
+    stream.read(0, 4)
+    with (folder / "train_00000.bin").open("r+b") as file:
+        file.write(bytes(8))
+    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.*the shard is damaged"):
+        stream.read(0, 4)
+
+
+def test_a_shard_that_is_touched_or_replaced_by_another_is_read_on(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    stream = TokenStream(folder, "train")
+    os.utime(folder / "train_00000.bin")
+    assert stream.read(0, 4).tolist() == [1, 2, 3, 0]
+    (folder / "other").write_bytes(bytes(8))
+    (folder / "other").rename(folder / "train_00000.bin")
+    assert stream.read(0, 4).tolist() == [1, 2, 3, 0]
 
 
 def test_missing_shard(make_shards):
