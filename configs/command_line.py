@@ -25,8 +25,9 @@ def errors_as_sentences() -> Iterator[None]:
     """Print an error of the user's input, data or disk alone, without a stack trace, and exit 1.
 
     ValueError, OSError and FloatingPointError are raised for those throughout; any other exception
-    is a defect and keeps its trace. `python -X dev` keeps all of them. SIGINT (Ctrl-C), SIGTERM and
-    SIGUSR1 are a sentence, too, to which `if_interrupted` adds, and exit 130, 143 and 138, or 0.
+    is a defect and keeps its trace. `python -X dev` keeps all of them. SIGINT (Ctrl-C), SIGTERM,
+    SIGHUP and SIGUSR1 are a sentence, too, to which `if_interrupted` adds, and exit 130, 143, 129
+    and 138, or 0.
     Of the processes that torchrun started on a machine, the first speaks, and another only if that
     one does not.
     """

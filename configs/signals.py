@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from configs.terminal import leave_closed_terminals
+
 _STOPPED = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",  # the terminal was closed, or its ssh connection lost
     signal.SIGUSR1: "told to end",  # by Slurm, with --signal=USR1@SECONDS before a time limit
 }
 _received: list[int] = []
@@ -55,7 +58,7 @@ def if_interrupted(
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise KeyboardInterrupt, with the signal, for SIGINT, SIGTERM and SIGUSR1.
+    """Raise KeyboardInterrupt, with the signal, for SIGINT, SIGTERM, SIGHUP and SIGUSR1.
 
     In all processes of torchrun alike: one that dies in the middle of a collective leaves the
     others waiting on the GPU, deaf to signals.
@@ -63,10 +66,18 @@ def signals_raised() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _STOPPED}
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         before = {}
-    # what nohup, say, told to ignore stays ignored
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    # What is ignored stays ignored, for example SIGHUP under nohup. But torchrun handles SIGHUP
+    # even there, sends it on and kills its processes 30 seconds later.
+    handled = {signal.SIGHUP} if place() is not None else set()
+    before = {
+        number: handler
+        for number, handler in before.items()
+        if handler != signal.SIG_IGN or number in handled
+    }
 
     def stop(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminals()
         if _noted:  # a second one
             if place() is None or time.monotonic() - _noted[0][1] > _ECHO:
                 os._exit(128 + number)

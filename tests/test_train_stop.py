@@ -32,6 +32,12 @@ class Phase(NamedTuple):
     saved: int | None
 
 
+WORDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+    signal.SIGUSR1: "told to end",
+}
 PHASES = {
     "first step": Phase(LanguageTask, "step", 1, None),
     "training": Phase(LanguageTask, "step", 3, 3),
@@ -94,7 +100,7 @@ def told(folder):
     ("phase", "number"),
     [
         *((phase, signal.SIGTERM) for phase in PHASES),
-        *(("training", number) for number in (signal.SIGUSR1, signal.SIGINT)),
+        *(("training", number) for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)),
     ],
 )
 def test_one_process(run, whole, tmp_path, phase, number):
@@ -103,7 +109,7 @@ def test_one_process(run, whole, tmp_path, phase, number):
     process = start_process(start_alone, log, [str(run.config)], phase, number, 0)
     process.join(60)
     said = log.read_text().splitlines()[-1]
-    word = {signal.SIGTERM: "terminated", signal.SIGUSR1: "told to end"}.get(number, "interrupted")
+    word = WORDS[number]
     if saved is None:
         assert process.exitcode == 128 + number
         assert said.startswith(f"{word} at step 0: the same command begins again")
@@ -134,6 +140,34 @@ def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
     assert f"terminated at step 4: the same command goes on from {newest}\n" in said
     run()
     assert list(losses(run.out_dir)) == [*range(1, 9)]
+
+
+ENDLESS = ("optim.max_steps=100000", "run.save_every=100000", "run.eval_every=100000")
+
+
+def train_on_terminal(terminal, argv):
+    os.setsid()
+    opened = os.open(terminal, os.O_RDWR)  # the first that is opened controls the session
+    for number in (0, 1, 2):
+        os.dup2(opened, number)
+    with errors_as_sentences():
+        train.main(argv)
+
+
+def test_a_terminal_that_is_closed(run):
+    """All writes to it fail from then on, those of the progress bar included."""
+    ours, theirs = os.openpty()
+    argv = [str(run.config), *ENDLESS, "run.log_every=1"]
+    process = start_process(train_on_terminal, os.ttyname(theirs), argv)
+    shown = ""
+    while not re.search("step (5|[0-9]{2,})/", shown):
+        shown += os.read(ours, 4096).decode()
+    os.close(theirs)
+    os.close(ours)
+    process.join(60)
+    assert process.exitcode == 0
+    (saved,) = checkpoints(run.out_dir)
+    assert [*losses(run.out_dir)][-1] == step_of(saved)
 
 
 QUICK = {("training", 1), ("saving", 0)}
@@ -176,18 +210,20 @@ LAUNCHER, ALL, GROUP = "torchrun", "torchrun and its processes, as Slurm", "all,
     [
         (signal.SIGTERM, LAUNCHER),
         (signal.SIGKILL, LAUNCHER),
+        (signal.SIGHUP, LAUNCHER),
         (signal.SIGUSR1, LAUNCHER),
         (signal.SIGTERM, ALL),
         (signal.SIGUSR1, ALL),
         (signal.SIGINT, GROUP),
+        (signal.SIGHUP, GROUP),
     ],
 )
 def test_by_torchrun(run, number, whom):
     """However it is stopped, its processes save and end in seconds, and one of them says so."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    options = ["train.py", str(run.config), "optim.max_steps=100000", "run.save_every=100000"]
+    handled = ",".join(f"SIG{name}" for name in ("TERM", "INT", "HUP", "QUIT", "USR1"))
     launcher = subprocess.Popen(
-        [*command, *options, "run.eval_every=100000"],
+        [*command, f"--signals-to-handle={handled}", "train.py", str(run.config), *ENDLESS],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -208,8 +244,7 @@ def test_by_torchrun(run, number, whom):
                 os.kill(pid, number)
         said = launcher.stdout.read()  # until none of them holds the pipe any more
     newest = checkpoints(run.out_dir)[-1]
-    word = {signal.SIGUSR1: "told to end", signal.SIGINT: "interrupted"}.get(number, "terminated")
-    if (number, whom) == (signal.SIGUSR1, LAUNCHER):  # which dies of it
-        word = "terminated"
+    word = WORDS.get(number, "terminated")  # of SIGKILL the launcher dies
+    assert (launcher.returncode < 0) == (number == signal.SIGKILL)
     assert said.count("the same command goes on from") == 1
     assert f"{word} at step {step_of(newest)}: the same command goes on from {newest}\n" in said

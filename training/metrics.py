@@ -5,11 +5,12 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from configs.terminal import TerminalStream
 from data.files import check_regular, identity, is_present, parse_json, write_atomically
 from training.tasks import RunConfiguration
 from training.trackers import Tracker, trackers
@@ -54,7 +55,7 @@ class RunLog:
         write_atomically(run / METRICS, lines.encode())
         self._path = run / METRICS
         self._open()
-        self._console = Console(file=sys.stdout)
+        self._console = Console(file=cast(TextIO, TerminalStream(sys.stdout)))
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=20),

@@ -81,10 +81,18 @@ def test_a_process_that_is_stuck_under_torchrun():
     assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "terminated at step 7\n")
 
 
-def test_a_signal_that_is_ignored_stays_ignored():
-    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + WAITS
-    ended = stopped(program % "time.sleep(0.2)", signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # as by `&` and by nohup
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    program = f"import signal; signal.signal({int(number)}, signal.SIG_IGN)" + WAITS
+    ended = stopped(program % "time.sleep(0.2)", number)
     assert ended == (0, "")
+
+
+def test_torchrun_under_nohup():
+    """It handles SIGHUP even there and sends it on to processes that inherited to ignore it."""
+    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + WAITS % SLEEPS
+    worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
+    assert stopped(program, signal.SIGHUP, **worker) == (129, "hung up at step 7\n")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
     [
         (signal.SIGTERM, 0, "terminated"),
         (signal.SIGUSR1, 0, "told to end"),
+        (signal.SIGHUP, 0, "hung up"),
         (signal.SIGINT, 130, "interrupted"),
     ],
 )
