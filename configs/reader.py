@@ -1,25 +1,58 @@
 """How a configuration is filled, whatever its schema: a frozen dataclass of dataclasses.
 
-defaults <- what the data tell <- the YAML file <- key=value on the command line
+defaults <- values from the data <- the YAML file <- key=value on the command line
+
+Only values of the command line are quoted in errors. Those of a file are named by key and line, as
+the file may be somebody else's, or a link to something private.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-import omegaconf
-import yaml
-from omegaconf import DictConfig, OmegaConf
-
+from configs import plain_yaml
 from configs.settings import Setting, settings_of, written
 from configs.suggestions import refuse
+from configs.types import MismatchError, convert
 
 C = TypeVar("C")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+_DEEPEST = 4
+"""Sections in sections that are looked into for a key that is no setting."""
 
 
 class ConfigError(ValueError):
     """A configuration that no run can be made of; the message says which field and why."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Values from one place: a file, or the command line."""
+
+    values: dict[str, Any]
+    source: str = ""
+    """A file; nothing for the command line."""
+    lines: Mapping[str, int] | None = None
+
+    def place(self, key: str) -> str:
+        """Where a key is set, as the start of an error."""
+        if not self.source:
+            return ""
+        line = (self.lines or {}).get(key)
+        return f"{self.source}, line {line}: " if line else f"{self.source}: "
+
+    def quote(self, key: str, value: Any) -> str:
+        """The key, with its value if that may be printed."""
+        return key if self.source else f"{key}={written(value)}"
+
+    def name(self, key: str, sections: Collection[str]) -> str:
+        """What to call a key that is not a setting: in a file, only one of a section of ours."""
+        first, *others = key.replace("[]", "").split(".")
+        public = first in sections and all(map(_NAME.fullmatch, others))
+        return key if public or not self.source else "this key"
 
 
 def read_config(schema: type[C], argv: Sequence[str]) -> C:
@@ -28,8 +61,7 @@ def read_config(schema: type[C], argv: Sequence[str]) -> C:
     Raises:
         ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
     """
-    path, *parts = _parse(argv)
-    return _config_of(schema, parts, path)
+    return _config_of(schema, _parse(argv))
 
 
 def read_task_config(schemas: Mapping[str, type[C]], argv: Sequence[str]) -> C:
@@ -40,139 +72,183 @@ def read_task_config(schemas: Mapping[str, type[C]], argv: Sequence[str]) -> C:
     Raises:
         ConfigError: as `read_config`, or the task is not known.
     """
-    path, *parts = _parse(argv)
-    merged = OmegaConf.merge(*parts)
-    task = OmegaConf.select(merged, "task", default=next(iter(schemas)))
-    if task not in schemas:
-        raise ConfigError(f"task={task} must be one of {', '.join(schemas)}: set it in {path}")
+    parts = _parse(argv)
+    by = next((part for part in reversed(parts) if "task" in part.values), None)
+    task = by.values["task"] if by else next(iter(schemas))
+    if not isinstance(task, str) or task not in schemas:
+        assert by is not None
+        raise ConfigError(
+            f"{by.place('task')}{by.quote('task', task)} must be one of {', '.join(schemas)}: set "
+            f"it in {parts[0].source}"
+        )
     others = {f"task={name}": settings_of(s) for name, s in schemas.items() if name != task}
     try:
-        return _config_of(schemas[task], parts, path, others)
+        return _config_of(schemas[task], parts, others)
     except ConfigError as error:
-        if "task" in merged:
+        if by:
             raise
-        raise ConfigError(f"{error} (taken for task={task}, as {path} names none)") from error
+        raise ConfigError(
+            f"{error} (taken for task={task}, as {parts[0].source} names none)"
+        ) from error
 
 
 def from_yaml(schema: type[C], text: str) -> C:
     """What `to_yaml` wrote; a setting that is new since then has its default.
 
     Raises:
-        ConfigError: a setting is not known here.
+        ConfigError: it is not plain YAML, or a setting is not known here.
     """
-    values = OmegaConf.create(text)
-    assert isinstance(values, DictConfig)
-    return _config_of(schema, [values], "the configuration of a run")
+    source = "the configuration of a run"
+    try:
+        document = plain_yaml.parse(text)
+    except plain_yaml.YamlError as error:
+        raise ConfigError(f"{source} is not plain YAML: {error}") from error
+    return _config_of(schema, [_part_of(document, source)])
 
 
 def from_record(schema: type[C], values: dict[str, Any], source: str) -> C:
     """The configuration that `source` recorded with `dataclasses.asdict`, as `from_yaml`."""
-    return _config_of(schema, [OmegaConf.create(values)], source)
+    return _config_of(schema, [_Part(values, source)])
 
 
-def _parse(argv: Sequence[str]) -> tuple[str, DictConfig, DictConfig]:
-    """The file's name, what it says, and what replaces some of it."""
+def _parse(argv: Sequence[str]) -> list[_Part]:
+    """What the file says, and what replaces some of it."""
     if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
-    path, overrides = Path(argv[0]), OmegaConf.create({})
+    path, overrides = Path(argv[0]), {}
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; the configurations that come along are configs/*")
     from_file = _read_yaml(path)
     for override in argv[1:]:
-        if "=" not in override or override.startswith(("-", "=")):
+        key, equals, text = override.partition("=")
+        if not equals or override.startswith(("-", "=")):
             raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
         try:
-            overrides.merge_with_dotlist([override])
-        except yaml.YAMLError as error:
+            value = plain_yaml.parse(text).values
+        except plain_yaml.YamlError as error:
             raise ConfigError(
                 f"{override!r} must hold YAML after its first '=', and cannot be read as such: "
-                f"{' '.join(str(error).split())}"
+                f"{error}"
             ) from error
-    return str(path), from_file, overrides
+        overrides = _merged(overrides, _nested(key, value))
+    return [from_file, _Part(overrides)]
 
 
 def _config_of(
     schema: type[C],
-    parts: Sequence[DictConfig],
-    source: str,
+    parts: Sequence[_Part],
     others: Mapping[str, Collection[str]] | None = None,
 ) -> C:
     """Later parts replace values of earlier ones; `others` are keys of other schemas.
 
     A schema may have a static method `from_data`. It takes all values that are given, by key, and
-    returns defaults that depend on the data which they name, likewise.
+    returns defaults that depend on the data which they name, by key.
     """
     known = settings_of(schema)
-    given = [
-        (at, key, value)
-        for at, part in zip((f"{source}: ", ""), parts, strict=False)
-        for key, value in _leaves(OmegaConf.to_container(part), known)
-    ]
-    _check_keys(schema, given, known, others or {})
+    _check(parts, known, others or {})
+    values: dict[str, Any] = {}
+    for part in parts:
+        values = _merged(values, part.values)
     try:
-        defaults = OmegaConf.structured(schema)
-        merged = OmegaConf.merge(defaults, *parts)
-        keys = [key for _, key, _ in given if "[]" not in key]
-        values = {key: OmegaConf.select(merged, key) for key in keys}
-        told = getattr(schema, "from_data", _nothing)(values)
-        if told:
-            layers = [OmegaConf.create(_nested(*each)) for each in told.items()]
-            merged = OmegaConf.merge(defaults, *layers, *parts)
-        config = OmegaConf.to_object(merged)
-    except omegaconf.errors.MissingMandatoryValue as error:
-        key = error.full_key or source
-        what = f". It is: {known[key].text}" if key in known else ""
-        raise ConfigError(
-            f"{key} has no value: set it in {source} or on the command line{what}"
-        ) from error
-    except omegaconf.errors.OmegaConfBaseException as error:
-        # not every one of its errors names the key, and none an item of a list
-        wrong: dict[str, str] = {}
-        for at, key, value in given:
-            if _fails(schema, key, value) and not _inside(f"{key}[]", wrong):
-                wrong[key] = at + _must_be(key, value, known)
-        if wrong:
-            raise ConfigError("\n".join(wrong.values())) from error
-        reason = str(error.msg or error).splitlines()[0]
-        raise ConfigError(f"{error.full_key or source}: {reason}") from error
+        leaves = [(key, value) for key, value in _leaves(values, known) if "[]" not in key]
+        given = {key: convert(known[key].type, value) for key, value in leaves}
+        derived = getattr(schema, "from_data", _nothing)(given)
+        for key, value in derived.items():
+            values = _merged(_nested(key, value), values)
+        return _make(schema, values, parts[0].source)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    assert isinstance(config, schema)
-    return config
 
 
-def _check_keys(
-    schema: type,
-    given: Sequence[tuple[str, str, Any]],
-    known: Mapping[str, Setting],
-    others: Mapping[str, Collection[str]],
+def _check(
+    parts: Sequence[_Part], known: Mapping[str, Setting], others: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse keys that are no setting; `given` are place, key and value of all that is set."""
-    # a value at the top, as the task, may mean that all keys are those of another schema
-    top = {key: (at, value) for at, key, value in given if key in known and "." not in key}
-    of_another = [
-        at + _must_be(key, value, known)
-        for key, (at, value) in top.items()
-        if not isinstance(value, list) and _fails(schema, key, value)
-    ]
-    unknown = [
-        at + refuse(key, known, others)
-        for at, key, _ in given
-        if key not in known and not _inside(key, known)
-    ]
-    if of_another or unknown:
-        raise ConfigError("\n".join(of_another or unknown))
+    """Refuse what is no setting, and values of a wrong type; all of them in one error.
+
+    A wrong value at the top that is not replaced, as the task, may mean that all keys are those of
+    another schema: it comes first, then unknown keys, then wrong values.
+    """
+    sections = {key.partition(".")[0] for key in known}
+    at_top: list[str] = []
+    unknown: list[str] = []
+    wrong: list[str] = []
+    for number, part in enumerate(parts, start=1):
+        for key, value in _leaves(part.values, known):
+            place, quoted = part.place(key), part.quote(key, value)
+            if key in known:
+                replaced = any(key in later.values for later in parts[number:])
+                if not replaced and (problem := _problem(part, key, value, known[key])):
+                    (wrong if "." in key else at_top).append(place + problem)
+            elif inside := _inside(key, known):
+                # without those of the items of lists
+                names = [name.removeprefix(f"{key}.") for name in inside if "[]" not in name]
+                names = ", ".join(names)
+                wrong.append(f"{place}{quoted} must be a section, with values of {names}")
+            else:
+                unknown.append(place + refuse(key, known, others, part.name(key, sections)))
+    if problems := at_top or unknown or wrong:
+        raise ConfigError("\n".join(problems))
+
+
+def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
+    """Why a setting cannot have this value; None if it can."""
+    try:
+        convert(setting.type, value)
+    except MismatchError as error:
+        if str(error):
+            return f"{part.quote(key, value)} {error}"
+        must = f"{part.quote(key, value)} must be {setting.kind}"
+        if isinstance(value, float) and value.is_integer() and "whole number" in must:
+            must += ", without e or point" + ("" if part.source else f": {value:.0f}")
+        elif setting.kind.startswith("text") and isinstance(value, (bool, int, float)):
+            must += ": put it in quotes"
+            if not part.source:
+                must += f""", {key}='"{written(value)}"'"""
+        return must
+    return None
+
+
+def _make(kind: type[C], values: Mapping[str, Any], source: str, prefix: str = "") -> C:
+    """A dataclass of values of the right types, and of defaults."""
+    types, texts = get_type_hints(kind), settings_of(kind)
+    arguments: dict[str, Any] = {}
+    for field in fields(kind):  # pyright: ignore[reportArgumentType]
+        name, of = field.name, types[field.name]
+        if name in values:
+            arguments[name] = _made(of, values[name], source, prefix + name)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            what = f". It is: {texts[name].text}" if name in texts else ""
+            raise ConfigError(
+                f"{prefix}{name} has no value: set it in {source} or on the command line{what}"
+            )
+    return kind(**arguments)
+
+
+def _made(kind: Any, value: Any, source: str, key: str) -> Any:
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _make(kind, value, source, f"{key}.")
+    value = convert(kind, value)
+    if get_origin(kind) is list and is_dataclass(of := get_args(kind)[0]):
+        assert isinstance(of, type)
+        return [_make(of, item, source, f"{key}[].") for item in value]
+    return value
 
 
 def _nothing(_: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _leaves(values: Any, known: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Key and value of all that is set; what stands in a list comes before the list."""
+def _leaves(
+    values: Mapping[str, Any], known: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Key and value of all that is set; what is in a list comes before the list."""
     for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and value and key not in known:
+        # a name with dots or brackets must not pass for the key of a setting
+        key = prefix + (name if _NAME.fullmatch(name) else repr(name))
+        is_section = isinstance(value, dict) and key not in known
+        if is_section and (value or _inside(key, known)) and prefix.count(".") < _DEEPEST:
             yield from _leaves(value, known, f"{key}.")
             continue
         items = value if isinstance(value, list) and _inside(f"{key}[]", known) else ()
@@ -183,52 +259,47 @@ def _leaves(values: Any, known: Collection[str], prefix: str = "") -> Iterator[t
 
 
 def _inside(section: str, known: Collection[str]) -> list[str]:
-    """What settings a section has; none if it is not one."""
+    """The settings of a section; none if it is not one."""
     return [key for key in known if key.startswith(f"{section}.")]
 
 
-def _fails(schema: type, key: str, value: Any) -> bool:
-    """Whether the schema takes no such value, whatever else is set."""
-    try:
-        OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(_nested(key, value)))
-    except omegaconf.errors.OmegaConfBaseException:
-        return True
-    return False
+def _merged(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries in one, where the later values win."""
+    result = dict(values)
+    for name, value in later.items():
+        before = result.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _merged(before, value)
+        result[name] = value
+    return result
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
     for name in reversed(key.split(".")):
-        value = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
+        value = {name: value}
     return value
 
 
-def _must_be(key: str, value: Any, known: Mapping[str, Setting]) -> str:
-    if inside := _inside(key, known):
-        # without those of the items of lists
-        names = ", ".join(other.removeprefix(f"{key}.") for other in inside if "[]" not in other)
-        return f"{key}={written(value)} must be a section, with values of {names}"
-    must = f"{key}={written(value)} must be {known[key].kind}"
-    if isinstance(value, float) and value.is_integer() and "whole number" in must:
-        must += f", without e or point: {value:.0f}"
-    return must
-
-
-def _read_yaml(path: Path) -> DictConfig:
+def _read_yaml(path: Path) -> _Part:
     try:
-        values = OmegaConf.load(path)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
+        return _part_of(plain_yaml.load(path), str(path))
+    except plain_yaml.YamlError as error:
         raise ConfigError(
-            f"{path} must be a YAML file, and cannot be read as one: {reason}"
+            f"{path} must be a YAML file, and cannot be read as one: {error}"
         ) from error
-    if not isinstance(values, DictConfig):
+
+
+def _part_of(document: plain_yaml.Document, source: str) -> _Part:
+    values = {} if document.values is None else document.values
+    if not isinstance(values, dict):
+        what = "a list" if isinstance(values, list) else "a single value"
         raise ConfigError(
-            f"{path} must map model, data, optim and run to their values, and holds a list: see "
+            f"{source} must map model, data, optim and run to their values, and holds {what}: see "
             "configs/quickstart.yaml"
         )
-    return values
+    return _Part(values, source, document.lines)
 
 
 def to_yaml(config: Any) -> str:
     """The whole configuration as YAML, which `read_config` and `from_yaml` read back."""
-    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    return plain_yaml.dump(asdict(config))

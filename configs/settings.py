@@ -36,6 +36,8 @@ class Setting:
     """What it is where nobody sets it; MISSING (of dataclasses) if somebody must."""
     text: str
     """Its docstring in one line."""
+    type: Any
+    """Its annotation."""
 
 
 @cache
@@ -61,9 +63,8 @@ def _settings(schema: type, prefix: str) -> Iterator[Setting]:
         default = field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()
-        yield Setting(
-            key=key, kind=_in_words(kind), default=default, text=texts.get(field.name, "")
-        )
+        text = texts.get(field.name, "")
+        yield Setting(key=key, kind=_in_words(kind), default=default, text=text, type=kind)
         if get_origin(kind) is list:
             (of,) = get_args(kind)
             if is_dataclass(of):

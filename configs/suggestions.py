@@ -73,16 +73,22 @@ OTHER_NAMES = {
 """What nanoGPT, transformers and Lightning call settings, where ours are called otherwise."""
 
 
-def refuse(key: str, known: Collection[str], elsewhere: Mapping[str, Collection[str]]) -> str:
+def refuse(
+    key: str,
+    known: Collection[str],
+    elsewhere: Mapping[str, Collection[str]],
+    called: str | None = None,
+) -> str:
     """Say that `key` is no setting, and which of the `known` ones was meant.
 
     Args:
         key: "section.name", as somebody wrote it.
         known: the keys of all settings.
         elsewhere: those of other schemas, by what makes a run one of them: "task=...".
+        called: what to call the key, where it must not be printed.
     """
     section, _, name = key.rpartition(".")
-    verdict = f"{key} is not a setting: "
+    verdict = f"{called or key} is not a setting: "
     known = [k for k in known if ("[]." in k) == ("[]." in key)]  # items of a list for themselves
     if section and (ends := [k for k in known if k.endswith(f".{key}")]):
         return f"{verdict}did you mean {_either(ends)}?"

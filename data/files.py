@@ -20,6 +20,8 @@ _LARGEST = 1 << 28
 """Bytes of a JSON file: manifests have a few hundred for each shard."""
 _BLOCK = 1 << 26
 """Bytes that are hashed at a time."""
+_DEEPEST = 30
+"""Objects and lists in each other."""
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
 
@@ -201,9 +203,23 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: It is none, is nested too deeply, or holds a number of thousands of digits.
     """
     try:
-        return json.loads(text)
+        values = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    _check_depth(values)
+    return values
+
+
+def _check_depth(values: Any) -> None:
+    """Refuse what those who walk through it could not: they recurse."""
+    level = [values]
+    for _ in range(_DEEPEST):
+        level = [each for each in level if isinstance(each, (dict, list))]
+        if not level:
+            return
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inner for item in items]
+    raise ValueError("it is nested too deeply")
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:

@@ -107,13 +107,14 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
             *(folder / RUN_CONFIG, checkpoint, settings),
         )
     progress, must_match = read_progress(checkpoint)
+    text_tokens = must_match.get("training tokens")
     return Run(
         folder=folder,
         config=config,
         tokenizer=load_tokenizer(str(folder / TOKENIZER)),
         checkpoint=checkpoint,
         progress=progress,
-        text_tokens=must_match.get("training tokens"),
+        text_tokens=text_tokens if type(text_tokens) is int else None,
     )
 
 

@@ -1,7 +1,7 @@
 from dataclasses import MISSING, dataclass, field
 from typing import Literal
 
-from configs.settings import Setting, settings_of, written
+from configs.settings import settings_of, written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +34,19 @@ class Schema:
 def test_keys_types_defaults_and_docstrings():
     def inner(prefix):
         return [
-            Setting(key=f"{prefix}size", kind="a whole number", default=3, text="Metres."),
-            Setting(key=f"{prefix}name", kind="text", default=MISSING, text=""),
-            Setting(
-                key=f"{prefix}not_described",
-                kind="true or false",
-                default=True,
-                text="Now it is, over two lines.",
-            ),
-            Setting(key=f"{prefix}choice", kind="a, b or null", default=None, text="One of two."),
+            (f"{prefix}size", "a whole number", 3, "Metres.", int),
+            (f"{prefix}name", "text", MISSING, "", str),
+            (f"{prefix}not_described", "true or false", True, "Now it is, over two lines.", bool),
+            (f"{prefix}choice", "a, b or null", None, "One of two.", Literal["a", "b"] | None),
         ]
 
-    pair = Setting(key="pair", kind="a list of 2, each a number", default=(0.9, 0.95), text="")
-    inners = Setting(key="inners", kind="a list", default=[], text="Several.")
+    pair = ("pair", "a list of 2, each a number", (0.9, 0.95), "", tuple[float, float])
+    inners = ("inners", "a list", [], "Several.", list[Inner])
     settings = settings_of(Schema)
-    assert list(settings.values()) == [*inner("inner."), pair, inners, *inner("inners[].")]
+    assert [(s.key, s.kind, s.default, s.text, s.type) for s in settings.values()] == [
+        *(*inner("inner."), pair, inners),
+        *inner("inners[]."),
+    ]
     assert all(key == setting.key for key, setting in settings.items())
 
 

@@ -12,7 +12,7 @@ from experiments.classifier_runs import read_run_config
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig
-from training.tasks import SCHEMAS, config_of, explain_if_asked
+from training.tasks import SCHEMAS, config_of, explain_if_asked, read_run
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +95,42 @@ def test_a_gpt_is_named_as_such(run_of):
 def test_a_folder_of_no_run(tmp_path):
     with pytest.raises(ConfigError, match=r"config.yaml is not a file"):
         config_of(tmp_path, TrainConfig)
+
+
+DEEP, LONG = "[" * 2000, "9" * 5000
+SOMEBODYS = {
+    "nothing": "",
+    "a list": "- s3cr3t",
+    "a text": "s3cr3t",
+    "a list for a section": "optim: [s3cr3t]",
+    "a text for a section": "data: s3cr3t",
+    "a key at the top": "s3cr3t: 1",
+    "a key in a section": "run: {out_dir: x, of_the_future: s3cr3t}",
+    "a wrong type": "optim: {max_steps: s3cr3t}",
+    "a wrong choice": "task: s3cr3t",
+    "a wrong list": "data: {path: x, mix: [s3cr3t]}",
+    "a key twice": "task: language\ntask: s3cr3t",
+    "an alias": "task: &a s3cr3t\nmodel: *a",
+    "an alias of aliases": "a: &a [s3cr3t]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]",
+    "a tag that calls": "task: !!python/object/apply:os.system [s3cr3t]",
+    "a tab": "task:\n\ts3cr3t",
+    "NUL": "task: s3cr3t\0",
+    "Latin-1": "task: s3cr3t \xff",
+    "an interpolation": "run: {out_dir: '${oc.env:SECRET}'}",
+    "nested deeply": f"task: {DEEP} s3cr3t",
+    "a long number": f"optim: {{max_steps: {LONG}}} # s3cr3t",
+    "two documents": "task: language\n---\ns3cr3t",
+}
+
+
+@pytest.mark.parametrize("text", SOMEBODYS.values(), ids=SOMEBODYS)
+def test_a_configuration_of_somebody_is_a_sentence_that_quotes_nothing(tmp_path, monkeypatch, text):
+    """Of its values, or of a file that it links to, or of our environment."""
+    monkeypatch.setenv("SECRET", "s3cr3t")
+    (tmp_path / "private").write_bytes(text.encode("latin-1"))
+    path = tmp_path / RUN_CONFIG
+    path.symlink_to(tmp_path / "private")
+    for take in (lambda: config_of(tmp_path, TrainConfig), lambda: read_run([str(path)])):
+        with pytest.raises(ConfigError, match=str(path)) as error:
+            take()
+        assert "s3cr3t" not in str(error.value)

@@ -243,7 +243,7 @@ def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
         ValueError: It is damaged.
     """
     return _read_state(
-        folder, lambda state: (Progress(**state["progress"]), dict(state["must_match"]))
+        folder, lambda state: (Progress(**state["progress"]), _settings_in(state, "must_match"))
     )
 
 
@@ -254,13 +254,14 @@ def recorded_config(folder: Path, schema: type[C]) -> C:
         FileNotFoundError: There is no finished checkpoint in the folder.
         ValueError: It is damaged, or of another task.
     """
-    values = _read_state(folder, lambda state: dict(state["config"]))
+    values = _read_state(folder, lambda state: _settings_in(state, "config"))
     return from_record(schema, values, str(folder / STATE))
 
 
 def read_task(folder: Path) -> str | None:
     """What the run learned that saved a checkpoint, as its `task`; None if it does not tell."""
-    return _read_state(folder, lambda state: state["config"].get("task"))
+    task = _read_state(folder, lambda state: _settings_in(state, "config")).get("task")
+    return task if isinstance(task, str) else None
 
 
 def read_optim(folder: Path) -> AdamWConfig:
@@ -273,8 +274,9 @@ def read_optim(folder: Path) -> AdamWConfig:
     names = {field.name for field in fields(AdamWConfig)}
 
     def take(state: dict[str, Any]) -> AdamWConfig:
-        saved = state["config"]["optim"]  # what is new since then has its default
-        return AdamWConfig(**{name: saved[name] for name in names & saved.keys()})
+        saved = _settings_in(_settings_in(state, "config"), "optim")
+        known = {name: saved[name] for name in names & saved.keys()}
+        return from_record(AdamWConfig, known, "optim")  # what is new since then has its default
 
     return _read_state(folder, take)
 
@@ -362,6 +364,13 @@ def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
             return take(parse_json(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamageError(f"{STATE}: {type(error).__name__}: {error}") from error
+
+
+def _settings_in(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of state.json, whose author may be anybody."""
+    if not isinstance(values[name], dict):
+        raise ValueError(f"{name} must be an object")
+    return values[name]
 
 
 def is_whole(folder: Path) -> bool:

@@ -81,9 +81,9 @@ def _read_sums(folder: Path) -> dict[str, str]:
     except ValueError as error:
         raise DamageError(f"{SUMS}: {error}") from error
     sums = {}
-    for line in [*lines, *([rest] if rest else [])]:
+    for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
         found = _LINE.fullmatch(line)
-        if found is None:
-            raise DamageError(f"{SUMS} has the line {line[:100]!r}")
+        if found is None:  # which is not quoted: the file may be a link to something private
+            raise DamageError(f"line {number} of {SUMS} is not a sha256 and a name")
         sums[found[2]] = found[1]
     return sums

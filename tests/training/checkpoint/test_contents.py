@@ -158,10 +158,12 @@ def test_settings_that_are_newer_than_a_checkpoint_have_their_defaults(tmp_path)
     folder = save(tmp_path, 1, *make(0))
     optim = {"max_steps": 5, "lr": 0.25, "betas": [0.5, 0.75], "batch_tokens": 64}
     rewrite(folder, config={"optim": optim})
-    assert read_optim(folder) == AdamWConfig(max_steps=5, lr=0.25, betas=[0.5, 0.75])
-    rewrite(folder, config={"optim": {"lr": 0.25}})
-    with pytest.raises(ValueError, match="damaged"):
-        read_optim(folder)
+    assert read_optim(folder) == AdamWConfig(max_steps=5, lr=0.25, betas=(0.5, 0.75))
+    wrong = [{"lr": 0.25}, {"max_steps": 5, "lr": "${oc.env:HOME}"}, {"max_steps": 5, "betas": 1}]
+    for optim in [*wrong, {"max_steps": 5, "schedule": "none"}, [], None]:
+        rewrite(folder, config={"optim": optim})
+        with pytest.raises(ValueError, match="damaged"):
+            read_optim(folder)
 
 
 FILES = ["state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors", SUMS]
@@ -250,6 +252,7 @@ def test_tensors_of_another_model_are_refused_though_their_sums_agree(tmp_path, 
         {"progress": {"stride": 3}},
         {"progress": 3},
         {"must_match": 3},
+        {"must_match": [["a", 1]]},
     ],
 )
 def test_a_state_that_no_run_has(tmp_path, values):

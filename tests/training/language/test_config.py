@@ -21,8 +21,6 @@ def vocab_size(*arguments):
 
 def test_vocabulary_is_that_of_the_data(corpus, entries):
     assert vocab_size(QUICKSTART, f"data.path={corpus}") == entries
-    linked = [f"run.out_dir={corpus}", "data.path=${run.out_dir}"]
-    assert vocab_size(QUICKSTART, *linked) == entries
 
 
 def test_vocabulary_that_is_given_is_kept(corpus, tmp_path):
