@@ -16,9 +16,23 @@ from typing import Any
 _UNFINISHED = ".unfinished"
 _OURS = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
 _SEAL = "sha256_of_the_rest"
-_LARGEST = 1 << 28
-"""Bytes of a JSON file: manifests have a few hundred for each shard."""
-_BLOCK = 1 << 26
+_MIB = 1 << 20
+LARGEST = {
+    "SHA256SUMS": _MIB,
+    "config.json": _MIB,
+    "state.json": _MIB,
+    "wandb_id": _MIB,
+    "environments.json": 16 * _MIB,
+    ".verified.json": 64 * _MIB,
+    "manifest.json": 64 * _MIB,
+    "model.safetensors.index.json": 64 * _MIB,
+    "tokenizer.json": 128 * _MIB,
+}
+"""Bytes of a file that is read as a whole, by its name. What is larger is not ours: whoever opens
+somebody else's folder need not wait for it, nor hold it in memory."""
+_LARGEST = 256 * _MIB
+"""Of files of other names, and of metrics.jsonl: a million records."""
+_BLOCK = 64 * _MIB
 """Bytes that are hashed at a time."""
 _DEEPEST = 30
 """Objects and lists in each other."""
@@ -112,10 +126,21 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: It is no regular file, too large to be one of ours, or not UTF-8.
     """
-    check_regular(path)
-    if (size := path.stat().st_size) > _LARGEST:
-        raise ValueError(f"it has {size} bytes, and may have {_LARGEST}")
+    check_size(path)
     return path.read_text(encoding="utf-8")
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that must not be read as a whole.
+
+    Raises:
+        ValueError: It is no regular file, or larger than a file of its name may be.
+        FileNotFoundError: There is nothing.
+    """
+    check_regular(path)
+    largest = LARGEST.get(path.name, _LARGEST)
+    if (size := path.stat().st_size) > largest:
+        raise ValueError(f"{path.name} has {size} bytes, and may have {largest}")
 
 
 def check_regular(path: Path) -> None:
@@ -213,7 +238,7 @@ def parse_json(text: str | bytes) -> Any:
 def _check_depth(values: Any) -> None:
     """Refuse what those who walk through it could not: they recurse."""
     level = [values]
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST + 1):
         level = [each for each in level if isinstance(each, (dict, list))]
         if not level:
             return

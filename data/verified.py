@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from data.files import write_atomically
+from data.files import parse_json, read_text, write_atomically
 
 VERIFIED = ".verified.json"
 """File beside the checked ones that remembers them; it may be deleted at any time."""
@@ -21,7 +21,7 @@ class Verified:
         self._path = folder / VERIFIED
         self._stamps: dict[str, object] = {}
         with suppress(OSError, ValueError):  # then all is checked anew
-            known = json.loads(self._path.read_text(encoding="utf-8"))
+            known = parse_json(read_text(self._path))
             self._stamps = known if isinstance(known, dict) else {}
 
     def once(self, files: Sequence[Path], sha256: str, check: Callable[[], None]) -> None:

@@ -1,7 +1,32 @@
 """Tables and numbers as the reports and README.md write them."""
 
 import math
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_MOST_CHARS = 1000
+# Intraword underscores are plain in Markdown; a bare address and an @name become links on GitHub.
+_SPECIAL = re.compile(r"[&<>`*\[\]|\\~$@!]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.")
+
+
+def escape(text: str) -> str:
+    """Text of somebody's run, such as its name, so that Markdown and HTML show it as it is.
+
+    Line breaks and other control characters become spaces, and a long text is cut.
+    """
+    flat = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MOST_CHARS])
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", flat)
+
+
+def escaped(values: Any) -> Any:
+    """Plain values with every text in them escaped, but for the keys of dictionaries."""
+    if isinstance(values, dict):
+        return {key: escaped(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [escaped(value) for value in values]
+    return escape(values) if isinstance(values, str) else values
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,10 +1,11 @@
 """What a model that leaves the project says of itself: the README.md beside its weights."""
 
+import json
 from pathlib import Path
 from textwrap import indent
 
 from configs.reader import to_yaml
-from evaluation.markdown import markdown_table
+from evaluation.markdown import escape, markdown_table
 from evaluation.runs import Run, describe
 
 _HEAD = """---
@@ -45,8 +46,9 @@ def model_card(run: Run, name: str, architecture: str) -> str:
         facts["validation loss"] = f"{here[-1]['val_loss']:.4f} nats a token, at its own context"
     settings = {"model": config, "optim": run.config.optim}
     yaml = "".join(f"{key}:\n{indent(to_yaml(part), '  ')}" for key, part in settings.items())
+    quoted = json.dumps(name)  # as Python takes it, too
     return f"""{_HEAD}
-# {name}
+# {escape(name)}
 
 A language model trained with Papilio, computed by transformers' `{architecture}`. It continues
 text; it was not taught to follow instructions.
@@ -54,13 +56,13 @@ text; it was not taught to follow instructions.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained({quoted})
+model = AutoModelForCausalLM.from_pretrained({quoted})
 tokens = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))
 ```
 
-{markdown_table(("", ""), facts.items())}
+{markdown_table(("", ""), ((key, escape(fact)) for key, fact in facts.items()))}
 What is not said here, of the text it was trained on and of its licence, its author has to add.
 
 ## How it was trained

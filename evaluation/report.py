@@ -25,7 +25,14 @@ from typing import Any
 import pandas as pd
 
 from data.files import write_atomically
-from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
+from evaluation.markdown import (
+    dict_table,
+    digits,
+    escaped,
+    is_known,
+    markdown_table,
+    with_interval,
+)
 from evaluation.pictures import draw
 from evaluation.results import Row, read_result, without_nan, write_result
 from evaluation.statistics import LEAST_DOCUMENTS
@@ -66,6 +73,7 @@ def redraw(folder: Path) -> None:
 
 def markdown(result: dict[str, Any]) -> str:
     """The report; numbers that are not known, null or NaN, are dashes."""
+    result = escaped(result)  # names of runs, and where they were trained, are somebody's words
     parts = ["# Evaluation", *summary(result), *_scored(result)]
     for title, rows in _losses(result):
         parts += [f"## {title}", _losses_table(rows), _compared_with(rows)]

@@ -127,7 +127,7 @@ def _finished(unfinished: Path) -> tuple[list[Row], dict[str, int]]:
     """The rows of the finished stages of a stopped run, and how many of both those are."""
     if not unfinished.exists():
         raise FileNotFoundError(f"--resume: there is no {unfinished} to go on from; leave it out")
-    result = json.loads(unfinished.read_text(encoding="utf-8"))
+    result = parse_json(read_text(unfinished))
     now = environment()
     for key, value in result["environment"].items():
         here, there = (v and v.replace(" --resume", "") for v in (now[key], value))

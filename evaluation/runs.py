@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from data.files import differing
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
@@ -69,8 +71,12 @@ class Run:
                 f"{self.checkpoint} is gone, as training went on (run.keep_last="
                 f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
             )
+        # A configuration may ask for any size: nothing is allocated that the file does not hold.
+        with torch.device("meta"):
+            like = GPT(self.config.model).state_dict()
+        weights = read_weights(self.checkpoint, like)
         model = GPT(self.config.model)
-        model.load_state_dict(read_weights(self.checkpoint, model.state_dict()))
+        model.load_state_dict(weights)
         return model.eval()
 
     @property
@@ -89,7 +95,7 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     Raises:
         FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
         ConfigError: the configuration is none.
-        ValueError: it is a classifier's.
+        ValueError: it is a classifier's, or its tokenizer.json is not the one it was trained with.
     """
     checkpoint = checkpoint or latest_checkpoint(folder)
     if checkpoint is None:
@@ -107,15 +113,41 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
             *(folder / RUN_CONFIG, checkpoint, settings),
         )
     progress, must_match = read_progress(checkpoint)
+    tokenizer = load_tokenizer(str(folder / TOKENIZER))
+    _check_tokenizer(folder / TOKENIZER, tokenizer, config, must_match.get("tokenizer"))
     text_tokens = must_match.get("training tokens")
     return Run(
         folder=folder,
         config=config,
-        tokenizer=load_tokenizer(str(folder / TOKENIZER)),
+        tokenizer=tokenizer,
         checkpoint=checkpoint,
         progress=progress,
         text_tokens=text_tokens if type(text_tokens) is int else None,
     )
+
+
+def _check_tokenizer(
+    path: Path, tokenizer: TextTokenizer, config: TrainConfig, recorded: str | None
+) -> None:
+    """Refuse a tokenizer whose ids are not those that the weights were trained on.
+
+    Args:
+        path: of the tokenizer.
+        tokenizer: what is there.
+        config: of the run.
+        recorded: sha256 of the tokenizer by its checkpoint; None if that does not say.
+    """
+    if recorded is not None and recorded != tokenizer.sha256:
+        raise ValueError(
+            f"{path} is not the tokenizer that the run was trained with: its sha256 is "
+            f"{tokenizer.sha256[:12]}, and the checkpoint says {str(recorded)[:12]}. Copy it again "
+            f"from {config.data.path}, or from where the run came from"
+        )
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"{path} has {tokenizer.vocab_size} entries, and the model knows "
+            f"model.vocab_size={config.model.vocab_size}: it is not the model's tokenizer"
+        )
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.arrays import load_npz
 from data.files import write_atomically
 from data.text.shards import TokenStream
 from evaluation.plan import Plan
@@ -81,10 +82,10 @@ def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray |
     if not path.exists():
         return None
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
-            if str(saved["origin"]) != origin:
-                return None
-            losses = saved["losses"]
+        saved = load_npz(path)
+        if str(saved["origin"]) != origin:
+            return None
+        losses = saved["losses"]
         if losses.shape != (len(stream),):
             raise ValueError(f"losses of {losses.shape} instead of {len(stream)} tokens")
         return losses

@@ -103,14 +103,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"vocab_size={vocab_size}: pass --tokenizer FILE, the tokenizer.json that the model "
             "was trained with"
         )
+    state = state_from_hf(read_tensors(folder), config.model)  # which has the sizes of the model
     with torch.device("meta"):  # no numbers are drawn only to be replaced
         model = GPT(config.model)
-    model.load_state_dict(state_from_hf(read_tensors(folder), config.model), assign=True)
+    model.load_state_dict(state, assign=True)
 
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / RUN_CONFIG, to_yaml(config).encode())
     write_atomically(out / TOKENIZER, tokenizer.to_json().encode())
-    save_model(out, model, config=asdict(config))  # last: without it there is no run to open
+    # last: without it there is no run to open
+    save_model(out, model, config=asdict(config), tokenizer=tokenizer.sha256)
     print(
         f"{out}: {model.n_params() / 1e6:.1f}M parameters, context "
         f"{config.model.context_length:,}, {vocab_size:,} token ids, a tokenizer of "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from data.files import parse_json, read_text, write_atomically
-from training.metrics import read_evaluations
+from training.metrics import is_number, read_evaluations
 
 ENVIRONMENTS = "environments.json"
 ROOT = Path(__file__).parents[1]
@@ -75,12 +75,28 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
             isinstance(start, dict) and type(start.get("from_step")) is int for start in starts
         ):
             raise ValueError("it must be a list of objects with a from_step")
+        for start in starts:
+            _check_start(start)
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged ({error}): copy it again, or delete it, and where the run was "
             "trained is not known"
         ) from error
     return starts
+
+
+def _check_start(start: dict[str, Any]) -> None:
+    """Refuse values of other types than those that `note_start` notes."""
+    before = start.get("before")
+    if before is not None and not (
+        isinstance(before, dict) and "step" in before and all(map(is_number, before.values()))
+    ):
+        raise ValueError("before must be null, or an evaluation in numbers")
+    for name in ("device", "torch", "triton", "cuda", "python", "commit", "date"):
+        if not isinstance(start.get(name), str | None):
+            raise ValueError(f"{name} must be text or null")
+    if type(start.get("world_size", 1)) is not int:
+        raise ValueError("world_size must be a whole number")
 
 
 def commit() -> str | None:

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from configs.terminal import TerminalStream
-from data.files import check_regular, identity, is_present, parse_json, write_atomically
+from data.files import check_size, identity, is_present, parse_json, write_atomically
 from training.tasks import RunConfiguration
 from training.trackers import Tracker, trackers
 
 METRICS = "metrics.jsonl"
+_LISTS = ("skipped_samples",)
+"""Names of values that are lists; all others are numbers."""
 
 
 class Record(NamedTuple):
@@ -157,13 +159,16 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The records of a run, oldest first; a last line that was cut short is left out.
 
     Raises:
-        ValueError: another line is no record.
+        ValueError: another line is no record, or the file is too large.
         OSError: the file cannot be read.
     """
     path = run / METRICS
     if not is_present(path):
         return []
-    check_regular(path)
+    try:
+        check_size(path)
+    except ValueError as error:
+        raise ValueError(f"{run}: {error}. Give the folder of another run") from error
     records = []
     # What follows the last newline is empty, or a record that a killed run did not finish.
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
@@ -171,12 +176,21 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             record = parse_json(line)
             if not isinstance(record, dict) or type(record.get("step")) is not int:
                 raise ValueError("it must be an object with a step")
+            for name, value in record.items():
+                if name not in _LISTS and value is not None and not is_number(value):
+                    raise ValueError(f"{name} must be a finite number"[:100])
         except ValueError as error:
             raise ValueError(
                 f"{path}, line {number}, is no record: {error}. Repair or remove the line"
             ) from error
         records.append(record)
     return records
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a finite number, which a boolean is not."""
+    # 1e308: a whole number may be too large for a float
+    return type(value) in (int, float) and -1e308 < value < 1e308  # pyright: ignore
 
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.files import write_atomically
+from data.files import read_text, write_atomically
 from training.tasks import RunConfiguration
 
 WANDB_ID = "wandb_id"
@@ -46,7 +46,7 @@ class _WandB:
 
         run = Path(config.run.out_dir)
         id_file = run / WANDB_ID
-        known_id = id_file.read_text(encoding="utf-8") if id_file.exists() else None
+        known_id = read_text(id_file) if id_file.exists() else None
         self._run: Any = wandb.init(
             project=config.run.wandb_project,
             name=run.name,

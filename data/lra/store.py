@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from data.arrays import check_npy
 from data.files import load_sealed, sha256_of
 from data.verified import Verified
 
@@ -40,6 +41,11 @@ class ArrayInfo:
     sha256: str
     """Of the whole file."""
 
+    def __post_init__(self) -> None:
+        sizes = self.shape if isinstance(self.shape, list) else [None]
+        if not all(type(n) is int and n >= 0 for n in sizes) or not isinstance(self.sha256, str):
+            raise TypeError("an array without a shape and a sha256")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
@@ -51,6 +57,10 @@ class SplitInfo:
     """By name: "tokens" is the file {split}.tokens.npy."""
     skipped: list[str] = field(default_factory=list)
     """What of the source is broken and was left out, by name."""
+
+    def __post_init__(self) -> None:
+        if type(self.examples) is not int or self.examples < 0:
+            raise TypeError("a split without its number of examples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +93,8 @@ class Manifest:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1.")
+        if not isinstance(self.task, str) or not isinstance(self.source, dict):
+            raise ValueError("task must be text, and source an object.")
         if unknown := self.splits.keys() - {*SPLITS}:
             raise ValueError(f"splits {sorted(unknown)} must be some of {', '.join(SPLITS)}.")
 
@@ -268,17 +280,13 @@ def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
         raise FileNotFoundError(f"{path} is missing; prepare the task again.")
     size, shape = path.stat().st_size, tuple(info.shape)
     try:
+        check_npy(path)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(
             f"{path} is torn or no NumPy file ({error}): it has {size} bytes, but the manifest "
             f"says shape {shape} of {info.dtype}; copy or prepare it again."
         ) from error
-    expected = mapped.offset + mapped.nbytes
-    if size != expected:
-        raise ValueError(
-            f"{path} has {size} bytes, but its own header says {expected}; copy it again."
-        )
     dtype = _descr(mapped.dtype)
     if (mapped.shape, dtype) != (shape, info.dtype):
         raise ValueError(

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from data.arrays import check_npy
 from data.files import (
-    check_regular,
     load_sealed,
     sealed,
     to_json,
@@ -161,6 +161,10 @@ class _ContradictionError(ValueError):
 
 def _check(manifest: Manifest) -> None:
     """Refuse what no preparation writes."""
+    shards = [shard for info in manifest.splits.values() for shard in info.shards]
+    texts = [manifest.tokenizer.name, manifest.tokenizer.sha256, *(s.sha256 for s in shards)]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(manifest.settings, dict):
+        raise _ContradictionError("a name or sha256 that is not text, or settings that are none")
     vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
     if not (type(vocab_size) is type(eot_id) is int and 0 <= eot_id < vocab_size < 2**32):
         raise _ContradictionError(f"vocab_size={vocab_size!r} and eot_id={eot_id!r}")
@@ -289,8 +293,8 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
     path = folder / offsets_name(shard.name)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
-    check_regular(path)
     try:
+        check_npy(path)
         offsets = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is no NumPy file ({error}); prepare the folder again.") from error

@@ -49,6 +49,7 @@ from typing import Any
 
 import numpy as np
 
+from data.arrays import check_npy
 from evaluation.results import read_result, write_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
@@ -118,6 +119,7 @@ def read_log_odds(run: Path, labels: np.ndarray) -> np.ndarray:
     path = run / TEST_LOGITS
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: name a run that is finished")
+    check_npy(path)
     logits = np.load(path, allow_pickle=False)
     if logits.shape != (len(labels), 2):
         raise ValueError(

@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from data.arrays import load_npz
 from data.files import write_atomically
 from data.lra.store import Manifest
 from evaluation.results import write_result
@@ -169,8 +170,7 @@ def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
     command = f"python -m experiments.contours.yardsticks --predictions {folder}"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: make it with {command}")
-    with np.load(path, allow_pickle=False) as file:
-        found = {name: file[name] for name in file.files}
+    found = load_npz(path)
     if str(found.pop("images")) != _test_sha256(task):
         raise ValueError(
             f"{path} is of other test images than {task} holds: make it anew with {command}"

@@ -98,6 +98,10 @@ def _choose(
     )
 
 
+_LARGEST = 1 << 20
+"""Bytes of the file of measured tiles."""
+
+
 def use_measured_tiles(kernel: str, gpu_name: str, head_dim: int, tiles: Tiles | None) -> None:
     """From now on, take `tiles` for a kernel and padded head dimension; None: those of the tables.
 
@@ -131,6 +135,8 @@ def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
     if not file.exists():
         return {kernel: {} for kernel in TABLES}
     try:
+        if not file.is_file() or file.stat().st_size > _LARGEST:  # a pipe would be waited for
+            raise ValueError("it is not a file of a few lines")
         found = json.loads(file.read_text())
         return {
             kernel: {int(d): Tiles(**tiles) for d, tiles in found[kernel].items()}

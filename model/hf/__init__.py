@@ -15,7 +15,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.hf.gpt2 import GPT2
 from model.hf.gpt_neox import GPT_NEOX
-from model.hf.layout import ANYWHERE, Layout, Pair
+from model.hf.layout import ANYWHERE, Layout, Pair, shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Of the tensors in a checkpoint; float32 holds every value of each."""
@@ -40,9 +40,9 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         ValueError: a value is missing or of the wrong type, or describes a model that ours is not.
     """
     kind = hf.get("model_type", GPT2.model_type)
-    if kind not in LAYOUTS:
+    if not isinstance(kind, str) or kind not in LAYOUTS:
         raise ValueError(
-            f"config.json has model_type={kind!r}, and this model can only be "
+            f"config.json has model_type={shown(kind)}, and this model can only be "
             f"{' or '.join(map(repr, LAYOUTS))}: no other can be imported."
         )
     layout = LAYOUTS[kind]
@@ -50,15 +50,15 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         value = hf.get(name, choice.default)
         if value not in choice.allowed:
             raise ValueError(
-                f"config.json has {name}={value!r}, and this model can only be "
+                f"config.json has {name}={shown(value)}, and this model can only be "
                 f"{' or '.join(map(repr, choice.allowed))}: no other {layout.name} can be imported."
             )
     sizes: dict[str, Any] = {ours: _size(hf, theirs) for theirs, ours in layout.sizes.items()}
     inner, width = hf.get(layout.width, layout.width_default), 4 * sizes["n_embd"]
     if inner is not None and inner != width:
         raise ValueError(
-            f"config.json has {layout.width}={inner!r}, and this model's MLP is always 4 * n_embd="
-            f"{width} wide: no other {layout.name} can be imported."
+            f"config.json has {layout.width}={shown(inner)}, and this model's MLP is always "
+            f"4 * n_embd={width} wide: no other {layout.name} can be imported."
         )
     rates = {name: _rate(hf, name, layout.default_rate) for name in layout.dropout}
     if len(set(rates.values())) > 1:
@@ -165,6 +165,10 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
     state = {}
     for theirs, tensor in found.items():
         pair = pairs[theirs]
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"{theirs} of the checkpoint has values that are not finite: get it again."
+            )
         state[pair.ours] = pair.to_ours(tensor).float().contiguous()
     padded = torch.zeros(config.padded_vocab_size, config.n_embd)
     padded[: config.vocab_size] = embedding
@@ -189,8 +193,8 @@ def state_to_hf(
         may share memory with `state`.
 
     Raises:
-        ValueError: transformers has no model that computes what this one does, or a finite weight
-            is too large for `dtype`.
+        ValueError: transformers has no model that computes what this one does, or a weight is not
+            finite, or too large for `dtype`.
     """
     check_expressible(config)
     layout = layout_for(config)
@@ -205,8 +209,13 @@ def state_to_hf(
         tensor = state[pair.ours]
         if pair.ours == "tok_emb.weight":
             tensor = tensor[: config.vocab_size]
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"{pair.ours} has values that are not finite: the model is broken, export an older "
+                "checkpoint."
+            )
         converted = pair.to_theirs(tensor).to(dtype).contiguous()
-        if converted.isinf().sum() > tensor.isinf().sum():
+        if converted.isinf().any():
             raise ValueError(
                 f"{pair.ours} reaches {tensor.abs().max():.4g}, and {dtype} ends at "
                 f"{torch.finfo(dtype).max:.4g}: choose a wider dtype."
@@ -256,7 +265,7 @@ def _size(hf: Mapping[str, Any], name: str) -> int:
     value = hf.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(
-            f"config.json has {name}={value!r}, which must be a whole number: the sizes of a "
+            f"config.json has {name}={shown(value)}, which must be a whole number: the sizes of a "
             "model cannot be guessed."
         )
     return value
@@ -264,6 +273,8 @@ def _size(hf: Mapping[str, Any], name: str) -> int:
 
 def _rate(hf: Mapping[str, Any], name: str, default: float) -> float:
     value = hf.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"config.json has {name}={value!r}, which must be a rate such as 0.1.")
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise ValueError(
+            f"config.json has {name}={shown(value)}, which must be a rate such as 0.1."
+        )
     return float(value)

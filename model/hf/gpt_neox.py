@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from model.config import DEFAULT_ROPE_BASE, ModelConfig
-from model.hf.layout import Choice, Layout, Pair
+from model.hf.layout import Choice, Layout, Pair, shown
 
 # ours, theirs, and the shape of the weight in units of C
 _BLOCK = (
@@ -55,18 +55,18 @@ def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions as transformers 5 says them, or as older versions did."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise ValueError(f"config.json has rope_parameters={rope!r}, which must be an object.")
+        raise ValueError(f"config.json has rope_parameters={shown(rope)}, which must be an object.")
     share = rope.get("partial_rotary_factor", hf.get("rotary_pct", 0.25))
     if share != 1:
         raise ValueError(
-            f"config.json has rotary_pct={share!r}, and this model turns whole heads: only a "
+            f"config.json has rotary_pct={shown(share)}, and this model turns whole heads: only a "
             "GPT-NeoX with rotary_pct=1 can be imported."
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear"):
         raise ValueError(
-            f"config.json has rope_type={kind!r}, and this model can only scale positions by one "
-            "factor: only 'default' and 'linear' can be imported."
+            f"config.json has rope_type={shown(kind)}, and this model can only scale positions by "
+            "one factor: only 'default' and 'linear' can be imported."
         )
     return {
         "positions": "rotary",
@@ -78,8 +78,10 @@ def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"config.json has {name}={value!r} of rotary positions: give a number.")
+    if type(value) not in (int, float) or not -1e30 < value < 1e30:
+        raise ValueError(
+            f"config.json has {name}={shown(value)} of rotary positions: give a number."
+        )
     return float(value)
 
 

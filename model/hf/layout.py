@@ -12,6 +12,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
+_MOST_CHARS = 60
+
 
 def unchanged(x: Tensor) -> Tensor:
     """x, as it lies the same way on both sides."""
@@ -82,3 +84,9 @@ ANYWHERE = frozenset(
     }
 )
 """Fields of ModelConfig that any layout can write, or looks at itself."""
+
+
+def shown(value: Any) -> str:
+    """A value of somebody's config.json in an error, which a long one would fill."""
+    text = repr(value)
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

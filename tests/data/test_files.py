@@ -9,7 +9,16 @@ import sys
 
 import pytest
 
-from data.files import is_present, list_folder, lock_folder, sha256_of, write_atomically
+from data.files import (
+    LARGEST,
+    is_present,
+    list_folder,
+    lock_folder,
+    parse_json,
+    read_text,
+    sha256_of,
+    write_atomically,
+)
 
 WRITER = """
 import sys
@@ -130,3 +139,20 @@ def test_the_sha256_of_a_file_of_any_size(tmp_path, monkeypatch, size):
     monkeypatch.setattr("data.files._BLOCK", 100)
     (tmp_path / "file").write_bytes(b"a" * size)
     assert sha256_of(tmp_path / "file") == hashlib.sha256(b"a" * size).hexdigest()
+
+
+@pytest.mark.parametrize("name", [*LARGEST, "anything.json"])
+def test_a_file_too_large_for_its_kind_is_not_read(tmp_path, name):
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    largest = LARGEST.get(name, 256 << 20)
+    with pytest.raises(ValueError, match=f"{name} has {1 << 40} bytes, and may have {largest}$"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 31 + "]" * 31, '{"a": ' * 31 + "1" + "}" * 31])
+def test_what_is_nested_deeply_is_refused(text):
+    parse_json(text[len(text.rstrip("]}1")) // 31 : -1])  # one less is taken
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json(text)

@@ -24,6 +24,9 @@ def test_once_until_the_file_or_its_sum_changes(tmp_path):
         (tmp_path / VERIFIED).write_text(content)
         before = len(checked)
         assert look("y") == before + 1
+    (tmp_path / VERIFIED).unlink()
+    os.mkfifo(tmp_path / VERIFIED)  # which is not waited for
+    assert look("y") == before + 2
 
 
 def test_what_fails_is_not_remembered(tmp_path):

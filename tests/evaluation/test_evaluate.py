@@ -275,7 +275,7 @@ def test_text_of_another_tokenizer_or_of_the_same_name_is_refused(train, corpus,
         ([folder], [corpus, corpus], same),
         ([folder], [manifest.parent], rf"other {text}abc, and .*run"),
         ([folder], [corpus, manifest.parent], text),  # the second corpus is wrong
-        ([folder, other], [corpus], text),  # the second run is
+        ([folder, other], [corpus], "run_of_the_other_text/tokenizer.json is not the tokenizer"),
     ):
         arguments = [*runs, "--data", *corpora, "--stride", 8, "--device", "cpu"]
         with pytest.raises(ValueError, match=message):

@@ -74,6 +74,17 @@ def test_the_model_is_the_one_that_the_checkpoint_was_saved_with(train, caplog):
     assert said.endswith("model.n_layer is 3 there and 2 here")
 
 
+def test_a_tokenizer_that_the_run_was_not_trained_with_is_refused(train):
+    folder = train("run")
+    path = folder / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    merges = spec["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]  # as many ids, of other meaning
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"tokenizer.json is not the tokenizer .* checkpoint says"):
+        open_run(folder)
+
+
 @pytest.mark.parametrize("change", ["lacks", "has the unknown"])
 def test_weights_left_over_or_missing_are_refused(train, change):
     folder = train("run")

@@ -140,6 +140,18 @@ def test_a_model_without_biases_is_exported_with_zeros(make_gpt2):
         state_to_hf(state, CONFIG)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_refused_on_both_ways(tensors, value):
+    state = random_state(CONFIG)
+    state["ln_f.weight"][3] = value
+    with pytest.raises(ValueError, match=r"ln_f.weight has values that are not finite"):
+        state_to_hf(state, CONFIG)
+    broken = tensors["transformer.ln_f.weight"].clone()
+    broken[3] = value
+    with pytest.raises(ValueError, match=r"^ln_f.weight of the checkpoint has values that are not"):
+        state_from_hf(tensors | {"transformer.ln_f.weight": broken}, CONFIG)
+
+
 def test_many_names_are_cut():
     with pytest.raises(ValueError, match=r"lacks (\S+, ){11}\S+ and 28 more"):
         state_from_hf({}, CONFIG)
@@ -179,6 +191,9 @@ def test_defaults_are_those_of_transformers(make_gpt2):
         ({"resid_pdrop": 0.2}, "embd_pdrop=0.1 and resid_pdrop=0.2.*one rate for both"),
         ({"attn_pdrop": "no"}, "attn_pdrop='no', which must be a rate"),
         ({"attn_pdrop": 1.0}, "model.attention_dropout=1.0 is a rate"),
+        ({"attn_pdrop": 10**400}, "attn_pdrop=1000+[.]{3}, which must be a rate"),
+        ({"model_type": ["gpt2"]}, "model_type=.'gpt2'., and"),
+        ({"n_layer": 10**400}, "model.n_layer=1000+ must be at most 10,000"),
         ({"n_head": None}, "n_head=None, which must be a whole number"),
         ({"n_embd": 32.0}, "n_embd=32.0, which must be a whole number"),
         ({"scale_attn_by_inverse_layer_idx": 1}, "idx=1, which must be true or false"),
@@ -213,5 +228,3 @@ def test_weight_too_large_for_the_dtype():
     state_to_hf(state, CONFIG, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"ln_f.weight reaches 1e\+05, and torch.float16 ends at"):
         state_to_hf(state, CONFIG, dtype=torch.float16)
-    state["ln_f.weight"][3] = -torch.inf  # no dtype is too narrow for that
-    assert state_to_hf(state, CONFIG, dtype=torch.float16)["transformer.ln_f.weight"][3].isinf()

@@ -104,7 +104,17 @@ def test_training_notes_where_it_was_started(run):
         assert read_starts(run.out_dir)[-1]["world_size"] == 1
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[3]", '[{"from_step": "0"}]', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "{}", "[3]", '[{"from_step": "0"}]', "[" * 100_000),
+        '[{"from_step": 0, "before": 3}]',
+        '[{"from_step": 0, "before": {"tokens": 3}}]',
+        '[{"from_step": 0, "before": {"step": 3, "tokens": "3"}}]',
+        '[{"from_step": 0, "device": ["a"]}]',
+        '[{"from_step": 0, "world_size": "2"}]',
+    ],
+)
 def test_damage_is_named(tmp_path, text):
     (tmp_path / ENVIRONMENTS).write_text(text)
     with pytest.raises(ValueError, match="environments.json is damaged"):

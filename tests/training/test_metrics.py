@@ -76,6 +76,11 @@ def test_other_processes_write_nothing(tmp_path):
         (b"{", "is no record: Expecting property name"),
         (b"[1]", "is no record: it must be an object with a step"),
         (b'{"step": "1"}', "is no record: it must be an object with a step"),
+        (b'{"step": 1, "loss": "s3cr3t"}', "is no record: loss must be a finite number"),
+        (b'{"step": 1, "loss": NaN}', "is no record: loss must be a finite number"),
+        (b'{"step": 1, "tokens": 1e999}', "is no record: tokens must be a finite number"),
+        (b'{"step": 1, "val_loss": true}', "is no record: val_loss must be a finite number"),
+        (b'{"step": 1, "gpu_hours": [1]}', "is no record: gpu_hours must be a finite number"),
         (b"\xff", "is no record: "),
         (b"[" * 100_000, "is no record: it is nested too deeply"),
         (b'{"step": ' + b"1" * 5000 + b"}", "is no record: Exceeds the limit"),
@@ -84,6 +89,13 @@ def test_other_processes_write_nothing(tmp_path):
 def test_a_line_that_is_no_record_is_named(tmp_path, line, reason):
     (tmp_path / METRICS).write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
     with pytest.raises(ValueError, match=f"metrics.jsonl, line 2, {reason}"):
+        read_metrics(tmp_path)
+
+
+def test_a_file_too_large_for_records_is_not_read(tmp_path):
+    with (tmp_path / METRICS).open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(ValueError, match=f"metrics.jsonl has {1 << 40} bytes, and may have"):
         read_metrics(tmp_path)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from configs.reader import from_record
-from data.files import differing, leaves, parse_json, sync_folder, write_atomically
+from data.files import check_size, differing, leaves, parse_json, sync_folder, write_atomically
 from model.config import ModelConfig
 from training.checkpoint.files import (
     DamageError,
@@ -128,10 +128,10 @@ def write_checkpoint(
     return final
 
 
-def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
+def save_model(run: Path, model: nn.Module, *, config: dict[str, Any], tokenizer: str) -> Path:
     """Save weights alone, as step 0 of a run in which nothing was trained. One process calls this.
 
-    `read_weights` reads them, and no run can go on from there.
+    `read_weights` reads them, and no run can go on from there. `tokenizer` is the sha256 of theirs.
 
     Raises:
         ValueError: The run has a checkpoint already.
@@ -140,7 +140,9 @@ def save_model(run: Path, model: nn.Module, *, config: dict[str, Any]) -> Path:
     existing = latest_checkpoint(run)
     if existing is not None:
         raise ValueError(f"{run} already has {existing.name}: choose another folder for the run")
-    return write_checkpoint(run, Progress(), {}, config, {MODEL: model.state_dict()})
+    return write_checkpoint(
+        run, Progress(), {"tokenizer": tokenizer}, config, {MODEL: model.state_dict()}
+    )
 
 
 def load_checkpoint(
@@ -201,7 +203,7 @@ def read_weights(folder: Path, like: Tensors | None = None) -> dict[str, Tensor]
 
     Raises:
         FileNotFoundError: There is no finished checkpoint in the folder.
-        ValueError: It is damaged, or its weights are not those of the model.
+        ValueError: It is damaged, or its weights are not those of the model, or not finite.
     """
     read_progress(folder)
     with _reading(folder):
@@ -209,6 +211,12 @@ def read_weights(folder: Path, like: Tensors | None = None) -> dict[str, Tensor]
         weights = read_tensors(folder / MODEL)
         if like is not None:
             check_same_tensors(MODEL, weights, like)
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"{folder} is of a model that is broken: {name} has values that are not finite. "
+                "Take an older checkpoint"
+            )
     return weights
 
 
@@ -359,6 +367,10 @@ def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
             "checkpoints/step_... of a run"
         )
     with _reading(folder):
+        try:
+            check_size(path)  # before all of it is read for its sum
+        except ValueError as error:
+            raise DamageError(str(error)) from error
         check_sums(folder, (STATE,))
         try:
             return take(parse_json(path.read_bytes()))

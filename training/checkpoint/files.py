@@ -81,7 +81,8 @@ def _read_sums(folder: Path) -> dict[str, str]:
     except ValueError as error:
         raise DamageError(f"{SUMS}: {error}") from error
     sums = {}
-    for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
+    rows = [*lines, rest] if rest else lines
+    for number, line in enumerate(rows, start=1):
         found = _LINE.fullmatch(line)
         if found is None:  # which is not quoted: the file may be a link to something private
             raise DamageError(f"line {number} of {SUMS} is not a sha256 and a name")

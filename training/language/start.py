@@ -13,6 +13,7 @@ from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
 from training.checkpoint.contents import (
     put_weights,
+    read_progress,
     read_weights,
     recorded_config,
     shared_settings,
@@ -110,9 +111,13 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
     config_of(folder, TrainConfig)  # a classifier's run is named as such
     config = recorded_config(checkpoint, TrainConfig).model
     reasons = differences(config, model.config)
-    there, here = load_tokenizer(str(folder / TOKENIZER)).sha256, stream.manifest.tokenizer.sha256
-    if there != here:
-        reasons.append(f"the tokenizer has sha256 {there} there and {here} here")
+    here = stream.manifest.tokenizer.sha256
+    beside = load_tokenizer(str(folder / TOKENIZER)).sha256
+    # what the weights were trained with, should the file have been replaced; older imports lack it
+    recorded = str(read_progress(checkpoint)[1].get("tokenizer", beside))
+    for there in dict.fromkeys((beside, recorded)):
+        if there != here:
+            reasons.append(f"the tokenizer has sha256 {there} there and {here} here")
     if reasons:
         raise ValueError(
             f"run.init_from={folder} is a run of another model: {'; '.join(reasons)}. "

@@ -1,6 +1,7 @@
 """Which tiles a call gets: from the tables, from a file of measurements, and a mask's limit."""
 
 import json
+import os
 from dataclasses import asdict
 
 import pytest
@@ -175,6 +176,12 @@ def test_measured_tiles_are_read_back(cache):
 def test_a_damaged_file_is_named(cache, text):
     tuning.measured_tiles_file("GPU").write_text(text)
     with pytest.raises(ValueError, match="tiles-GPU.*delete it, or measure again"):
+        tuning.measured_tiles("GPU")
+
+
+def test_a_pipe_is_not_waited_for(cache):
+    os.mkfifo(tuning.measured_tiles_file("GPU"))
+    with pytest.raises(ValueError, match="tiles-GPU.*it is not a file of a few lines"):
         tuning.measured_tiles("GPU")
 
 

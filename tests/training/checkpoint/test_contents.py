@@ -123,13 +123,13 @@ def test_folder_without_a_finished_checkpoint(tmp_path):
 
 def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
     model, _ = make(0)
-    folder = save_model(tmp_path, model, config={"a": 1})
+    folder = save_model(tmp_path, model, config={"a": 1}, tokenizer="b")
     assert folder == latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 0)
     again, again_optimizer = make(1)
     message = rf"holds weights and no state of an optimizer.*run.init_from={tmp_path}$"
     with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
-    assert read_progress(folder)[0] == Progress()
+    assert read_progress(folder) == (Progress(), {"tokenizer": "b"})
     again.load_state_dict(read_weights(folder))
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -139,7 +139,17 @@ def test_weights_alone_do_not_replace_a_checkpoint(tmp_path):
     model, optimizer = make(0)
     save(tmp_path, 3, model, optimizer)
     with pytest.raises(ValueError, match="already has step_00000003: choose another folder"):
-        save_model(tmp_path, model, config={})
+        save_model(tmp_path, model, config={}, tokenizer="b")
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_weights_that_are_not_finite_are_named(tmp_path, value):
+    model, optimizer = make(0)
+    with torch.no_grad():
+        model[2].bias[0] = value
+    folder = save(tmp_path, 3, model, optimizer)
+    with pytest.raises(ValueError, match=r"is broken: 2.bias has values that are not finite"):
+        read_weights(folder)
 
 
 def rewrite(folder, **values):

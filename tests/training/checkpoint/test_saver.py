@@ -133,7 +133,7 @@ def test_a_full_disk_frees_the_half_and_leaves_the_older_one(tmp_path, size):
 
 def test_a_full_disk_under_weights_alone(tmp_path):
     with limited_files(300), pytest.raises(OSError, match="step_00000000 could not be written"):
-        save_model(tmp_path, make(0)[0], config={})
+        save_model(tmp_path, make(0)[0], config={}, tokenizer="a")
     assert latest_checkpoint(tmp_path) is None
 
 

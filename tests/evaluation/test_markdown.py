@@ -1,0 +1,48 @@
+"""Texts of somebody's run in Markdown."""
+
+import pytest
+
+from evaluation.markdown import escape, escaped
+
+OURS = ["1k_then_4k_seed1", "NVIDIA H100 80GB HBM3", "x86_64", "2.13.0+cpu", "window 1,024", "a/b"]
+
+
+@pytest.mark.parametrize("text", OURS)
+def test_what_runs_write_of_themselves_stays_as_it_is(text):
+    assert escape(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "[click](http://here)",
+        "![pixel](http://here)",
+        "a | b",
+        "`code`",
+        "**bold**",
+        "_cursive_",
+        "~~gone~~",
+        "$x$",
+        "https://here",
+        "www.here.org",
+        "@somebody",
+        "&lt;",
+        "\\[",
+        "a\n\n# title",
+        "a\u2028b",
+        "\x1b]52;c;\x07",
+    ],
+)
+def test_nothing_of_it_is_markup(text):
+    markdown_it = pytest.importorskip("markdown_it")
+    rendered = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).render(escape(text))
+    shown = rendered.removeprefix("<p>").removesuffix("</p>\n")
+    assert "<" not in shown and "\n" not in shown and "\x1b" not in shown
+    assert "://" not in escape(text) and "www." not in escape(text) and "@" not in escape(text)
+
+
+def test_all_texts_in_a_result_are_escaped():
+    assert escaped({"<a>": ["<", 1, None, ("|",)]}) == {"<a>": ["&#60;", 1, None, ["&#124;"]]}
+    assert len(escape("x" * 5000)) == 1000
