@@ -16,6 +16,7 @@ from configs.signals import end_stopped, is_stop, place, signals_raised
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SENTENCES = (ValueError, OSError, FloatingPointError, MemoryError)
 _PATIENCE = 3.0
 """Seconds within which torchrun ends the other processes of a machine when one of them fails."""
 
@@ -24,12 +25,11 @@ _PATIENCE = 3.0
 def errors_as_sentences() -> Iterator[None]:
     """Print an error of the user's input, data or disk alone, without a stack trace, and exit 1.
 
-    ValueError, OSError and FloatingPointError are raised for those throughout; any other exception
-    is a defect and keeps its trace. `python -X dev` keeps all of them. SIGINT (Ctrl-C), SIGTERM,
-    SIGHUP and SIGUSR1 are a sentence, too, to which `if_interrupted` adds, and exit 130, 143, 129
-    and 138, or 0.
-    Of the processes that torchrun started on a machine, the first speaks, and another only if that
-    one does not.
+    ValueError, OSError, FloatingPointError and MemoryError are raised for those throughout; any
+    other exception is a defect and keeps its trace. `python -X dev` keeps all of them. SIGINT
+    (Ctrl-C), SIGTERM, SIGHUP and SIGUSR1 are a sentence as well, to which `if_interrupted` adds,
+    and exit 130, 143, 129 and 138, or 0. Of the processes that torchrun started on a machine, the
+    first speaks, and another only if that one does not.
     """
     with signals_raised():
         try:
@@ -43,11 +43,17 @@ def errors_as_sentences() -> Iterator[None]:
                 raise
             if isinstance(error, BrokenPipeError) and _nobody_reads():
                 _end_unread(error)
-            is_sentence = isinstance(error, (ValueError, OSError, FloatingPointError))
+            is_sentence = isinstance(error, _SENTENCES)
             _let_another_speak(is_sentence)
             if sys.flags.dev_mode or not is_sentence:
                 raise
-            raise SystemExit(f"error: {error}") from error
+            raise SystemExit(f"error: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError):  # mostly without a word
+        return f"not enough memory ({error})" if str(error) else "not enough memory"
+    return str(error)
 
 
 def _let_another_speak(is_sentence: bool) -> None:

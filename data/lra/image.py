@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from data.files import check_regular
 from data.hub import from_hub
 
 HUB_NAME = "uoft-cs/cifar10"
@@ -97,6 +98,7 @@ def _read_hub() -> dict[str, LabelledImages]:
 
 
 def _read_archive(path: Path) -> LabelledImages:
+    check_regular(path)
     try:
         with lzma.open(path) as file, np.load(io.BytesIO(file.read())) as arrays:
             return _checked(arrays["images"], arrays["labels"], str(path))
@@ -107,6 +109,7 @@ def _read_archive(path: Path) -> LabelledImages:
 def _read_batches(folder: Path, split: str) -> LabelledImages:
     images, labels = [], []
     for name in _BATCHES[split]:
+        check_regular(folder / name)
         with (folder / name).open("rb") as file:
             try:
                 batch = _ArraysOnly(file, encoding="bytes").load()

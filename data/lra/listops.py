@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy as np
 
+from data.files import check_regular
 from data.lra.store import Sequences
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -128,6 +129,7 @@ def read_tsv(path: Path) -> Iterator[Formula]:
     Raises:
         ValueError: A row is malformed, or its value is wrong; names file and line.
     """
+    check_regular(path)
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.files import check_regular
 from data.lra.text import VOCAB_SIZE as VOCAB_SIZE
 from data.lra.text import Review, keyed_number, to_ids
 
@@ -56,6 +57,7 @@ def read_aan(path: Path, skipped: list[str]) -> Iterator[Example]:
     Raises:
         ValueError: A line is malformed; names file and line.
     """
+    check_regular(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             fields = line.rstrip(b"\r\n").split(b"\t")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
-from data.files import load_sealed, sha256_of
+from data.files import check_regular, load_sealed, sha256_of
 from data.verified import Verified
 
 FORMAT_VERSION = 1
@@ -278,6 +278,7 @@ def _descr(dtype: np.dtype) -> Any:
 def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the task again.")
+    check_regular(path)
     size, shape = path.stat().st_size, tuple(info.shape)
     try:
         check_npy(path)

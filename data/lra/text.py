@@ -6,15 +6,15 @@ the numbers on the test set are of a model that was not chosen by it, and that s
 
 import gzip
 import hashlib
-import json
 import lzma
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.files import list_folder
+from data.files import check_regular, list_folder, parse_json
 from data.hub import from_hub
 
 HUB_NAME = "stanfordnlp/imdb"
@@ -119,6 +119,7 @@ def _read_folder(folder: Path) -> Iterator[Review]:
         if not paths:
             raise ValueError(f"{folder / name} has no .txt file; unpack aclImdb_v1.tar.gz again.")
         for path in paths:
+            check_regular(path)
             yield _checked(label, path.read_bytes(), str(path))
 
 
@@ -139,16 +140,17 @@ def _only_file(source: Path, split: str) -> Path:
 
 
 def _read_jsonl(path: Path) -> Iterator[Review]:
+    check_regular(path)
     with _OPENERS[path.suffix](path, "rb") as file:
         try:
             for number, line in enumerate(file, start=1):
                 where = f"{path}, line {number}"
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError as error:
                     raise ValueError(f"{where} is no JSON ({error}); repair it.") from error
                 yield _review(row, where)
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
                 f"{path} cannot be read to its end ({error}); fetch it again."
             ) from error

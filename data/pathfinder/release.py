@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data.files import list_folder
+from data.files import check_regular, list_folder
 
 BLOCK = 1000
 """Images that `read_images` gives at a time."""
@@ -69,6 +69,7 @@ def read_metadata(folder: Path) -> list[ReleasedImage]:
     files = sorted(found, key=_batch_number)
     images = []
     for file in files:
+        check_regular(file)
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
             columns = line.split()
             if len(columns) <= _LABEL_COLUMN or columns[_LABEL_COLUMN] not in ("0", "1"):
@@ -125,6 +126,7 @@ def _batch_number(path: Path) -> int:
 
 def _read_image(path: Path, size: int) -> np.ndarray | None:
     """The pixels, None where the file is empty."""
+    check_regular(path)
     if path.stat().st_size == 0:
         return None
     try:

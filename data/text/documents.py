@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from data.files import check_regular
 from data.hub import from_hub
 from data.text.readers import (
     MAX_DOCUMENT_BYTES,
@@ -144,6 +145,8 @@ class FileSource:
         train_files, val_files = _expand(self.names), _expand(self.val)
         files = train_files + val_files
         self._val_files = set(val_files)
+        for path in files:
+            check_regular(path)  # a pipe would be waited for, here and wherever it is opened
         self._sizes = {path: path.stat().st_size for path in files}
         if self.txt_separator and not any(".txt" in path.name for path in files):
             raise ValueError(
@@ -200,7 +203,14 @@ class FileSource:
                 split = "val" if path in self._val_files else "train"
             else:
                 split = split_of(number, self.val_ratio)
-            yield Document(number, split, load(), done)
+            try:
+                text = load()
+            except MemoryError as error:
+                raise ValueError(
+                    f"{path}: document {number} takes more memory than there is, or than ulimit -v "
+                    "allows; split it, a .txt file for example with --txt-separator."
+                ) from error
+            yield Document(number, split, text, done)
 
     def _records(self) -> Iterator[tuple[Path, Callable[[], str], float]]:
         """The file of each document, what loads its text, and the share of all bytes read."""

@@ -234,6 +234,7 @@ def _encode_rest(
         for split, info in state.splits.items()
     }
     safe_tokens = total(state.splits).tokens
+    text_bytes = 0  # of the current document
     batches = _ahead(_batches(source.documents(state.documents_read), tokenizer))
     encoded = _ahead(
         (batch, tokenizer.encode_batch([piece.text for piece in batch])) for batch in batches
@@ -243,9 +244,11 @@ def _encode_rest(
             for piece, encoding in zip(batch, encodings, strict=True):
                 document = piece.document
                 writers[document.split].append(encoding.ids)
+                text_bytes += len(piece.text.encode("utf-8"))
                 if not piece.is_last:
                     continue
-                writers[document.split].end_document(len(document.text.encode("utf-8")))
+                writers[document.split].end_document(text_bytes)
+                text_bytes = 0
                 state.documents_read = document.number + 1
                 tokens = sum(info.tokens for info in state.splits.values())
                 if tokens - safe_tokens >= min(_COMMIT_TOKENS, shard_tokens):
@@ -293,10 +296,12 @@ def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterato
     """Cut documents into pieces, and group those until a batch holds `_BATCH_CHARS` or more."""
     batch, chars, before = [], 0, 0.0
     for document in documents:
-        texts = list(tokenizer.pieces(document.text, _PIECE_CHARS))
-        for number, text in enumerate(texts, start=1):
-            done = before + number / len(texts) * (document.done - before)
-            batch.append(Piece(document, text, is_last=number == len(texts), done=done))
+        read, length = 0, len(document.text)
+        # one by one, as all pieces would be a second copy of a long document
+        for text in tokenizer.pieces(document.text, _PIECE_CHARS):
+            read += len(text)
+            done = before + read / max(1, length) * (document.done - before)
+            batch.append(Piece(document, text, is_last=read == length, done=done))
             chars += len(text)
             if chars >= _BATCH_CHARS:
                 yield batch

@@ -93,7 +93,7 @@ _DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {
 }
 
 
-def _decode(data: bytes, where: str) -> str:
+def _decode(data: bytes | bytearray, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -107,13 +107,17 @@ def _not_utf8(where: str, reason: str) -> ValueError:
 
 
 def _read_text(path: Path) -> str:
+    data = bytearray()
     with _opened(path) as (stream, _):
-        data = stream.read(MAX_DOCUMENT_BYTES + 1)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise ValueError(
-            f"{path} holds more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one document in "
-            "memory; name what stands between its documents with --txt-separator."
-        )
+        # by chunks, as read(limit) takes memory for the whole limit at once
+        while chunk := stream.read(_CHUNK):
+            data += chunk
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise ValueError(
+                    f"{path} holds more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one "
+                    "document in memory; name what stands between its documents with "
+                    "--txt-separator."
+                )
     return _decode(data, str(path))
 
 

@@ -8,21 +8,34 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data.files import check_regular
+from data.files import check_size, parse_json, read_text
 from data.hub import from_hub
+from data.text.shards import TOKENIZER
+from data.text.tokenizer_errors import silent_stderr, tokenizer_errors
 from kernels.limits import MAX_VOCAB_SIZE
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
 
+MAX_PIECE_CHARS = 1 << 20
+"""A text without a place to cut is encoded in pieces of this size: the library takes 150 bytes of
+memory for a token, or so."""
+
 # GPT-2's pre-tokenizer always starts a new word at white space that follows a visible character.
-_WORD_BORDER = re.compile(r"(?<=[!-~])[ \n]")
+# The last two ranges are Chinese and Japanese punctuation.
+_WORD_BORDER = re.compile(r"(?<=[!-~\w\u3001-\u3020\uff01-\uff5e])[ \n]")
+
+_MAX_TRAINING_WORD = 1 << 12
+"""Training a BPE takes time with the square of the longest word."""
+# GPT-2's words are all letters or digits, or all other characters.
+_LONG_WORD = re.compile(rf"[^\W_]{{{_MAX_TRAINING_WORD}}}|[\W_]{{{_MAX_TRAINING_WORD}}}")
 
 
 class TextTokenizer:
@@ -37,6 +50,10 @@ class TextTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True
+        with silent_stderr(), tokenizer_errors(name), suppress(Exception):
+            # some files panic with their first text only; an Exception is a word that this
+            # tokenizer does not know, and the user's text may not have it
+            tokenizer.decode(tokenizer.encode("The cat is 42.").ids)
         added = tokenizer.get_added_tokens_decoder()
         ends = [i for i, token in added.items() if token.content == END_OF_TEXT and token.special]
         if not ends:
@@ -62,15 +79,18 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ordinary text, with no end of text."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with tokenizer_errors(self.name):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode many texts on all cores; `.ids` of each result holds its token ids."""
-        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with tokenizer_errors(self.name):
+            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, the end of text written out."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        with tokenizer_errors(self.name):
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each id stands for: int64 (vocab_size,), 0 for the end of text.
@@ -95,15 +115,24 @@ class TextTokenizer:
         """Cut a long text where the token ids of the pieces join to exactly those of the whole.
 
         Only GPT-2's word rule is known to allow that; for other tokenizers, and where the text has
-        no word border, a piece is as long as it has to be.
+        no word border, a piece is longer. No piece exceeds `MAX_PIECE_CHARS`, so that time and
+        memory stay in proportion to the text: a piece that would is cut after a line, or anywhere
+        in a longer line, and the tokens next to that cut may differ from those of the whole.
         """
         start = 0
-        while self._splits_at_word_borders and len(text) - start > max_chars:
-            border = _WORD_BORDER.search(text, start + max_chars)
-            if border is None:
+        while len(text) - start > max_chars:
+            limit = start + MAX_PIECE_CHARS
+            border = None
+            if self._splits_at_word_borders:
+                border = _WORD_BORDER.search(text, start + max_chars, limit)
+            if border is not None:
+                end = border.start()
+            elif len(text) > limit:
+                end = text.rfind("\n", start, limit) + 1 or limit
+            else:
                 break
-            yield text[start : border.start()]
-            start = border.start()
+            yield text[start:end]
+            start = end
         yield text[start:]
 
     def to_json(self) -> str:
@@ -148,27 +177,30 @@ def load_tokenizer(name: str) -> TextTokenizer:
     """
     path = Path(name).expanduser()
     if path.is_dir():
-        path = path / "tokenizer.json"
-    if path.exists():
-        check_regular(path)
-        try:
-            # Not from_file, which raises a bare Exception whatever is wrong.
-            tokenizer = Tokenizer.from_buffer(path.read_bytes())
-        except ValueError as error:
-            raise ValueError(
-                f"{path} must be a tokenizer.json as the tokenizers library saves it ({error}); a "
-                "vocab.json or merges.txt alone is not enough."
-            ) from error
-    elif path.suffix == ".json":
-        raise FileNotFoundError(f"Tokenizer {name!r} must be a tokenizer.json file; there is none.")
-    else:
-        remedy = (
-            "check the name and the network, give the path of a tokenizer.json (hf download "
-            f"{name} tokenizer.json, elsewhere), or train one on the text (--train-bpe 16384)"
-        )
-        with from_hub(f"the tokenizer {name!r}", remedy):
-            tokenizer = Tokenizer.from_pretrained(name)
-    return TextTokenizer(tokenizer, name)
+        path = path / TOKENIZER
+    if not path.exists():
+        if path.suffix == ".json":
+            raise FileNotFoundError(
+                f"Tokenizer {name!r} must be a tokenizer.json file; there is none."
+            )
+        path = _download(name)
+    check_size(path)
+    requirement = (
+        f"{path} must be a tokenizer.json as the tokenizers library saves it; a vocab.json or "
+        "merges.txt alone is not enough"
+    )
+    return TextTokenizer(_from_json(path.read_bytes(), requirement), name)
+
+
+def _download(name: str) -> Path:
+    remedy = (
+        "check the name and the network, give the path of a tokenizer.json (hf download "
+        f"{name} tokenizer.json, elsewhere), or train one on the text (--train-bpe 16384)"
+    )
+    with from_hub(f"the tokenizer {name!r}", remedy):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(name, TOKENIZER))
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
@@ -181,19 +213,19 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
     shell.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     shell.decoder = decoders.ByteLevel()
     spec = json.loads(shell.to_str())
+    requirement = (
+        f"{vocab} and {merges.name} next to it must be the vocabulary and the merges of a "
+        "byte-level BPE, as GPT-2 has them"
+    )
     try:
-        spec["model"]["vocab"] = json.loads(vocab.read_text(encoding="utf-8"))
-        lines = merges.read_text(encoding="utf-8").split("\n")
-        spec["model"]["merges"] = [
-            line.split(" ") for line in lines if line and not line.startswith("#version")
-        ]
-        # Not BPE(), which raises a bare Exception whatever is wrong.
-        tokenizer = Tokenizer.from_buffer(json.dumps(spec).encode())
+        spec["model"]["vocab"] = parse_json(read_text(vocab))
+        lines = read_text(merges).split("\n")
     except ValueError as error:
-        raise ValueError(
-            f"{vocab} and {merges.name} beside it must be the vocabulary and the merges of a "
-            f"byte-level BPE, as GPT-2 has them: {error}."
-        ) from error
+        raise ValueError(f"{requirement}: {error}.") from error
+    spec["model"]["merges"] = [
+        line.split(" ") for line in lines if line and not line.startswith("#version")
+    ]
+    tokenizer = _from_json(json.dumps(spec).encode(), requirement)
     tokenizer.add_special_tokens([END_OF_TEXT])
     return TextTokenizer(tokenizer, str(vocab.parent))
 
@@ -214,8 +246,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(map(_cut_long_words, texts), trainer)
     return TextTokenizer(tokenizer, f"bpe-{vocab_size}")
+
+
+def _cut_long_words(text: str) -> str:
+    """Divide longer words, and longer white space, after every 4,096 characters.
+
+    The dot has no neighbour in its word, so that no pair of it is counted.
+    """
+    return _LONG_WORD.sub(lambda run: f"{run[0]}\n.\n", text)
+
+
+def _from_json(data: bytes, requirement: str) -> Tokenizer:
+    with silent_stderr(), tokenizer_errors(requirement=requirement):
+        return Tokenizer.from_buffer(data)
 
 
 def check_bpe_vocab_size(vocab_size: int) -> None:

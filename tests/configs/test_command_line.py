@@ -59,6 +59,13 @@ def test_what_a_user_can_mend_is_a_sentence(kind):
         raise kind("too long")
 
 
+def test_memory_that_is_not_there_is_a_sentence():
+    with pytest.raises(SystemExit, match="^error: not enough memory$"), errors_as_sentences():
+        raise MemoryError
+    with pytest.raises(SystemExit, match=r"enough memory \(3 GiB"), errors_as_sentences():
+        raise MemoryError("3 GiB")
+
+
 def test_a_defect_keeps_its_trace():
     with pytest.raises(TypeError), errors_as_sentences():
         raise TypeError

@@ -1,5 +1,6 @@
 import json
 import lzma
+import os
 import shutil
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def test_listops_with_its_yardsticks(tmp_path, capsys, few_formulas):
     assert files_of(tmp_path / "again" / "listops") == files_of(folder)
     run(tmp_path, "listops")
     assert "was finished before; nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "files"),
+    [
+        ("listops", ["basic_train.tsv", "basic_val.tsv", "basic_test.tsv"]),
+        ("text", ["imdb_train.jsonl", "imdb_test.jsonl"]),
+        ("image", ["cifar10-gray-train.npz.xz", "cifar10-gray-test.npz.xz"]),
+        ("image", ["test_batch", *(f"data_batch_{n}" for n in range(1, 6))]),
+        ("retrieval", [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]),
+        ("pathfinder32", ["pathfinder32/curv_contour_length_14/metadata/0.npy"]),
+    ],
+)
+def test_a_pipe_in_the_source_is_not_waited_for(tmp_path, task, files):
+    for name in files:
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+    with pytest.raises(SystemExit, match="is no regular file"):
+        run(tmp_path, task, "--source", str(tmp_path / "source"))
 
 
 def test_more_training_formulas_leave_the_test_as_it_is(tmp_path, few_formulas):

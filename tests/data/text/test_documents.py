@@ -4,6 +4,7 @@ import json
 import lzma
 import os
 import random
+import tracemalloc
 
 import datasets
 import pyarrow as pa
@@ -109,8 +110,12 @@ def test_a_line_that_no_memory_holds(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["pipe.txt", "pipe.jsonl", "pipe.jsonl.xz", "pipe.parquet"])
 def test_a_pipe_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
+    (tmp_path / "a.txt").write_text("a")
+    for options in ({}, {"val": [str(tmp_path / "a.txt")]}):
+        with pytest.raises(ValueError, match=f"{name} is no regular file"):
+            open_source([str(tmp_path / name)], **options)
     with pytest.raises(ValueError, match=f"{name} is no regular file"):
-        read(FileSource([str(tmp_path / name)]))
+        open_source([str(tmp_path / "a.txt")], val=[str(tmp_path / name)])
 
 
 def test_flipped_bits_of_a_parquet_file_are_named_or_change_nothing(tmp_path):
@@ -204,6 +209,29 @@ def test_documents_too_long_for_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("data.text.documents.MAX_DOCUMENT_BYTES", 20)
     with pytest.raises(ValueError, match=r"a\.txt\.gz has \d+ bytes.*--txt-separator"):
         _pair(path)
+
+
+def test_a_document_takes_no_more_memory_than_its_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("text " * 1000)
+    source = _pair(path)
+    tracemalloc.start()
+    read(source)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_a_document_that_memory_does_not_hold(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+
+    def full(data, where):
+        raise MemoryError
+
+    monkeypatch.setattr("data.text.readers._decode", full)
+    with pytest.raises(ValueError, match=r"a\.txt: document 0 takes more memory .*--txt-separator"):
+        read(_pair(path))
 
 
 def test_edited_files_are_another_source(tmp_path):

@@ -1,5 +1,7 @@
 import json
+import random
 import re
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -64,11 +66,46 @@ def test_long_text_is_cut_and_text_without_borders_is_not(tokenizer):
     assert list(tokenizer.pieces("x" * 1000, 100)) == ["x" * 1000]
 
 
-def test_other_word_rules_are_not_cut(tokenizer_file):
+@pytest.fixture
+def other_words(tokenizer_file):
+    """A tokenizer whose words are not known to be GPT-2's."""
     spec = json.loads(tokenizer_file.read_text(encoding="utf-8"))
     spec["pre_tokenizer"]["add_prefix_space"] = True
-    other = TextTokenizer(Tokenizer.from_str(json.dumps(spec)), "other")
-    assert list(other.pieces("a b c d", 1)) == ["a b c d"]
+    return TextTokenizer(Tokenizer.from_str(json.dumps(spec)), "other")
+
+
+def test_other_word_rules_are_not_cut(other_words):
+    assert list(other_words.pieces("a b c d", 1)) == ["a b c d"]
+
+
+def test_no_piece_is_longer_than_the_limit(tokenizer, other_words, monkeypatch):
+    monkeypatch.setattr("data.text.tokenizer.MAX_PIECE_CHARS", 100)
+    for text in ("x" * 1050, "東" * 100, "東" * 101, "a\nbc " * 300, "line\n" * 70, "\n" * 250):
+        for tokens in (tokenizer, other_words):
+            pieces = list(tokens.pieces(text, 40))
+            assert "".join(pieces) == text
+            assert max(map(len, pieces)) <= 100 and all(pieces)
+            assert len(pieces) <= -(-len(text) // 40) + 1
+    assert set(other_words.pieces("line\n" * 70, 40)) == {"line\n" * 20, "line\n" * 10}
+
+
+def test_a_word_of_megabytes_trains_a_tokenizer():
+    """Words cost the square of their length: 4 s for 100,000 letters, half an hour for these."""
+    letters = "".join(random.Random(0).choices("abcdefghijklmnop", k=1_000_000))
+    started = time.monotonic()
+    for text in (letters, "x" * 1_000_000, " " * 1_000_000, "-" * 1_000_000):
+        train_tokenizer([text], 260)
+    assert time.monotonic() - started < 60
+
+
+def test_long_words_alone_are_cut_for_training(monkeypatch):
+    given = []
+    train = "data.text.tokenizer.Tokenizer.train_from_iterator"
+    monkeypatch.setattr(train, lambda _, texts, __: given.extend(texts))
+    monkeypatch.setattr("data.text.tokenizer.TextTokenizer", lambda *_: None)
+    fine = "naïve 東京, " * 1000 + "x" * 4095 + "\n" * 4095
+    train_tokenizer([fine, "x" * 10_000], 300)
+    assert given == [fine, "\n.\n".join(["x" * 4096, "x" * 4096, "x" * 1808])]
 
 
 def test_file_and_folder_load_the_same_tokenizer(tokenizer, tokenizer_file):
@@ -165,17 +202,52 @@ def test_wrong_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is none"):
         load_tokenizer(str(tmp_path / "absent.json"))
     other = tmp_path / "other.json"
-    for text in ('{"a": 0}', "[]", '{"model": 3}', "no JSON", ""):
+    for text in ('{"a": 0}', "[]", '{"model": 3}', "no JSON", "", "[" * 100_000):
         other.write_text(text)
         with pytest.raises(ValueError, match=r"other\.json must be a tokenizer\.json"):
             load_tokenizer(str(other))
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("model", "continuing_subword_prefix", "日本"),  # of which the merges have none
+        (None, "normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": "a"}),
+        (None, "normalizer", {"type": "Prepend", "prepend": ""}),
+    ],
+)
+def test_a_file_that_makes_the_library_panic(tokenizer, tmp_path, capfd, part, name, value):
+    spec = json.loads(tokenizer.to_json())
+    (spec[part] if part else spec)[name] = value
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"tokenizer\.json.* \(the tokenizers library panics: "):
+        load_tokenizer(str(path))
+    assert capfd.readouterr() == ("", "")  # nor the library's own trace
+
+
+def test_a_tokenizer_that_lacks_what_a_text_needs():
+    words = Tokenizer(models.WordLevel(vocab={"a": 0}, unk_token="<unk>"))
+    words.add_special_tokens([END_OF_TEXT])
+    tokenizer = TextTokenizer(words, "words")
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(ValueError, match=r"'words' cannot be used.*\(WordLevel error: Missing"):
+            encode("b")
+
+
+def test_a_tokenizer_of_absurd_size_is_not_read(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"tokenizer\.json has 1099511627776 bytes"):
+        load_tokenizer(str(path))
+
+
 def test_offline_hub_says_to_pass_a_file(monkeypatch):
-    def offline(name):
+    def offline(name, file):
         raise FileNotFoundError("no connection")
 
-    monkeypatch.setattr("data.text.tokenizer.Tokenizer.from_pretrained", offline, raising=True)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
     with pytest.raises(ValueError, match=r"give the path of a tokenizer\.json.*--train-bpe"):
         load_tokenizer("gpt2")
 
