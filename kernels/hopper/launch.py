@@ -8,7 +8,6 @@ descriptor is encoded once for what it describes, and the parameters are packed 
 import functools
 import re
 import struct
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -197,6 +196,7 @@ class TileCounters:
 
     def __init__(self) -> None:
         self._of_stream: dict[tuple[int, int], Tensor] = {}
+        self._chunks: list[Tensor] = []  # graphs know addresses in them
         self._unused: dict[int, list[Tensor]] = {}
 
     def pair(self, device: torch.device, stream: int) -> Tensor:
@@ -217,16 +217,17 @@ class TileCounters:
             # While torch.compile warms up a CUDA graph, what this thread allocates goes to the
             # graph's memory pool, and may not outlive the graph. Another thread's does not.
             with ThreadPoolExecutor(1) as thread:
-                unused += thread.submit(_zeros, self._CHUNK, device).result()
+                self._chunks.append(thread.submit(_zeros, self._CHUNK, device).result())
+            unused += self._chunks[-1].unbind()
         return unused.pop()
 
 
-def _zeros(n: int, device: torch.device) -> Sequence[Tensor]:
-    """n pairs of zeros that launches on any stream may use."""
+def _zeros(n: int, device: torch.device) -> Tensor:
+    """n pairs of zeros that launches on any stream may use, each in a row of its own."""
     # four numbers each: 16 bytes, an alignment that all pairs share
     chunk = torch.zeros(n, 4, dtype=torch.int32, device=device)
     torch.cuda.current_stream(device).synchronize()  # other streams may come first
-    return chunk.unbind()
+    return chunk
 
 
 tile_counters = TileCounters()

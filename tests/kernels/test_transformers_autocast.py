@@ -1,6 +1,6 @@
 """fp32 models of transformers train under autocast, as `Trainer(bf16=True)` runs them."""
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from kernels.for_transformers import register_with_transformers
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+each_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 VOCAB, T = 64, 40
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {
@@ -58,25 +60,26 @@ def config_of(family: str) -> PreTrainedConfig:
     return getattr(transformers, f"{name}Config")(**SIZES, **own)
 
 
-def model_on(attention: str, family: str) -> PreTrainedModel:
+def model_on(device: str, attention: str, family: str) -> PreTrainedModel:
     """The model of a family in fp32, with the same weights at each call."""
     torch.manual_seed(0)
     config = config_of(family)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(DEVICE)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(device)
 
 
 def tokens() -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(3, VOCAB, (2, T), generator=generator).to(DEVICE)
+    return torch.randint(3, VOCAB, (2, T), generator=generator)
 
 
-def two_losses(model: PreTrainedModel, cast: Callable[[], Any]) -> Tensor:
-    """The loss before and after one step of SGD."""
+def two_losses(model: PreTrainedModel) -> Tensor:
+    """The loss before and after one step of SGD under autocast."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = tokens().to(model.device)
     losses = []
     for _ in range(2):
-        with cast():
-            loss = model(tokens(), labels=tokens()).loss
+        with torch.autocast(ids.device.type, torch.bfloat16):
+            loss = model(ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,28 +87,27 @@ def two_losses(model: PreTrainedModel, cast: Callable[[], Any]) -> Tensor:
     return torch.stack(losses)
 
 
+@each_device
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_under_autocast_as_with_pytorch(family: str) -> None:
-    def autocast() -> torch.autocast:
-        return torch.autocast(DEVICE, torch.bfloat16)
-
+def test_a_step_under_autocast_as_with_pytorch(family: str, device: str) -> None:
     peer = FAMILIES[family][1]
-    expected = two_losses(model_on(peer, family), autocast)
-    got = two_losses(model_on("papilio", family), autocast)
+    expected = two_losses(model_on(device, peer, family))
+    got = two_losses(model_on(device, "papilio", family))
     assert expected[1] < expected[0] - 0.01  # it learns
     torch.testing.assert_close(got, expected, rtol=0, atol=4e-3)
 
 
-def test_the_trainer_in_bf16(tmp_path: Any) -> None:
+@each_device
+def test_the_trainer_in_bf16(tmp_path: Path, device: str) -> None:
     """transformers.Trainer itself, with the weights in fp32."""
     pytest.importorskip("accelerate")
-    rows = [{"input_ids": row, "labels": row} for row in tokens().cpu()]
+    rows = [{"input_ids": row, "labels": row} for row in tokens()]
     losses = {}
     for attention in ("sdpa", "papilio"):
         arguments = transformers.TrainingArguments(
             output_dir=str(tmp_path),
             bf16=True,
-            use_cpu=DEVICE == "cpu",
+            use_cpu=device == "cpu",
             max_steps=3,
             learning_rate=1e-2,
             logging_steps=1,
@@ -114,7 +116,7 @@ def test_the_trainer_in_bf16(tmp_path: Any) -> None:
             disable_tqdm=True,
         )
         trainer = transformers.Trainer(
-            model=model_on(attention, "qwen3"), args=arguments, train_dataset=rows
+            model=model_on(device, attention, "qwen3"), args=arguments, train_dataset=rows
         )
         trainer.train()
         losses[attention] = [log["loss"] for log in trainer.state.log_history if "loss" in log]
