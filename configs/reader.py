@@ -8,9 +8,12 @@ the file may be somebody else's, or a link to something private.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from configs import plain_yaml
 from configs.settings import Setting, settings_of, written
@@ -115,10 +118,10 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
     """What the file says, and what replaces some of it."""
     if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
-    path, overrides = Path(argv[0]), {}
+    path = Path(argv[0])
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; the configurations that come along are configs/*")
-    from_file = _read_yaml(path)
+    parts = [_read_yaml(path)]
     for override in argv[1:]:
         key, equals, text = override.partition("=")
         if not equals or override.startswith(("-", "=")):
@@ -130,8 +133,8 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
                 f"{override!r} must hold YAML after its first '=', and cannot be read as such: "
                 f"{error}"
             ) from error
-        overrides = _merged(overrides, _nested(key, value))
-    return [from_file, _Part(overrides)]
+        parts.append(_Part(_nested(key, value)))
+    return parts
 
 
 def _config_of(
@@ -146,20 +149,26 @@ def _config_of(
     """
     known = settings_of(schema)
     _check(parts, known, others or {})
-    values: dict[str, Any] = {}
-    for part in parts:
-        values = _merged(values, part.values)
+    # From here on these are plain values of the right types: OmegaConf has nothing to fill in.
+    layers = [OmegaConf.create(part.values) for part in parts]
+    given: Any = OmegaConf.to_container(OmegaConf.merge(*layers))
+    leaves = [(key, value) for key, value in _leaves(given, known) if "[]" not in key]
     try:
-        leaves = [(key, value) for key, value in _leaves(values, known) if "[]" not in key]
-        given = {key: convert(known[key].type, value) for key, value in leaves}
-        derived = getattr(schema, "from_data", _nothing)(given)
-        for key, value in derived.items():
-            values = _merged(_nested(key, value), values)
-        return _make(schema, values, parts[0].source)
-    except ConfigError:
-        raise
+        derived = getattr(schema, "from_data", _nothing)(
+            {key: convert(known[key].type, value) for key, value in leaves}
+        )
+        below = [OmegaConf.create(_nested(key, value)) for key, value in derived.items()]
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *below, *layers))
+    except MissingMandatoryValue as error:
+        key, source = error.full_key or "a setting", parts[0].source
+        what = f". It is: {known[key].text}" if key in known else ""
+        raise ConfigError(
+            f"{key} has no value: set it in {source} or on the command line{what}"
+        ) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    assert isinstance(config, schema)
+    return config
 
 
 def _check(
@@ -210,32 +219,6 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
     return None
 
 
-def _make(kind: type[C], values: Mapping[str, Any], source: str, prefix: str = "") -> C:
-    """A dataclass of values of the right types, and of defaults."""
-    types, texts = get_type_hints(kind), settings_of(kind)
-    arguments: dict[str, Any] = {}
-    for field in fields(kind):  # pyright: ignore[reportArgumentType]
-        name, of = field.name, types[field.name]
-        if name in values:
-            arguments[name] = _made(of, values[name], source, prefix + name)
-        elif field.default is MISSING and field.default_factory is MISSING:
-            what = f". It is: {texts[name].text}" if name in texts else ""
-            raise ConfigError(
-                f"{prefix}{name} has no value: set it in {source} or on the command line{what}"
-            )
-    return kind(**arguments)
-
-
-def _made(kind: Any, value: Any, source: str, key: str) -> Any:
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _make(kind, value, source, f"{key}.")
-    value = convert(kind, value)
-    if get_origin(kind) is list and is_dataclass(of := get_args(kind)[0]):
-        assert isinstance(of, type)
-        return [_make(of, item, source, f"{key}[].") for item in value]
-    return value
-
-
 def _nothing(_: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
@@ -261,17 +244,6 @@ def _leaves(
 def _inside(section: str, known: Collection[str]) -> list[str]:
     """The settings of a section; none if it is not one."""
     return [key for key in known if key.startswith(f"{section}.")]
-
-
-def _merged(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries in one, where the later values win."""
-    result = dict(values)
-    for name, value in later.items():
-        before = result.get(name)
-        if isinstance(before, dict) and isinstance(value, dict):
-            value = _merged(before, value)
-        result[name] = value
-    return result
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
