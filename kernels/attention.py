@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from . import hopper, triton
+from .argument_types import check_tensors, plain_bool
 from .block_mask import BlockSparseMask
 from .call import AttentionArguments, AttentionCall
 from .checks import (
+    check_bools,
     check_dropout_seed,
+    check_keywords,
     check_numbers,
     check_qkv,
     check_side_tensors,
-    plain_bool,
 )
 from .choice import in_autocast_dtype
 from .ops import IMPLEMENTATIONS, attention
@@ -114,13 +116,18 @@ def flash_attention(
             others are divided by 1 - dropout_p.
         dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
             What is dropped is a pure function of (seed, batch, head, query, key), the same in
-            every implementation but "sdpa" and "unfused", which draw from PyTorch's generator and
-            take no seed.
+            every implementation but "sdpa" and "unfused", which take no seed. None draws from
+            PyTorch's generator of the device, in every implementation.
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
         deterministic: promise that a repeated call gives the same bits, gradients included. All
+<<<<<<< HEAD
             implementations but "sdpa" and "unfused" always do. It is a promise for calls of the
             same shape: in a batch of another size, out of a sequence has the same bits, and its
             gradients may differ by rounding (impl="hopper", causal, without a mask).
+=======
+            implementations but "sdpa" and "unfused" always do. Dropout needs the same seed, or
+            the same state of the generator.
+>>>>>>> e858461 (kernels: check the types of all arguments, and say what to use instead)
         impl: "hopper" (this project's kernels for H100 and H200), "triton" (its portable ones),
             "sdpa" (PyTorch's scaled_dot_product_attention), "reference" (standard attention, exact,
             quadratic memory), "unfused" (standard attention in the dtype of q, to compare speed
@@ -160,13 +167,26 @@ def flash_attention(
     return out, lse
 
 
+@overload
+def flash_attention_packed(
+    qkv: Tensor, *, return_lse: Literal[False] = False, **keywords: Unpack[_Keywords]
+) -> Tensor: ...
+
+
+@overload
+def flash_attention_packed(
+    qkv: Tensor, *, return_lse: Literal[True], **keywords: Unpack[_Keywords]
+) -> tuple[Tensor, Tensor]: ...
+
+
 def flash_attention_packed(
     qkv: Tensor,
     *,
+    return_lse: bool = False,
     deterministic: bool = False,
     impl: str | None = None,
     **arguments: Unpack[AttentionArguments],
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attention` of q, k and v in one tensor, as one linear layer makes them.
 
     Its gradient is one tensor, too, that the backward pass writes as it is: of three, autograd
@@ -174,21 +194,28 @@ def flash_attention_packed(
 
     Args:
         qkv: (B, T, 3, H, D); q, k and v are qkv[:, :, 0] to qkv[:, :, 2].
-        deterministic, impl, arguments: as of `flash_attention`.
+        return_lse, deterministic, impl, arguments: as of `flash_attention`.
 
     Returns:
-        out (B, T, H, D) in the dtype of qkv, or that of autocast.
+        out (B, T, H, D) in the dtype of qkv, or that of autocast; with return_lse also lse
+        (B, H, T), fp32, natural logarithm.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
+    check_keywords("flash_attention_packed", arguments)
+    check_tensors(qkv=qkv)
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
     qkv = in_autocast_dtype(qkv)  # one tensor, whose gradient is one too
     q, k, v = qkv.unbind(2)
-    call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+    call = checked_call(q, k, v, return_lse=return_lse, deterministic=deterministic, **arguments)
     impl = _pick(impl, call)
-    return _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))[0]
+    out, lse = _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))
+    if not return_lse:
+        return out
+    assert lse is not None  # who has none refuses return_lse
+    return out, lse
 
 
 def chunk_attention(
@@ -239,6 +266,8 @@ def checked_call(
 ) -> AttentionCall:
     """The checked call, with the defaults of `flash_attention`, and q, k and v as autocast casts
     them."""
+    check_bools(causal, return_lse, deterministic)
+    check_tensors(q=q, k=k, v=v)
     q, k, v = in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v)
     check_qkv(q, k, v)
     check_numbers(softmax_scale, window_size, softcap, dropout_p)
@@ -268,7 +297,7 @@ def _compute(
     if impl == "unfused":
         return unfused.unfused_attention(call)
     if impl == "reference":
-        options = call.seeded(impl)
+        options = call.seeded()
         # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.
         q = call.q
         with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
@@ -284,7 +313,7 @@ def _pick(impl: str | None, call: AttentionCall) -> str:
         # Interpreted kernels are right, but far too slow to be picked.
         candidates = IMPLS if call.q.device.type == "cuda" else ("sdpa", "reference")
         return next(name for name in candidates if OBSTACLES[name](call) is None)
-    if impl not in OBSTACLES:
+    if not isinstance(impl, str) or impl not in OBSTACLES:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
     reason = OBSTACLES[impl](call)
     if reason is not None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from .argument_types import check_tensor, check_whole_number, is_whole_number
 from .limits import BLOCK_SIZES
 from .mask_lists import MaskLists, make_lists
 from .mask_packing import ALL_PARTS, MOST_PACKED, PACKED_BLOCK, packed_fill, parts_of
@@ -55,13 +56,14 @@ class BlockSparseMask:
     """
 
     def __init__(self, layout: Tensor, block_size: int) -> None:
+        check_tensor("layout", layout)
         if layout.dtype != torch.bool or layout.dim() not in (2, 3) or layout.numel() == 0:
             raise ValueError(
                 "layout must be a bool tensor (n_q_blocks, n_k_blocks) or (H, n_q_blocks, "
                 f"n_k_blocks), none of them 0, got {layout.dtype} of shape {tuple(layout.shape)}"
             )
-        if block_size not in BLOCK_SIZES:
-            raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {block_size}")
+        if not is_whole_number(block_size) or block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {block_size!r}")
         layout = layout.clone(memory_format=torch.contiguous_format)
         self.layout: Final = layout if layout.dim() == 3 else layout.unsqueeze(0)
         self.block_size: Final = block_size
@@ -345,6 +347,7 @@ class BlockSparseMask:
         _, *n_blocks = self.layout.shape
         sides = (("seq_q", seq_q, "n_q_blocks"), ("seq_k", seq_k, "n_k_blocks"))
         for (name, length, side), has in zip(sides, n_blocks, strict=True):
+            check_whole_number(name, length)
             needs = -(-length // self.block_size)
             if needs != has:
                 least, most = (has - 1) * self.block_size + 1, has * self.block_size

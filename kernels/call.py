@@ -61,20 +61,18 @@ class AttentionCall(NamedTuple):
                 return f"it does not support {name}"
         return None
 
-    def seeded(self, impl: str) -> AttentionArguments:
+    def seeded(self) -> AttentionArguments:
         """The arguments with a seed on the device of q where there is dropout: (1,) int64.
 
-        Raises:
-            ValueError: there is dropout, and no seed.
+        Without one it is drawn from PyTorch's generator of the device, which activation
+        checkpointing restores before it computes a call again. The CPU does not wait for the GPU.
         """
         p, seed = self.arguments.get("dropout_p"), self.arguments.get("dropout_seed")
         if not p or isinstance(seed, Tensor):
             return self.arguments
+        on_device = {"dtype": torch.int64, "device": self.q.device}
         if seed is None:
-            raise ValueError(
-                f"dropout_p={p} with impl={impl!r} needs dropout_seed: pass an int, or an int64 "
-                "tensor with one element on the device of q"
-            )
-        # filled on the device: a copy from the host would make the CPU wait for the GPU
-        on_device = torch.full((1,), seed, dtype=torch.int64, device=self.q.device)
-        return {**self.arguments, "dropout_seed": on_device}
+            seed = torch.randint(2**63 - 1, (1,), **on_device)
+        else:
+            seed = torch.full((1,), seed, **on_device)  # a copy from the host would wait
+        return {**self.arguments, "dropout_seed": seed}

@@ -1,16 +1,36 @@
 """What `flash_attention` refuses. Each error names the argument, what it was and must be."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from .argument_types import check_bool, check_number, check_tensor, is_whole_number
 from .block_mask import BlockSparseMask
+from .call import AttentionArguments
 from .limits import MAX_HEAD_DIM
+from .transforms import active_transform
 
 # The kernels add the start of a tile in int64 and offsets within it in int32, which spares
 # registers. A tile has at most 128 rows: 127 * 2^24 + head_dim < 2^31.
 MAX_ROW_STRIDE = 2**24  # elements
+
+_OPTIONS = tuple(AttentionArguments.__annotations__)
+
+
+def check_keywords(function: str, keywords: Mapping[str, object]) -> None:
+    """Refuse keywords that `function` passes on and that are not options of attention.
+
+    Raises:
+        TypeError: as Python raises for an unknown keyword.
+    """
+    for name in keywords:
+        if name not in _OPTIONS:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}: it takes "
+                f"{', '.join(_OPTIONS)}, besides those of its own"
+            )
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -47,18 +67,26 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
 
 
+def check_bools(causal: bool, return_lse: bool, deterministic: bool) -> None:
+    """Types of the arguments that are bools."""
+    check_bool("causal", causal)
+    check_bool("return_lse", return_lse)
+    check_bool("deterministic", deterministic)
+
+
 def check_numbers(
     softmax_scale: float | None, window_size: int | None, softcap: float | None, dropout_p: float
 ) -> None:
-    """Ranges of the arguments that are numbers."""
+    """Types and ranges of the arguments that are numbers."""
+    check_number("softmax_scale", softmax_scale, or_none=True)
+    check_number("softcap", softcap, or_none=True)
+    check_number("dropout_p", dropout_p)
     if softmax_scale is not None and not 0 < softmax_scale < math.inf:
         raise ValueError(f"softmax_scale must be positive and finite, got {softmax_scale}")
-    if window_size is not None and not (
-        isinstance(window_size, (int, torch.SymInt)) and window_size >= 1
-    ):
+    if window_size is not None and not (is_whole_number(window_size) and window_size >= 1):
         raise ValueError(
             f"window_size counts the keys that a query sees, itself included: it must be a whole "
-            f"number of at least 1, got {window_size}. None means no window"
+            f"number of at least 1, got {window_size!r}. None means no window"
         )
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap must be positive and finite, got {softcap}. None means no cap")
@@ -87,6 +115,7 @@ def check_side_tensors(
     ):
         if tensor is None:
             continue
+        check_tensor(name, tensor, or_none=True)
         if tuple(tensor.shape) != shape or tensor.device != q.device:
             raise ValueError(
                 f"{name} must have shape {shape} on {q.device}, as q {tuple(q.shape)} asks; got "
@@ -116,7 +145,9 @@ def check_side_tensors(
 def _may_be_read(tensor: Tensor) -> bool:
     """Whether the values are there, and reading them waits for nothing."""
     is_real = type(tensor) in (Tensor, nn.Parameter)  # none that stands for others in a trace
-    return is_real and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not is_real or tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return active_transform() is None
 
 
 def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
@@ -130,22 +161,13 @@ def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
                 f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}: pass an int, or "
                 f"torch.tensor([seed], dtype=torch.int64, device={str(q.device)!r})"
             )
-    elif not isinstance(seed, int):
+    elif not is_whole_number(seed):
         raise ValueError(
             "dropout_seed must be an int or an int64 tensor, got "
             f"{seed!r} ({type(seed).__name__}): convert it with int()"
         )
     elif not 0 <= seed < 2**63:
         raise ValueError(f"dropout_seed must lie in [0, 2^63), got {seed}: take it modulo 2**63")
-
-
-def plain_bool(value: bool) -> bool:
-    """`value` as a bool that PyTorch's functions take, also under torch.compile.
-
-    With dynamic shapes a comparison of sizes is a SymBool there, which they refuse. A branch makes
-    it a constant, with a guard; bool() does not.
-    """
-    return True if value else False  # noqa: SIM210
 
 
 def rows_in_reach(x: Tensor) -> bool:

@@ -25,7 +25,7 @@ def pick(impl: str | None, x: Tensor, obstacles: dict[str, str | None]) -> str:
             # as attention: interpreted kernels are right, but far too slow to be picked
             return "reference"
         return next(name for name, obstacle in obstacles.items() if obstacle is None)
-    if impl not in obstacles:
+    if not isinstance(impl, str) or impl not in obstacles:
         raise ValueError(f"impl must be None or one of {tuple(obstacles)}, got {impl!r}")
     obstacle = obstacles[impl]
     if obstacle is not None:
@@ -41,7 +41,9 @@ def module_of(impl: str, name: str) -> ModuleType:
 def in_autocast_dtype(x: Tensor) -> Tensor:
     """x in the dtype of autocast, where it is on; fp64 and meta tensors stay, as in PyTorch."""
     device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return x
+    if x.dtype == torch.float64 or not x.is_floating_point():
         return x
     return cast(x, torch.get_autocast_dtype(device))
 

@@ -5,8 +5,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
+from .argument_types import check_bool, check_number
 from .attention import checked_call, chunk_attention, flash_attention, pick_with_lse
 from .call import AttentionArguments, AttentionCall
+from .checks import check_keywords
 from .context.gather import gather_kv, parts_by_gather
 from .context.group import ContextGroup, chunk_tokens
 from .context.ring import ring_attn_fwd
@@ -14,6 +16,7 @@ from .context.steps import halves, meetings, packed_masks
 from .limits import RING_LEAST_TOKENS
 from .ops import IMPLEMENTATIONS
 from .options import AttentionOptions, with_mask
+from .transforms import refuse_derivatives
 
 __all__ = ["ContextGroup", "context_attention"]
 
@@ -54,7 +57,8 @@ def context_attention(
         deterministic: as in `flash_attention`; these all repeat bit for bit.
         arguments: those of `flash_attention`. causal is True. doc_start (B, T / P) holds positions
             in the whole sequence, for the queries of this process. mask is for T queries and keys,
-            kv_lengths counts keys of the T. Dropout drops what it drops in one process.
+            kv_lengths counts keys of the T. Dropout needs a seed, and drops what it drops in one
+            process.
 
     Returns:
         out (B, T / P, H, D) in the dtype of q, or that of autocast, as in `flash_attention`.
@@ -64,18 +68,35 @@ def context_attention(
 
     Source: Ring Attention (arXiv 2310.01889); Llama 3 (arXiv 2407.21783, section 3.3.2).
     """
-    if not arguments.setdefault("causal", True):
+    check_keywords("context_attention", arguments)
+    if not isinstance(context, ContextGroup):
+        raise ValueError(
+            f"context must be a ContextGroup, got {type(context).__name__}: "
+            "ContextGroup(process_group) makes one of a group of torch.distributed"
+        )
+    causal = arguments.setdefault("causal", True)
+    check_bool("causal", causal)
+    if not causal:
         raise ValueError(
             "causal must be True for context_attention, got False: attention that looks ahead has "
             "another order of tokens"
         )
-    if impl is not None and impl not in IMPLS:
+    if impl is not None and not (isinstance(impl, str) and impl in IMPLS):
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
+    if method not in (None, "ring", "gather"):
+        raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")
     if arguments.get("sinks") is not None:
         raise ValueError("sinks must be None for context_attention, which does not serve them")
+    dropout_p = arguments.get("dropout_p", 0.0)
+    check_number("dropout_p", dropout_p)
+    if dropout_p > 0 and arguments.get("dropout_seed") is None:
+        raise ValueError(
+            f"dropout_p={dropout_p} needs dropout_seed, the same in all processes, got None"
+        )
     if context.size == 1:
         return flash_attention(q, k, v, impl=impl, deterministic=deterministic, **arguments)
     call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+    refuse_derivatives("context_attention", "flash_attention of the whole sequence")
     if k.shape[1] != q.shape[1]:
         raise ValueError(
             "q, k and v must hold the same tokens, those of this process: q has "
@@ -92,8 +113,6 @@ def context_attention(
 
 def _pick_method(method: Method | None, call: AttentionCall) -> Method:
     """The method asked for if it can serve the call, or the faster one."""
-    if method not in (None, "ring", "gather"):
-        raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")
     obstacle = call.lacks(_RING_SERVES)
     if method == "ring" and obstacle is not None:
         raise ValueError(
@@ -144,16 +163,11 @@ def _by_gather(call: AttentionCall, context: ContextGroup, impl: str | None, c: 
     mask, doc_start, kv_lengths, dropout_p = (
         arguments.get(name) for name in ("mask", "doc_start", "kv_lengths", "dropout_p")
     )
-    if dropout_p:
-        if arguments.get("dropout_seed") is None:
-            raise ValueError(
-                f"dropout_p={dropout_p} needs dropout_seed, the same in all processes, got None"
-            )
-        if c % 16:
-            raise ValueError(
-                f"dropout_p={dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "
-                f"the length of the sequence a multiple of {32 * context.size}"
-            )
+    if dropout_p and c % 16:
+        raise ValueError(
+            f"dropout_p={dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "
+            f"the length of the sequence a multiple of {32 * context.size}"
+        )
     if impl is None and call.q.device.type == "cpu":
         impl = "reference"  # of PyTorch's own, one would serve one chunk and not the other
     early_k, early_v, late_k, late_v = gather_kv(call.k, call.v, context.name)

@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import triton
+from .argument_types import check_number, check_tensors, check_whole_number
 from .casts import cast_weight
 from .choice import in_autocast_dtype, module_of, pick
 from .limits import chunk_rows
 from .options import LossOptions
 from .products import add_product
+from .transforms import refuse_derivatives
 
 
 def linear_cross_entropy(
@@ -61,6 +63,8 @@ def linear_cross_entropy(
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
+    refuse_derivatives("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    _check_types(hidden, weight, targets, vocab_size, softcap, z_loss, ignore_index)
     hidden = in_autocast_dtype(hidden)
     vocab_size = weight.shape[0] if vocab_size is None else vocab_size
     _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
@@ -81,6 +85,22 @@ def linear_cross_entropy(
     n_counted = (targets != ignore_index).sum()
     # none: NaN, as PyTorch's, but not by 0 / 0, which would make the gradients NaN
     return torch.where(n_counted > 0, loss / n_counted.clamp(min=1), torch.nan)
+
+
+def _check_types(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int | None,
+    softcap: float | None,
+    z_loss: float,
+    ignore_index: int,
+) -> None:
+    check_tensors(hidden=hidden, weight=weight, targets=targets)
+    check_whole_number("vocab_size", vocab_size, or_none=True)
+    check_number("softcap", softcap, or_none=True)
+    check_number("z_loss", z_loss)
+    check_whole_number("ignore_index", ignore_index)
 
 
 def _check(

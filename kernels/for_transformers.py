@@ -217,8 +217,7 @@ def attention_of_layer(
         key, value: (B, H_kv, T_k, D); those of value may have fewer elements than D.
         attention_mask: from `visible_keys`.
         dropout, scaling, sliding_window, softcap, s_aux, deterministic: dropout_p, softmax_scale,
-            window_size, softcap, sinks and deterministic of `flash_attention`. What is dropped is
-            drawn from PyTorch's generator of the device.
+            window_size, softcap, sinks and deterministic of `flash_attention`.
         impl: of `flash_attention`.
         others: of other implementations; those that would change the result are refused.
 
@@ -268,7 +267,6 @@ def attention_of_layer(
         sinks=s_aux,
         softcap=softcap,
         dropout_p=dropout,
-        dropout_seed=_seed(query.device) if dropout > 0 else None,
         deterministic=bool(deterministic),
         impl=impl,
     )
@@ -314,8 +312,3 @@ _INSTEAD_OF = {
     "cu_seq_lens_q": ": pass position_ids alone, which begin at 0 with each document",
     "block_table": ', nor is continuous batching: attn_implementation="paged|sdpa" serves it',
 }
-
-
-def _seed(device: torch.device) -> Tensor:
-    """From the generator that checkpointing restores before it computes a layer again."""
-    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import hopper, triton
+from .argument_types import check_bool, check_tensor, check_tensors
 from .casts import cast_weight
 from .choice import in_autocast_dtype, module_of, pick
 from .products import product
+from .transforms import refuse_derivatives
 
 
 def gelu_mlp(
@@ -53,6 +55,10 @@ def gelu_mlp(
 
     Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415).
     """
+    refuse_derivatives("gelu_mlp", "write it out in PyTorch")
+    check_tensors(x=x, w_in=w_in, w_out=w_out)
+    check_tensor("b_in", b_in, or_none=True)
+    check_bool("recompute", recompute)
     x = in_autocast_dtype(x)
     _check(x, w_in, b_in, w_out)
     obstacles = {
@@ -66,7 +72,7 @@ def gelu_mlp(
 
 
 def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
-    width = w_in.shape[0]
+    width = w_in.shape[0] if w_in.dim() else 0
     if x.dim() < 2 or w_in.shape != (width, x.shape[-1]) or w_out.shape != (x.shape[-1], width):
         raise ValueError(
             "x must be (..., C), w_in (F, C) and w_out (C, F), got "
@@ -76,9 +82,12 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
         raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
     weights = {"w_in": w_in, "b_in": b_in, "w_out": w_out}
     there = {name: w for name, w in weights.items() if w is not None}
-    if not x.is_floating_point() or any(w.dtype != w_in.dtype for w in there.values()):
+    floating = x.is_floating_point() and w_in.is_floating_point()
+    if not floating or any(w.dtype != w_in.dtype for w in there.values()):
         dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in {"x": x, **there}.items())
-        raise ValueError(f"x must be floating-point and the weights of one dtype, got {dtypes}")
+        raise ValueError(
+            f"x and the weights must be floating-point, the weights of one dtype, got {dtypes}"
+        )
     if any(w.device != x.device for w in there.values()):
         places = ", ".join(f"{name} on {t.device}" for name, t in {"x": x, **there}.items())
         raise ValueError(f"all must be on one device, got {places}")

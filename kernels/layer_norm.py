@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import triton
+from .argument_types import check_number, check_tensor, check_tensors
 from .choice import cast, in_autocast_dtype, module_of, pick
 
 
@@ -32,7 +33,8 @@ def add_layer_norm(
     Sums over rows add up in fp32, and repeated calls give the same bits.
 
     Args:
-        x: (..., C), floating: the stream.
+        x: (..., C), the stream. All tensors are floating-point; dtypes may differ, but that all
+            are fp64 or none is.
         y: (..., C): what a layer adds to it; None: nothing.
         bias: (C,), added to y; None: nothing.
         weight, norm_bias: (C,) each, of the normalisation; norm_bias may be None, for 0.
@@ -49,8 +51,13 @@ def add_layer_norm(
 
     Source: Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450).
     """
+    check_tensors(x=x, weight=weight)
+    for name, tensor in (("y", y), ("bias", bias), ("norm_bias", norm_bias)):
+        check_tensor(name, tensor, or_none=True)
+    check_number("eps", eps)
     _check(x, y, bias, weight, norm_bias)
-    obstacles = {"triton": triton.device_obstacle(x, "x"), "reference": None}
+    obstacle = triton.device_obstacle(x, "x") or triton.transform_obstacle()
+    obstacles = {"triton": obstacle, "reference": None}
     backward_follows = torch.is_grad_enabled() and x.numel() > 0
     if pick(impl, x, obstacles) == "triton" and backward_follows:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
@@ -69,12 +76,26 @@ def _check(
         raise ValueError(f"y must be as x, {tuple(x.shape)}, got {tuple(y.shape)}")
     if bias is not None and y is None:
         raise ValueError("bias is added to y, and y is None: pass y, or no bias")
+    if x.dim() == 0:
+        raise ValueError("x must be (..., C), got a scalar")
     width = x.shape[-1]
     for name, of_width in (("bias", bias), ("weight", weight), ("norm_bias", norm_bias)):
         if of_width is not None and of_width.shape != (width,):
             raise ValueError(
                 f"{name} must be ({width},), as x is {tuple(x.shape)}, got {tuple(of_width.shape)}"
             )
+    given = {"x": x, "y": y, "bias": bias, "weight": weight, "norm_bias": norm_bias}
+    found = {name: tensor for name, tensor in given.items() if tensor is not None}
+    n_double = sum(tensor.dtype == torch.float64 for tensor in found.values())
+    if n_double not in (0, len(found)) or not all(t.is_floating_point() for t in found.values()):
+        dtypes = ", ".join(f"{name} in {tensor.dtype}" for name, tensor in found.items())
+        raise ValueError(
+            f"dtypes must be floating-point, and all or none float64, got {dtypes}: convert with "
+            ".to(dtype)"
+        )
+    if any(tensor.device != x.device for tensor in found.values()):
+        devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in found.items())
+        raise ValueError(f"all must be on one device, got {devices}")
 
 
 def add_branch(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:

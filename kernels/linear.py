@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from .argument_types import check_tensor, check_tensors
 from .casts import cast_weight
 from .choice import in_autocast_dtype
 from .products import product
+from .transforms import refuse_derivatives
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,8 +31,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         (..., F) in the dtype of the product.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: an argument is malformed.
     """
+    refuse_derivatives("kernels.linear", "torch.nn.functional.linear")
+    check_tensors(x=x, weight=weight)
+    check_tensor("bias", bias, or_none=True)
     x = in_autocast_dtype(x)
     fits = x.dim() >= 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1]
     if not fits or (bias is not None and bias.shape != weight.shape[:1]):
@@ -38,6 +43,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ValueError(
             "x must be (..., C), weight (F, C) and bias (F,) or None, got "
             f"{tuple(x.shape)}, {tuple(weight.shape)} and {of_bias}"
+        )
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if not all(t.is_floating_point() and t.device == x.device for t in given):
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in given)
+        raise ValueError(
+            f"x, weight and bias must be floating-point and on one device, got {found}"
         )
     # a call of the operator costs the CPU more time than a small product
     as_operator = torch.is_grad_enabled() or torch.compiler.is_compiling()

@@ -112,11 +112,7 @@ OPTIONS_SCHEMA = ", ".join(
 
 
 def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
-    """What the kernels of `impl` are told of a call that they serve.
-
-    Raises:
-        ValueError: there is dropout, and no seed.
-    """
+    """Build the options passed to the kernels of `impl`, which serve the call."""
 
     def positions(name: str) -> Tensor | None:
         tensor = arguments.get(name)
@@ -125,7 +121,7 @@ def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
             tensor = tensor.clamp(0, call.k.shape[1])
         return None if tensor is None else tensor.to(torch.int32).contiguous()
 
-    arguments = call.seeded(impl)
+    arguments = call.seeded()
     seed = arguments.get("dropout_seed")
     assert not isinstance(seed, int)
     if seed is not None:

@@ -13,6 +13,8 @@ A causal mask is not a layout: it cuts through blocks, and whoever reads the lay
 import torch
 from torch import Tensor
 
+from .argument_types import check_whole_number
+
 
 def butterfly(
     n_blocks: int,
@@ -118,6 +120,7 @@ def random(
     """
     _check_range("n_blocks", n_blocks, 1, None, n_blocks)
     _check_range("n_per_row", n_per_row, 1, n_blocks, n_blocks)
+    check_whole_number("seed", seed)
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
     # drawn on the CPU, whose numbers are the same on every machine
@@ -135,6 +138,7 @@ def _rows_and_columns(n_blocks: int, device: torch.device | str) -> tuple[Tensor
 
 
 def _check_range(name: str, value: int, least: int, most: int | None, n_blocks: int) -> None:
+    check_whole_number(name, value)
     if value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
         raise ValueError(f"{name} must be {bounds} for n_blocks={n_blocks}, got {value}")

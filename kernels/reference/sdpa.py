@@ -3,8 +3,9 @@
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..argument_types import plain_bool
 from ..call import AttentionCall
-from ..checks import plain_bool
+from ..transforms import in_forward_mode
 
 
 def obstacle(call: AttentionCall) -> str | None:
@@ -16,6 +17,8 @@ def obstacle(call: AttentionCall) -> str | None:
         return "it does not support deterministic=True"
     if call.arguments.get("causal") and q.shape[1] != k.shape[1]:
         return "it does not support causal with T_q != T_k"
+    if in_forward_mode():
+        return "it does not support forward-mode AD"
     return call.lacks({"causal", "dropout_p"})
 
 

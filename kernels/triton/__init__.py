@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..call import AttentionCall
 from ..checks import MAX_ROW_STRIDE, rows_in_reach
+from ..transforms import active_transform
 
 # Both are read once: Triton itself looks at TRITON_INTERPRET when a kernel is defined, and
 # torch.compile can trace neither look-up.
@@ -36,9 +37,15 @@ def device_obstacle(x: Tensor, name: str) -> str | None:
     return None
 
 
+def transform_obstacle() -> str | None:
+    """Why an `autograd.Function` of ours cannot serve a call, None if it can."""
+    transform = active_transform()
+    return None if transform is None else f"it does not support {transform}"
+
+
 def obstacle(call: AttentionCall) -> str | None:
     """Why the attention kernels cannot serve the call, None if they can."""
-    reason = device_obstacle(call.q, "q")
+    reason = device_obstacle(call.q, "q") or transform_obstacle()
     if reason is not None:
         return reason
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):

@@ -14,6 +14,7 @@ from kernels import flash_attention
 from kernels.reference.standard import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import check_attention, make_qkv
 from tests.kernels.grids import CAUSAL_OR_FULL, each_of, each_pair, each_value, on_gpu
+from tests.kernels.implementations import IMPLS
 
 triton_attention = partial(flash_attention, impl="triton", return_lse=True)
 TOLERANCE = {
@@ -199,6 +200,25 @@ def test_combinations(check, name, dropout_p, dtype):
 @each_value(dropout_p=[0.01, 0.5, 0.9])
 def test_dropout_of_any_rate(check, dropout_p, dtype):
     check(1, 67, 70, 2, 1, 16, dtype, dropout_p=dropout_p, dropout_seed=2**63 - 1)
+
+
+@pytest.mark.parametrize("impl", [None, "sdpa", "reference", "unfused", *IMPLS])
+def test_dropout_without_a_seed_draws_from_the_generator(device_for, impl):
+    dtype = torch.float16 if impl == "hopper" else torch.float32
+    q, k, v = make_qkv(1, 33, 33, 2, 2, 16, dtype=dtype, device=device_for(dtype))
+
+    def drop(**options):
+        return flash_attention(q, k, v, dropout_p=0.5, impl=impl, **options)
+
+    torch.manual_seed(1)
+    first = drop()
+    assert not torch.equal(drop(), first)
+    torch.manual_seed(1)
+    assert torch.equal(drop(), first)
+    if impl in ("triton", "hopper", "reference"):
+        torch.manual_seed(1)
+        seed = torch.randint(2**63 - 1, (1,), device=q.device)
+        assert torch.equal(drop(dropout_seed=seed), first)
 
 
 @each_value(dropout_p=[0.0, 0.3])

@@ -68,6 +68,14 @@ def test_without_a_kernel_it_is_pytorch_that_serves():
     )
 
 
+@pytest.mark.parametrize("impl", ["triton", "reference"])
+def test_the_log_sum_exp_is_that_of_three_tensors(impl):
+    qkv, _ = packed_input(torch.float32, "cuda" if torch.cuda.is_available() else "cpu")
+    options = {"causal": True, "impl": impl, "return_lse": True}
+    actual, expected = flash_attention_packed(qkv, **options), unpacked(qkv, **options)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+
+
 @each_of(["device", "backend"], [("cpu", "aot_eager")], [("cuda", "inductor")])
 def test_torch_compile_takes_it_whole(device, backend):
     qkv, sinks = packed_input(torch.float32, device)

@@ -1,0 +1,84 @@
+"""Checks of the types of arguments. Each error names the argument, what it was and must be.
+
+NumPy's bool and float32 are not Python's, and are refused: PyTorch takes neither everywhere.
+"""
+
+import reprlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WHOLE = (int, torch.SymInt)
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Refuse what is not a bool; a SymBool, which torch.compile makes of sizes, is one."""
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise ValueError(f"{name} must be True or False, got {_described(value)}")
+
+
+def check_number(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Refuse what is neither an int nor a float. A bool is refused too."""
+    if or_none and value is None:
+        return
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool):
+        raise ValueError(
+            f"{name} must be a number{_or_none(or_none)}, got {_described(value)}: "
+            "convert it with float()"
+        )
+
+
+def is_whole_number(value: Any) -> bool:
+    """Whether `value` is an int, and not a bool."""
+    return isinstance(value, _WHOLE) and not isinstance(value, bool)
+
+
+def check_whole_number(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Refuse what is not an int. A bool is refused too."""
+    if or_none and value is None:
+        return
+    if not is_whole_number(value):
+        raise ValueError(
+            f"{name} must be a whole number{_or_none(or_none)}, got {_described(value)}: "
+            "convert it with int()"
+        )
+
+
+def check_tensor(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Refuse what is not a tensor."""
+    if or_none and value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} must be a torch.Tensor{_or_none(or_none)}, got {_described(value)}: "
+            "convert it with torch.as_tensor()"
+        )
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Refuse what is not a tensor, by the names of the keywords."""
+    for name, value in tensors.items():
+        check_tensor(name, value)
+
+
+def plain_bool(value: bool) -> bool:
+    """`value` as a bool that PyTorch's functions take, also under torch.compile.
+
+    With dynamic shapes a comparison of sizes is a SymBool there, which they refuse. A branch makes
+    it a constant, with a guard; bool() does not.
+    """
+    return True if value else False  # noqa: SIM210
+
+
+def _or_none(allowed: bool) -> str:
+    return " or None" if allowed else ""
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "None"
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{reprlib.repr(value)} ({module}{kind.__qualname__})"
