@@ -35,7 +35,6 @@ if __name__ == "__main__":
         dry_run_if_asked(sys.argv[1:])
         read_run(sys.argv[1:]).check_prepared()
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -73,6 +72,7 @@ from training.spikes import HIGH, Spikes
 from training.stop import Stop, Stopped
 from training.stopwatch import Stopwatch
 from training.tasks import RunConfiguration
+from training.validation import check_validation
 
 
 class Task(Protocol):
@@ -90,8 +90,12 @@ class Task(Protocol):
     n_shapes: int
     """Shapes of batches that the model is given: code is compiled for each."""
 
-    def take_weights(self, run: Path) -> str:
-        """Begin with the weights of another run; returns what they are called."""
+    def take_weights(self, run: Path) -> tuple[str, int | None]:
+        """Begin with the weights of another run.
+
+        Returns:
+            What they are called, and after how many steps they were saved; None if not known.
+        """
         ...
 
     def open(self, run: Path, first_step: int) -> None:
@@ -173,7 +177,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
     task: Task = TASKS[config.task](config, processes)
     torch.manual_seed(config.run.seed + 1 + processes.rank)
 
-    progress, source, origin = Progress(), None, None
+    progress, source, origin, origin_step = Progress(), None, None, None
     checkpoint, damaged = checkpoint_to_go_on_from(config.run, processes)
     if checkpoint is not None:
         if (there := read_task(checkpoint)) not in (None, config.task):
@@ -191,12 +195,18 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
         )
     elif config.run.init_from is not None:
         source = Path(config.run.init_from)
-        origin = task.take_weights(source)
+        origin, origin_step = task.take_weights(source)
     task.open(run_dir, progress.step)
     if processes.is_main:
         write_atomically(run_dir / RUN_CONFIG, to_yaml(config).encode())
         if progress.step < optim.max_steps:
-            note_start(run_dir, progress.step, world_size=processes.world_size, origin=source)
+            note_start(
+                run_dir,
+                progress.step,
+                world_size=processes.world_size,
+                origin=source,
+                origin_step=origin_step,
+            )
     task.attach(*ways_to_run(task.model, config.run, processes, task.n_shapes))
 
     step = progress.step
@@ -267,7 +277,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
                     with watch.paused():
                         validated = task.validate(step, stop)
                     val_loss = validated.values["val_loss"]
-                    check_validation(validated, task, saver, run_dir, step)
+                    check_validation(validated.values, task.finite, saver, run_dir, step)
                     saver.check()
                     if not last:
                         record(log, task, step, validated, gpu_hours=watch.gpu_hours)
@@ -338,27 +348,6 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
 def n_context(config: RunConfiguration) -> int:
     """How many processes share each sequence; a classifier's have each all of theirs."""
     return config.parallel.context if isinstance(config, TrainConfig) else 1
-
-
-def check_validation(
-    validated: Record, task: Task, saver: CheckpointSaver, run: Path, step: int
-) -> None:
-    """End the run where a validation loss is not finite, and name a checkpoint that is good.
-
-    Raises:
-        FloatingPointError: a validation loss is not finite.
-    """
-    losses = {k: v for k, v in validated.values.items() if k.startswith("val_loss")}
-    ruined = next((name for name, loss in losses.items() if not math.isfinite(loss)), None)
-    if ruined is None:
-        return
-    saver.finish()
-    # The last step that was taken has ruined the weights.
-    good = last_good(run, step - task.finite.skipped_in_a_row())
-    raise FloatingPointError(
-        f"the validation loss is not finite, {ruined}={losses[ruined]} at step {step}: lower "
-        f"optim.lr or raise optim.warmup_steps; {good}"
-    )
 
 
 def remarkable(

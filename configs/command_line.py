@@ -97,6 +97,16 @@ def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.Argu
     return argparse.ArgumentParser(prog=name, description=text, formatter_class=raw)
 
 
+def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
+    """Add --checkpoint, which `chosen_checkpoint` takes."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="best|STEP|FOLDER",
+        help="the one with the lowest validation loss, of a step, or in a folder (default: the "
+        "newest)",
+    )
+
+
 def read_first(options: Callable[P, T]) -> Callable[P, T]:
     """Call `options` at once if its module is the command that runs.
 

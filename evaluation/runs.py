@@ -17,8 +17,8 @@ from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.config import BlockConfig
 from model.flops import count_params
 from model.gpt import GPT
+from training.checkpoint.choice import chosen_checkpoint
 from training.checkpoint.contents import Progress, read_progress, read_weights, recorded_config
-from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, whole_cost
@@ -52,7 +52,7 @@ class Run:
     folder: Path
     config: TrainConfig
     tokenizer: TextTokenizer
-    checkpoint: Path  # its newest, when it was opened
+    checkpoint: Path  # the newest when it was opened, or another
     progress: Progress
     text_tokens: int | None = None  # of the text that it was trained on, if its checkpoint tells
 
@@ -87,7 +87,7 @@ class Run:
 
 
 def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
-    """The run in `folder` at its newest checkpoint, or at the one that processes agreed on.
+    """The run in `folder` at its newest checkpoint, or at the given one.
 
     Model and data are those that the checkpoint was saved with; config.yaml tells where the data
     are and what computes attention, and if it differs otherwise, a warning is logged.
@@ -97,9 +97,7 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
         ConfigError: the configuration is none.
         ValueError: it is a classifier's, or its tokenizer.json is not the one it was trained with.
     """
-    checkpoint = checkpoint or latest_checkpoint(folder)
-    if checkpoint is None:
-        raise FileNotFoundError(f"{folder} has no checkpoint yet: train it first, with train.py")
+    checkpoint = checkpoint or chosen_checkpoint(folder)
     beside = config_of(folder, TrainConfig)
     saved = recorded_config(checkpoint, TrainConfig)
     config = replace(
@@ -168,7 +166,7 @@ def describe(run: Run) -> dict[str, Any]:
         "gpu_hours": run.progress.gpu_hours,
         "tokens_per_s": median(speeds) if speeds else None,
         "starts": read_starts(run.folder),
-        "evaluations": read_evaluations(run.folder),
+        "evaluations": read_evaluations(run.folder, until=run.progress.step),
         "before": origin_cost(run.folder, run.config),
     }
 

@@ -25,7 +25,7 @@ from evaluation.scoring_bar import ScoringBar
 from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
-from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.choice import chosen_checkpoint
 from training.distributed import Processes
 from training.numerics import autocast
 
@@ -67,7 +67,7 @@ def token_losses(
     if n_broken:
         raise FloatingPointError(
             f"the losses of {n_broken:,} of {int(scored.sum()):,} tokens are not finite: the model "
-            "is broken. Move its newest checkpoint away, and the one before it is evaluated"
+            "is broken. Choose another checkpoint with --checkpoint"
         )
     return torch.where(scored == 1, losses, torch.nan).cpu().numpy()
 
@@ -200,10 +200,12 @@ def evaluate_runs(
     processes: Processes,
     corpora: Sequence[Path],
     batch_tokens: int | None,
+    checkpoint: str | None = None,
 ) -> list[tuple[list[Scored], Text]]:
     """Score all runs on the validation splits of `corpora`, or of the first run's text.
 
-    A GPU reads `batch_tokens` at once, None as many as in training.
+    A GPU reads `batch_tokens` at once, None as many as in training. `checkpoint` is of each run, as
+    `chosen_checkpoint` takes it.
 
     Returns:
         For each corpus, what each run was scored, and on which text.
@@ -214,8 +216,10 @@ def evaluate_runs(
             scored by one of `plan.modes`; or windows that slide share no token.
     """
     # one that is still trained may get another newest checkpoint at any moment
-    newest = processes.agree([latest_checkpoint(folder) for folder in folders])
-    runs = [open_run(*of_run) for of_run in zip(folders, newest, strict=True)]
+    chosen = processes.main_does(
+        lambda: [chosen_checkpoint(folder, checkpoint) for folder in folders]
+    )
+    runs = [open_run(*of_run) for of_run in zip(folders, chosen, strict=True)]
     names = labels(runs)
     contexts = [run.config.model.context_length for run in runs]
     plan.check_lengths(contexts)

@@ -27,7 +27,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.command_line import (
+    add_checkpoint_option,
+    command_parser,
+    errors_as_sentences,
+    read_first,
+)
 from configs.signals import if_interrupted
 
 
@@ -37,6 +42,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add_checkpoint_option(parser)
     add(
         "--data", type=Path, nargs="+", default=[], dest="corpora", metavar="FOLDER",
         help="token shards (default: the first run's); of several, each has a report",
@@ -128,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if_interrupted(lambda: ": what was scored is kept, and the same command scores the rest"),
         start_processes(args.device) as processes,
     ):
-        evaluated = evaluate_runs(args.runs, plan, processes, args.corpora, args.batch_tokens)
+        evaluated = evaluate_runs(
+            args.runs, plan, processes, args.corpora, args.batch_tokens, args.checkpoint
+        )
         if not processes.is_main:
             return
         for scored, text in evaluated:

@@ -10,7 +10,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.command_line import (
+    add_checkpoint_option,
+    command_parser,
+    errors_as_sentences,
+    read_first,
+)
 
 
 @read_first
@@ -19,6 +24,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
+    add_checkpoint_option(parser)
     add("folder", type=Path, metavar="FOLDER", help="folder to make")
     add(
         "--dtype",
@@ -48,6 +54,7 @@ from data.text.tokenizer import END_OF_TEXT
 from evaluation.model_card import model_card
 from evaluation.runs import open_run
 from model.hf import DTYPES, config_to_hf, layout_for, state_to_hf
+from training.checkpoint.choice import chosen_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if final == Path.cwd():
         # the rename would leave the shell in a folder that is gone
         raise ValueError(f"{folder} is the current folder: give the name of a new one, in it, say")
-    run = open_run(args.run)
+    run = open_run(args.run, chosen_checkpoint(args.run, args.checkpoint))
     config, tokenizer = run.config.model, run.tokenizer
     hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=dtype)
     tensors = state_to_hf(run.model.state_dict(), config, dtype=dtype)

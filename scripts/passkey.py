@@ -13,7 +13,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.command_line import (
+    add_checkpoint_option,
+    command_parser,
+    errors_as_sentences,
+    read_first,
+)
 
 
 @read_first
@@ -22,6 +27,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add_checkpoint_option(parser)
     add(
         "--lengths", type=int, nargs="+", metavar="TOKENS",
         help="of prompts (default: a run's context, and a half, a quarter, an eighth of it)",
@@ -49,6 +55,7 @@ from evaluation.results import Row, write_result
 from evaluation.runs import describe, labels, open_run
 from evaluation.score import check_tokenizer
 from evaluation.style import save
+from training.checkpoint.choice import chosen_checkpoint
 from training.distributed import start_processes
 from training.numerics import autocast
 
@@ -58,7 +65,7 @@ SHARES = (8, 4, 2, 1)  # of a context
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    runs = [open_run(folder) for folder in args.runs]
+    runs = [open_run(folder, chosen_checkpoint(folder, args.checkpoint)) for folder in args.runs]
     haystack = TokenStream(args.data or runs[0].config.data.path, "val")
     names = labels(runs)
     found: dict[str, list[Row]] = {}

@@ -2,6 +2,7 @@
 
 python -m scripts.sample out/quickstart --prompt "def main(" [--tokens 200] [--temperature 0.8]
 python -m scripts.sample out/quickstart --prompt "class " --prompt "import " --samples 3
+python -m scripts.sample out/quickstart --checkpoint best
 
 One sample of one prompt is printed as it is drawn, others when they are done. Prompts of the same
 number of tokens are continued as one batch, others one after the other. A sample ends where the
@@ -12,7 +13,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from configs.command_line import (
+    add_checkpoint_option,
+    command_parser,
+    errors_as_sentences,
+    read_first,
+)
 
 
 @read_first
@@ -21,6 +27,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add, source = parser.add_argument, parser.add_mutually_exclusive_group()
     add("run", type=Path, metavar="RUN", help="folder of a run")
+    add_checkpoint_option(parser)
     source.add_argument(
         "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
     )
@@ -58,6 +65,7 @@ import torch
 from data.text.tokenizer import StreamDecoder
 from evaluation.runs import Run, open_run
 from model.generate import DrawOptions, generate, stream
+from training.checkpoint.choice import chosen_checkpoint
 from training.numerics import autocast
 
 
@@ -66,13 +74,15 @@ def sample(
     prompts: Sequence[str],
     n_tokens: int,
     *,
+    checkpoint: str | None = None,
     samples: int = 1,
     stop: bool = True,
     **options: Unpack[DrawOptions],
 ) -> None:
-    """Print prompts and what the newest checkpoint of a run makes of them, `n_tokens` at most.
+    """Print prompts and what a checkpoint of a run makes of them, `n_tokens` at most.
 
-    An empty prompt begins a document. With `stop`, a sample ends where the model ends the document,
+    The newest checkpoint, or another as `chosen_checkpoint` takes it. An empty prompt begins a
+    document. With `stop`, a sample ends where the model ends the document,
     and the end of text is not printed; `options` are those of `model.generate.stream`. On a GPU,
     where there is one, in the dtype that the run was trained in; else in float32, without our
     kernels.
@@ -81,7 +91,7 @@ def sample(
         FileNotFoundError: the run in `folder` has no checkpoint or no tokenizer.
         ValueError: an argument outside its range.
     """
-    run = open_run(folder)
+    run = open_run(folder, chosen_checkpoint(folder, checkpoint))
     dtype = run.config.run.dtype
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -173,7 +183,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         except UnicodeDecodeError as error:
             raise ValueError(f"--prompt-file {path} must be UTF-8 text: {error}") from error
     draws = {k: v for k, v in vars(args).items() if k in DrawOptions.__annotations__}
-    sample(args.run, prompts, args.tokens, samples=args.samples, stop=not args.no_stop, **draws)
+    sample(
+        args.run,
+        prompts,
+        args.tokens,
+        checkpoint=args.checkpoint,
+        samples=args.samples,
+        stop=not args.no_stop,
+        **draws,
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import torch
 from tests.training_runs import in_two_processes, losses, stop_after
 from training.checkpoint.contents import OPTIMIZER, PROCESSES, read_progress, read_weights
 from training.checkpoint.folders import latest_checkpoint
+from training.environment import whole_cost
+from training.metrics import read_metrics
 
 # one step that moves nothing: what is evaluated are the weights that the run starts with
 STAND_STILL = (
@@ -111,6 +113,45 @@ def test_starts_with_weights_that_have_no_optimizer(run, source):
         (checkpoint / name).unlink()
     result = run(source.init, *STAND_STILL)
     assert result["val_loss"] == pytest.approx(source.result["val_loss"], rel=1e-5)
+
+
+def test_starts_with_a_chosen_checkpoint_of_another_run(run, tmp_path, capsys):
+    source = tmp_path / "source"
+    run(f"run.out_dir={source}", "run.save_every=2", "run.eval_every=2", "run.keep_last=9")
+    evaluations = {r["step"]: r["val_loss"] for r in read_metrics(source) if "val_loss" in r}
+    best = min(evaluations, key=evaluations.__getitem__)
+    folder = source / "checkpoints" / "step_00000006"
+    for choice, step in ((None, 8), (2, 2), ("best", best), (folder, 6), (folder.name, 6)):
+        out = tmp_path / str(step)
+        options = [] if choice is None else [f"run.init_checkpoint={choice}"]
+        capsys.readouterr()
+        run(f"run.init_from={source}", *options, *STAND_STILL, f"run.out_dir={out}")
+        assert f"starting with the weights of {source}/checkpoints/step_{step:08d}" in (
+            capsys.readouterr().out
+        )
+        # what it took belongs to the run, and no more than that
+        assert whole_cost(out)["tokens"] == 256 * (step + 1)
+        shutil.rmtree(out)
+
+
+def test_a_checkpoint_to_start_with_stays_the_same(run, source):
+    run(source.init, "run.init_checkpoint=30", "optim.max_steps=4")
+    for options, said in (([], "None"), (["run.init_checkpoint=best"], "'best'")):
+        with pytest.raises(ValueError, match=f"run.init_checkpoint is 30 there and {said} here"):
+            run(source.init, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["run.init_checkpoint=7"], "source has no checkpoint 7: it has step_00000030. Give a st"),
+        (["run.init_checkpoint=nowhere"], "source has no checkpoint nowhere: it has step_00000030"),
+        (["run.init_from=null", "run.init_checkpoint=best"], "best has no effect without run.init"),
+    ],
+)
+def test_a_checkpoint_that_does_not_exist_is_refused(run, source, options, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(source.init, *options)
 
 
 @pytest.mark.distributed

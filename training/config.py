@@ -68,6 +68,9 @@ class RunConfig:
     optimizer, steps and data order are new. Read at the first start only: later starts go on from
     out_dir, and must name a folder that is called the same, so that config.yaml always tells where
     the weights came from."""
+    init_checkpoint: int | str | None = None
+    """Which checkpoint of run.init_from to take: a step, best for the lowest validation loss, or
+    the folder of a checkpoint. null: the newest; of a classifier its best weights."""
     wandb: Literal["disabled", "offline", "online"] = "disabled"
     """Whether Weights & Biases keeps records, too: online, or offline in files in out_dir."""
     wandb_project: str = "papilio"
@@ -84,6 +87,11 @@ class RunConfig:
             raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
         check_positive(self, "run", "log_every", "eval_every", "save_every", "keep_last")
         check_positive(self, "run", "max_skipped")
+        if self.init_checkpoint is not None and self.init_from is None:
+            raise ValueError(
+                f"run.init_checkpoint={self.init_checkpoint} has no effect without run.init_from: "
+                "name the run that the checkpoint is of, or leave it out"
+            )
         if not 0 <= self.profile <= 1000:
             raise ValueError(
                 f"run.profile={self.profile} must be a number of steps from 0 to 1000: 5, say"

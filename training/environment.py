@@ -33,28 +33,35 @@ def machine() -> dict[str, str | None]:
     }
 
 
-def note_start(run: Path, step: int, *, world_size: int = 1, origin: Path | None = None) -> None:
+def note_start(
+    run: Path,
+    step: int,
+    *,
+    world_size: int = 1,
+    origin: Path | None = None,
+    origin_step: int | None = None,
+) -> None:
     """Add this machine, and how many processes train on it, to those of a run from `step` on.
 
     Starts that made no step which is left, as they were stopped before the next checkpoint, go.
-    Where the run starts with the weights of the run `origin`, the last evaluation of that one is
-    noted as `before`, with tokens and GPU-hours of what that one started with: what they took
-    belongs to this run, wherever their folders go.
+    Where the run starts with the weights of the run `origin` after `origin_step`, the last
+    evaluation of that one up to there is noted as `before`, with tokens and GPU-hours of what that
+    one started with: what they took belongs to this run, wherever their folders go.
     """
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
     start: dict[str, Any] = {"from_step": step, **machine(), "world_size": world_size}
     if origin is not None:
-        start["before"] = whole_cost(origin)
+        start["before"] = whole_cost(origin, until=origin_step)
     starts = [*earlier, start]
     write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
 
 
-def whole_cost(run: Path) -> dict[str, Any] | None:
-    """The last evaluation of a run, with tokens and GPU-hours of all runs that led to it.
+def whole_cost(run: Path, *, until: int | None = None) -> dict[str, Any] | None:
+    """The last evaluation of a run, or the last up to a step `until`.
 
-    None where that is not known.
+    It has tokens and GPU-hours of all runs that led to it; None where that is not known.
     """
-    last = next(reversed(read_evaluations(run)), None)
+    last = next(reversed(read_evaluations(run, until=until)), None)
     before = [start["before"] for start in read_starts(run) if "before" in start]
     if last is None or not before:
         return last

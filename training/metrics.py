@@ -193,9 +193,14 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float) and -1e308 < value < 1e308  # pyright: ignore
 
 
-def read_evaluations(run: Path) -> list[dict[str, Any]]:
-    """The records of a run that have a validation loss; `tokens` where the run counts tokens."""
+def read_evaluations(run: Path, *, until: int | None = None) -> list[dict[str, Any]]:
+    """The records of a run that have a validation loss, of all steps or `until` one, included.
+
+    They have `tokens` where the run counts tokens.
+    """
     names = ("step", "tokens", "gpu_hours", "val_loss")
     return [
-        {name: r[name] for name in names if name in r} for r in read_metrics(run) if "val_loss" in r
+        {name: r[name] for name in names if name in r}
+        for r in read_metrics(run)
+        if "val_loss" in r and (until is None or r["step"] <= until)
     ]

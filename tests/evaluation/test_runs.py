@@ -132,9 +132,10 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
     evaluated(tmp_path / "a", last | {"step": 5, "other": 1}, last | {"other": 2}, {"step": 9})
     evaluated(tmp_path / "far" / "away", last | {"tokens": 7})
-    first = describe(opened("a"))
+    first = describe(opened("a", step=9))
     assert first["before"] is None
     assert first["evaluations"] == [last | {"step": 5}, last]
+    assert describe(opened("a", step=8))["evaluations"] == [last | {"step": 5}]
     for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
         assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
     evaluated(tmp_path / "away", last | {"tokens": 8})  # beside the run, but not where it was

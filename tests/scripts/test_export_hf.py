@@ -76,7 +76,7 @@ def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatc
     run = open_run(imported)
     # GPT-2's is its last
     other = SimpleNamespace(eot_id=7, to_json=run.tokenizer.to_json, name="other", vocab_size=9)
-    monkeypatch.setattr(export_hf, "open_run", lambda _: replace(run, tokenizer=other))
+    monkeypatch.setattr(export_hf, "open_run", lambda *_: replace(run, tokenizer=other))
     export_hf.main([str(imported), str(tmp_path / "hf")])
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (7, 7)

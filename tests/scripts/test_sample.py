@@ -112,10 +112,11 @@ def test_options_reach_the_draws(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sample, "sample", lambda *args, **options: calls.append((args, options)))
     words = "--tokens 7 --samples 3 --temperature 0.5 --top-k 4 --top-p 0.25 --seed 9"
-    words = f"--prompt a --prompt b {words} --past-context refuse --no-stop"
+    words = f"--checkpoint best --prompt a --prompt b {words} --past-context refuse --no-stop"
     sample.main([str(tmp_path), *words.split()])
     draws = {"temperature": 0.5, "top_k": 4, "top_p": 0.25, "seed": 9, "past_context": "refuse"}
-    assert calls == [((tmp_path, ["a", "b"], 7), {"samples": 3, "stop": False, **draws})]
+    chosen = {"checkpoint": "best", "samples": 3, "stop": False}
+    assert calls == [((tmp_path, ["a", "b"], 7), chosen | draws)]
 
 
 def test_end_of_text_stops_unless_told_otherwise(train, monkeypatch):

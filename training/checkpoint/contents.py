@@ -87,7 +87,11 @@ def shared_settings(config: RunConfiguration) -> dict[str, Any]:
     origin = config.run.init_from and Path(config.run.init_from).absolute().name
     # whose state it is
     optimizer = {"optim.name": config.optim.name}
-    return shape | optimizer | {"run.seed": config.run.seed, "run.init_from": origin}
+    choice = config.run.init_checkpoint
+    if isinstance(choice, str):  # a folder may have been moved as well
+        choice = Path(choice).name
+    origins = {"run.init_from": origin, "run.init_checkpoint": choice}
+    return shape | optimizer | {"run.seed": config.run.seed} | origins
 
 
 def write_checkpoint(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from data.files import identity
+from training.checkpoint.choice import best_of
 from training.checkpoint.contents import (
     MODEL,
     OPTIMIZER,
@@ -21,7 +22,6 @@ from training.checkpoint.contents import (
     Progress,
     optimizer_tensors,
     own_state,
-    val_loss_of,
     write_checkpoint,
 )
 from training.checkpoint.folders import checkpoints, keep_only, note_saved, step_of
@@ -184,8 +184,6 @@ class CheckpointSaver:
         good = [folder for folder in there if (step_of(folder) or 0) < self._good_before]
         kept = [*there[len(good) :], *good[-self._keep_last :]]
         if self._keep_best:
-            scored = [
-                (loss, folder) for folder in good if (loss := val_loss_of(folder)) is not None
-            ]
-            kept += [folder for _, folder in sorted(scored)[:1]]
+            best = best_of(good)
+            kept += [] if best is None else [best]
         keep_only(self._run, kept)

@@ -9,9 +9,10 @@ from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from model.token_predictor import TokenPredictor
-from training.checkpoint.contents import shared_settings
+from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.contents import read_progress, read_weights, shared_settings
 from training.classification.config import ClassifyConfig
-from training.classification.scoring import read_best
+from training.classification.scoring import BEST, read_best
 from training.config import RUN_CONFIG
 from training.tasks import config_of
 
@@ -52,18 +53,29 @@ def make_model(config: ClassifyConfig) -> AnyModel:
     return TokenPredictor(config.model, causal=config.objective == "causal")
 
 
-def load_first_weights(folder: Path, model: AnyModel) -> None:
-    """Give `model` the best weights of another run, its learned positions duplicated gridwise.
+def load_first_weights(
+    folder: Path, model: AnyModel, choice: str | int | None = None
+) -> tuple[str, int | None]:
+    """Give `model` the best weights of another run, or those of a checkpoint of it.
+
+    Learned positions are duplicated gridwise.
 
     Of a run that learned tokens, a Classifier takes all but what it cannot use: the vector of
     hidden tokens and the layer that predicts tokens are left out, and its own head stays as drawn.
 
+    Returns:
+        The file or folder that they are of; and the step of a checkpoint.
+
     Raises:
-        ValueError, FileNotFoundError: `folder` is no such run, or one of another model.
+        ValueError, FileNotFoundError: that is no such run, or one of another model.
     """
     if (folder / RUN_CONFIG).is_file():
         config_of(folder, ClassifyConfig)  # a GPT's run is named as such
-    weights = read_best(folder)
+    if choice in (None, "best"):
+        source, step, weights = folder / BEST, None, read_best(folder)
+    else:
+        source = chosen_checkpoint(folder, choice)
+        step, weights = read_progress(source)[0].step, read_weights(source)
     here = model.state_dict()
     if isinstance(model, Classifier) and any(name.startswith(_ENCODER) for name in weights):
         encoder = {
@@ -89,6 +101,7 @@ def load_first_weights(folder: Path, model: AnyModel) -> None:
             "with other weights"
         )
     model.load_state_dict(weights)
+    return str(source), step
 
 
 def must_match(config: ClassifyConfig) -> dict[str, Any]:

@@ -78,9 +78,8 @@ class ClassificationTask:
         self._best: tuple[int, float] | None = None
         self._lesson = -1
 
-    def take_weights(self, run: Path) -> str:
-        start.load_first_weights(run, self.model)
-        return f"{run / BEST}"
+    def take_weights(self, run: Path) -> tuple[str, int | None]:
+        return start.load_first_weights(run, self.model, self._config.run.init_checkpoint)
 
     def open(self, run: Path, first_step: int) -> None:
         self._run, self._is_whole = run, first_step == 0

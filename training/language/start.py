@@ -11,6 +11,7 @@ from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
+from training.checkpoint.choice import chosen_checkpoint
 from training.checkpoint.contents import (
     put_weights,
     read_progress,
@@ -18,7 +19,7 @@ from training.checkpoint.contents import (
     recorded_config,
     shared_settings,
 )
-from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.folders import checkpoints
 from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.tasks import config_of
@@ -93,21 +94,31 @@ def make_batches(
     return MixedBatches(corpora, Mixture(weights, config.run.seed))
 
 
-def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes: Processes) -> str:
-    """Give `model` the weights of the newest checkpoint of another run.
+def load_first_weights(
+    folder: Path,
+    model: GPT,
+    stream: TokenStream,
+    processes: Processes,
+    choice: str | int | None = None,
+) -> tuple[str, int]:
+    """Give `model` the weights of the newest checkpoint of another run, or of the chosen one.
 
     Returns:
-        The checkpoint, and how rotary positions are turned otherwise there.
+        The checkpoint, and how rotary positions are turned otherwise there; and its step.
 
     Raises:
         ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
     """
-    checkpoint = processes.agree(latest_checkpoint(folder))
-    if checkpoint is None:
-        raise FileNotFoundError(
-            f"run.init_from={folder} has no checkpoint: name the folder of a run that has one in "
-            "checkpoints/, or leave it out to start with random weights"
-        )
+
+    def choose() -> Path:
+        if not checkpoints(folder):
+            raise FileNotFoundError(
+                f"run.init_from={folder} has no checkpoint: name the folder of a run that has one "
+                "in checkpoints/, or leave it out to start with random weights"
+            )
+        return chosen_checkpoint(folder, choice)
+
+    checkpoint = processes.main_does(choose)
     config_of(folder, TrainConfig)  # a classifier's run is named as such
     config = recorded_config(checkpoint, TrainConfig).model
     reasons = differences(config, model.config)
@@ -127,7 +138,8 @@ def load_first_weights(folder: Path, model: GPT, stream: TokenStream, processes:
         there = GPT(config)
     weights = read_weights(checkpoint, there.state_dict())
     put_weights(model, with_context_length(weights, model.config.context_length))
-    return "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
+    text = "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
+    return text, read_progress(checkpoint)[0].step
 
 
 def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str, Any]:

@@ -80,8 +80,9 @@ class LanguageTask:
         )
         self._ahead: tuple[int, list[Tensor]] | None = None
 
-    def take_weights(self, run: Path) -> str:
-        return start.load_first_weights(run, self.model, self._stream, self._processes)
+    def take_weights(self, run: Path) -> tuple[str, int | None]:
+        choice = self._config.run.init_checkpoint
+        return start.load_first_weights(run, self.model, self._stream, self._processes, choice)
 
     def open(self, run: Path, first_step: int) -> None:
         if self._processes.is_main:

@@ -1,0 +1,50 @@
+"""A checkpoint by name: best, a step or a folder."""
+
+import shutil
+
+import pytest
+
+from tests.training.checkpoint.small import make, save
+from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.folders import checkpoint_folder
+
+LOSSES = {5: 3.0, 10: 1.0, 15: None, 20: 1.0, 25: 2.0}
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    for step, val_loss in LOSSES.items():
+        save(folder, step, *make(0), keep_last=9, val_loss=val_loss)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("choice", "step"),
+    [(None, 25), ("best", 10), (15, 15), ("20", 20), ("step_00000005", 5), ("00000005", 5)],
+)
+def test_finds_what_is_asked_for(run, choice, step):
+    assert chosen_checkpoint(run, choice) == checkpoint_folder(run, step)
+
+
+def test_a_folder_may_be_anywhere(run, tmp_path):
+    mine = shutil.copytree(checkpoint_folder(run, 15), tmp_path / "mine")
+    assert chosen_checkpoint(run, str(mine)) == mine
+    copied = shutil.copytree(mine, run / "checkpoints" / "step_00000015_mine")
+    assert chosen_checkpoint(run, copied.name) == copied
+
+
+@pytest.mark.parametrize("choice", ["7", 7, "worst", "step_7", "/", "-5"])
+def test_an_error_names_those_that_exist(run, choice):
+    names = "step_00000005, step_00000010, step_00000015, step_00000020, step_00000025"
+    with pytest.raises(FileNotFoundError, match=f"run has no checkpoint {choice}: it has {names}"):
+        chosen_checkpoint(run, choice)
+
+
+def test_a_run_without_a_validation_loss_has_no_best(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet: train it first"):
+        chosen_checkpoint(tmp_path, "best")
+    save(tmp_path, 5, *make(0))
+    message = "has no checkpoint with a validation loss, as .*: choose one of step_00000005"
+    with pytest.raises(FileNotFoundError, match=message):
+        chosen_checkpoint(tmp_path, "best")
