@@ -120,14 +120,10 @@ def flash_attention(
             PyTorch's generator of the device, in every implementation.
         return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
         deterministic: promise that a repeated call gives the same bits, gradients included. All
-<<<<<<< HEAD
-            implementations but "sdpa" and "unfused" always do. It is a promise for calls of the
-            same shape: in a batch of another size, out of a sequence has the same bits, and its
-            gradients may differ by rounding (impl="hopper", causal, without a mask).
-=======
-            implementations but "sdpa" and "unfused" always do. Dropout needs the same seed, or
-            the same state of the generator.
->>>>>>> e858461 (kernels: check the types of all arguments, and say what to use instead)
+            implementations but "sdpa" and "unfused" always do; dropout needs the same seed, or the
+            same state of the generator. It is a promise for calls of the same shape: in a batch of
+            another size, out of a sequence has the same bits, and its gradients may differ by
+            rounding (impl="hopper", causal, without a mask).
         impl: "hopper" (this project's kernels for H100 and H200), "triton" (its portable ones),
             "sdpa" (PyTorch's scaled_dot_product_attention), "reference" (standard attention, exact,
             quadratic memory), "unfused" (standard attention in the dtype of q, to compare speed
