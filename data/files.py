@@ -277,9 +277,14 @@ def to_json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def check_settings(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on in a folder that was begun with other settings, naming the differences."""
-    if changes := differing(before, now):
+def check_settings(
+    folder: Path, before: dict[str, Any], now: dict[str, Any], but: Collection[str] = ()
+) -> None:
+    """Refuse to continue in a folder that was begun with other settings, naming the differences.
+
+    `but` are the names of those that may differ, "group.name" where they are nested.
+    """
+    if changes := differing(before, now, but):
         raise ValueError(
             f"{folder} holds work of other settings ({'; '.join(changes)}); repeat those settings, "
             "choose another --out folder, or delete this one."

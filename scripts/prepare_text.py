@@ -4,6 +4,11 @@
     python -m scripts.prepare_text stdlib --out out/stdlib --train-bpe 4096
     python -m scripts.prepare_text HuggingFaceFW/fineweb --stream --max-documents 1000000 --out X
     python -m scripts.prepare_text books/ --val val.jsonl.xz --out out/books --tokenizer gpt2.json
+    python -m scripts.prepare_text my_project/ notes/*.md --as-text --out out/mine
+
+Local files are .txt (one document each, or see --txt-separator) and .jsonl (a JSON object a line),
+both also compressed as .gz, .xz or .zst, and .parquet. Links in a folder are followed, and names
+that begin with a dot are left out.
 
 A run that was stopped, in whatever way, goes on when the same command is given again.
 """
@@ -62,6 +67,20 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help=r"what stands between the documents of a .txt file; \n and \t are understood "
         "(default: a file is one document)",
     )
+    add(
+        "--as-text",
+        action="store_true",
+        help="also read files of other formats (.md, .py, .html, .csv ...) as plain text, as they "
+        "are, if they are UTF-8; .jsonl and .parquet files are still read by field. Without it, "
+        "such files in a folder are left out and counted",
+    )
+    add(
+        "--skip-bad",
+        action="store_true",
+        help="leave out, and count by reason, documents that are refused otherwise: empty or null "
+        "texts, texts that are no strings, lines that are no JSON or lack the field, and invalid "
+        "UTF-8. It may be added when a run has stopped at such a document",
+    )
     add("--hub-config", metavar="NAME", help="configuration of the hub dataset")
     add(
         "--stream",
@@ -90,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         val_ratio=args.val_ratio,
         text_field=args.text_field,
         txt_separator=args.txt_separator,
+        as_text=args.as_text,
+        skip_bad=args.skip_bad,
         hub_config=args.hub_config,
         stream=args.stream,
         max_documents=args.max_documents,
@@ -147,6 +168,9 @@ def _print_report(report: PrepareReport, console: Console) -> None:
     for key, value in manifest.settings["source"].items():
         if value is not None and not key.endswith("sha256"):
             print(f"  {key}: {value}")
+    if manifest.left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.left_out.items())
+        print(f"  left_out_documents: {reasons}")
     print(f"  tokenizer: {tokenizer.name}, {tokenizer.vocab_size:,} entries ({manifest.dtype})")
     table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)

@@ -6,7 +6,6 @@ yields those from number `start` on. `describe()` tells what decides the documen
 as plain JSON values.
 """
 
-import glob
 import hashlib
 import math
 import os
@@ -14,19 +13,20 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from data.files import check_regular
 from data.hub import from_hub
+from data.text.local_files import LocalFiles
 from data.text.readers import (
     MAX_DOCUMENT_BYTES,
     SUPPORTED,
+    UnusableTextError,
     checked_text,
+    file_format,
     holds_one_document,
-    is_supported,
     read_file,
 )
 
@@ -41,12 +41,16 @@ _END_BYTES = 1 << 16
 
 
 class Document(NamedTuple):
-    """One document, its place in the source's order, and the share of the source read by then."""
+    """One document of a source."""
 
     number: int
+    """Its place in the source's order."""
     split: str
     text: str
     done: float
+    """Share of the source read by its end."""
+    left_out: str | None = None
+    """Why the document is not used, in which case `text` is empty."""
 
 
 class DocumentSource(Protocol):
@@ -59,6 +63,22 @@ class DocumentSource(Protocol):
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Those from number `start` on, in order."""
         ...
+
+
+def load_document(
+    number: int, split: str, load: Callable[[], str], done: float, *, skip_bad: bool
+) -> Document:
+    """A document with the text that `load` gives, or left out where there is none to use.
+
+    Raises:
+        ValueError: It cannot be used, and `skip_bad` is false.
+    """
+    try:
+        return Document(number, split, load(), done)
+    except UnusableTextError as error:
+        if not skip_bad:
+            raise ValueError(f"{error}. --skip-bad leaves such documents out.") from error
+        return Document(number, split, "", done, error.reason)
 
 
 def split_of(number: int, val_ratio: float) -> str:
@@ -88,12 +108,18 @@ class HubSource:
     config: str | None = None
     text_field: str = "text"
     val_ratio: float = HUB_VAL_RATIO
+    skip_bad: bool = False
 
     def describe(self) -> dict[str, Any]:
         # names and sizes, not the commit: one that edits the dataset's page changes no document
         files = self._splits["train"].info.download_checksums or {}
         listing = [f"{url.rpartition('/')[2]} {file['num_bytes']}" for url, file in files.items()]
-        return {"kind": "hub", **asdict(self), "listing_sha256": _sha256_of_lines(sorted(listing))}
+        return {
+            "kind": "hub",
+            **asdict(self),
+            "skip_bad": self.skip_bad or None,
+            "listing_sha256": _sha256_of_lines(sorted(listing)),
+        }
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         total = sum(len(rows) for rows in self._splits.values())
@@ -104,7 +130,13 @@ class HubSource:
                 for row, text in enumerate(texts, start=first):
                     where = f"{self.name}: field {self.text_field!r} of row {row} of {split}"
                     number = base + row
-                    yield Document(number, split, checked_text(text, where), (number + 1) / total)
+                    yield load_document(
+                        number,
+                        split,
+                        partial(checked_text, text, where),
+                        (number + 1) / total,
+                        skip_bad=self.skip_bad,
+                    )
             base += len(rows)
 
     @cached_property
@@ -136,31 +168,27 @@ class FileSource:
     val_ratio: float = LOCAL_VAL_RATIO
     text_field: str = "text"
     txt_separator: str | None = None
+    as_text: bool = False
+    """Read files of other formats as plain text."""
+    skip_bad: bool = False
+    """Leave out, and count, the documents that are no text or empty."""
 
     def __post_init__(self) -> None:
         if self.txt_separator == "":
             raise ValueError(
                 "txt_separator must not be empty; leave it out for one document a file."
             )
-        train_files, val_files = _expand(self.names), _expand(self.val)
+        found = LocalFiles(self.as_text)
+        train_files, val_files = found.find(self.names), found.find(self.val)
         files = train_files + val_files
+        self._left_out_files = found.summary()
         self._val_files = set(val_files)
-        for path in files:
-            check_regular(path)  # a pipe would be waited for, here and wherever it is opened
         self._sizes = {path: path.stat().st_size for path in files}
-        if self.txt_separator and not any(".txt" in path.name for path in files):
+        if self.txt_separator and all(file_format(path) in ("jsonl", "parquet") for path in files):
             raise ValueError(
                 f"txt_separator={self.txt_separator!r} has no meaning without a .txt file; "
                 "leave it out."
             )
-        seen: set[Path] = set()
-        for path in files:
-            if (resolved := path.resolve()) in seen:
-                raise ValueError(
-                    f"{path} is given twice (a file must be in the corpus once, and not in both "
-                    "train and val); remove one."
-                )
-            seen.add(resolved)
         whole_files = [path for path in files if holds_one_document(path, self.txt_separator)]
         for path in whole_files:
             if self._sizes[path] > MAX_DOCUMENT_BYTES:
@@ -193,6 +221,9 @@ class FileSource:
             "listing_sha256": _sha256_of_lines(listing),
             "text_field": self.text_field,
             "txt_separator": self.txt_separator,
+            "as_text": self.as_text or None,
+            "skip_bad": self.skip_bad or None,
+            "left_out_files": self._left_out_files,
         }
 
     def documents(self, start: int = 0) -> Iterator[Document]:
@@ -204,13 +235,12 @@ class FileSource:
             else:
                 split = split_of(number, self.val_ratio)
             try:
-                text = load()
+                yield load_document(number, split, load, done, skip_bad=self.skip_bad)
             except MemoryError as error:
                 raise ValueError(
                     f"{path}: document {number} takes more memory than there is, or than ulimit -v "
                     "allows; split it, a .txt file for example with --txt-separator."
                 ) from error
-            yield Document(number, split, text, done)
 
     def _records(self) -> Iterator[tuple[Path, Callable[[], str], float]]:
         """The file of each document, what loads its text, and the share of all bytes read."""
@@ -262,24 +292,6 @@ def empty_split_message(n_documents: int, full_split: str) -> str:
         "FILE, another --val-ratio (0.1, say), or, for a text file that holds many documents, "
         "--txt-separator."
     )
-
-
-def _expand(names: Sequence[str]) -> list[Path]:
-    files: list[Path] = []
-    for name in names:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.is_file())
-        elif path.exists():
-            found = [path]
-        else:
-            found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-        found = [match for match in found if is_supported(match)]
-        if not found:
-            reason = "holds no file of a known format" if path.exists() else "matches no file"
-            raise FileNotFoundError(f"{name!r} {reason}; the formats are {SUPPORTED}.")
-        files += found
-    return files
 
 
 def _fingerprint(path: Path, size: int) -> str:

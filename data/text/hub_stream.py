@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
 from data.hub import from_hub
-from data.text.documents import HUB_VAL_RATIO, Document, checked_column, split_of
+from data.text.documents import (
+    HUB_VAL_RATIO,
+    Document,
+    checked_column,
+    load_document,
+    split_of,
+)
 from data.text.readers import checked_text
 
 
@@ -23,15 +29,22 @@ class HubStream:
     text_field: str = "text"
     val_ratio: float = HUB_VAL_RATIO
     max_documents: int | None = None
+    skip_bad: bool = False
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "hub stream", **asdict(self), "commit": self._commit}
+        settings = asdict(self) | {"skip_bad": self.skip_bad or None}
+        return {"kind": "hub stream", **settings, "commit": self._commit}
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         for number, row in enumerate(self._read(start), start=start):
             where = f"{self.name}: field {self.text_field!r} of row {number}"
-            text = checked_text(row[self.text_field], where)
-            yield Document(number, split_of(number, self.val_ratio), text, self._done(number))
+            yield load_document(
+                number,
+                split_of(number, self.val_ratio),
+                partial(checked_text, row[self.text_field], where),
+                self._done(number),
+                skip_bad=self.skip_bad,
+            )
 
     def _read(self, start: int) -> Iterator[dict[str, Any]]:
         """Rows from a number on."""

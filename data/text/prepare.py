@@ -10,7 +10,7 @@ The shards depend on the documents alone, so a run that was killed ends in the s
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,6 +51,8 @@ LONG_DOCUMENT_TOKENS = (1024, 4096, 16384)
 OnProgress = Callable[[SplitInfo, float], None]
 """Takes the counts of both splits, earlier runs included, and the share of the source read."""
 
+_WITHOUT_EFFECT = ("source.skip_bad", "source.left_out_files")
+"""Settings that do not decide by themselves what is in the shards."""
 _COMMIT_TOKENS = 1 << 23
 _PIECE_CHARS = 1 << 15
 _BATCH_CHARS = 1 << 21
@@ -76,6 +78,8 @@ class PrepareState:
     """Counts; tokens beyond the finished shards are in an open one."""
     documents_read: int = 0
     """Documents of the source that the counts cover: the number to go on from."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Documents among those read that were left out, by reason."""
     tokenizer_sha256: str | None = None
     """Of the tokenizer.json beside the shards, once it is written."""
     format_version: int = FORMAT_VERSION
@@ -104,7 +108,8 @@ class PrepareState:
                 f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
                 "again."
             ) from error
-        check_settings(out, state.settings, settings)
+        _check_same(out, state, settings)
+        state.settings = settings
         return state
 
 
@@ -167,7 +172,7 @@ def prepare(
         new_text_bytes = 0
         if (out / MANIFEST).exists():
             manifest = Manifest.load(out)
-            check_settings(out, manifest.settings, settings)
+            _check_same(out, manifest, settings)
         else:
             state = PrepareState.load(out, settings)
             before = total(state.splits).text_bytes
@@ -184,6 +189,19 @@ def prepare(
             split: _long_document_shares(out, info) for split, info in manifest.splits.items()
         },
     )
+
+
+def _check_same(out: Path, before: PrepareState | Manifest, settings: dict[str, Any]) -> None:
+    """Refuse work that other settings began, if they lead to other shards.
+
+    --skip-bad may be added, as nothing was left out without it, and removed until something is.
+    """
+    check_settings(out, before.settings, settings, _WITHOUT_EFFECT)
+    if before.left_out and not settings["source"].get("skip_bad"):
+        raise ValueError(
+            f"{out} was begun with --skip-bad, which left out {sum(before.left_out.values()):,} "
+            "documents: repeat it, choose another --out folder, or delete this one."
+        )
 
 
 def _choose_tokenizer(
@@ -243,6 +261,10 @@ def _encode_rest(
         for batch, encodings in encoded:
             for piece, encoding in zip(batch, encodings, strict=True):
                 document = piece.document
+                if document.left_out is not None:
+                    state.left_out[document.left_out] = state.left_out.get(document.left_out, 0) + 1
+                    state.documents_read = document.number + 1
+                    continue
                 writers[document.split].append(encoding.ids)
                 text_bytes += len(piece.text.encode("utf-8"))
                 if not piece.is_last:
@@ -286,6 +308,7 @@ def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifes
         ),
         dtype=token_dtype(tokenizer.vocab_size),
         splits=state.splits,
+        left_out=state.left_out,
     )
     verify(out, manifest)
     manifest.save(out)

@@ -4,6 +4,7 @@ Every reader yields `(load, done)` pairs. `load()` parses and returns the docume
 the documents a resumed run skips cost no parsing; `done` is the share of the file read so far.
 """
 
+import codecs
 import gzip
 import lzma
 import os
@@ -11,8 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, partial
-from io import BufferedReader, TextIOWrapper
-from itertools import count
+from io import BufferedReader
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,41 +27,69 @@ MAX_DOCUMENT_BYTES = 1 << 30
 """A document is held in memory, several times over while it is tokenized."""
 
 _CHUNK = 1 << 20
+_HEAD = 1 << 16
+_OTHER_MARKS = {  # that of UTF-16 begins like that of UTF-32
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+_MARK_BYTES = 4
 
 
-def is_supported(path: Path) -> bool:
-    """Whether the name ends in a format that `read_file` knows."""
-    return _format(path) in (".txt", ".jsonl") or path.suffix.lower() == ".parquet"
+class UnusableTextError(ValueError):
+    """A document that is no text, or an empty one."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """What such documents are counted by."""
+
+
+def file_format(path: Path) -> str | None:
+    """ "text", "jsonl" or "parquet", by the name of the file; None if it is another."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return "parquet"
+    if suffix in COMPRESSIONS:
+        suffix = Path(path.stem).suffix.lower()
+    return {".txt": "text", ".jsonl": "jsonl"}.get(suffix)
+
+
+def is_text(path: Path) -> bool:
+    """Whether the first 64 KiB of a file, decompressed, are UTF-8 without a NUL."""
+    with _opened(path) as (stream, _):
+        head = stream.read(_HEAD)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a character
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in head
 
 
 def holds_one_document(path: Path, txt_separator: str | None) -> bool:
     """Whether the file is a single document, known without opening it."""
-    return _format(path) == ".txt" and txt_separator is None
+    return txt_separator is None and file_format(path) in ("text", None)
 
 
 def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterator[Record]:
     """Yield the documents of one file in file order.
 
-    `text_field` is the JSON field or Parquet column that holds the text. `txt_separator` stands
-    between the documents of a .txt file, several in a row count as one, and without it the file is
-    one document.
+    `text_field` is the JSON field or Parquet column that holds the text; its text stays as it is.
+    Any other file is plain text: a byte order mark is removed, and the line ends "\\r\\n" and
+    "\\r" become "\\n". `txt_separator` stands between its documents, several in a row count as
+    one, and without it the file is one document.
 
     Raises:
-        ValueError: The file is damaged, not UTF-8, or lacks `text_field`; names file and line.
+        ValueError: The file is damaged, or lacks `text_field`; names file and line.
+        UnusableTextError: By `load()`: the document is no text, or an empty one.
     """
-    kind = _format(path)
-    if kind == ".parquet":
+    kind = file_format(path)
+    if kind == "parquet":
         return _read_parquet(path, text_field)
-    if kind == ".jsonl":
+    if kind == "jsonl":
         return _read_jsonl(path, text_field)
     if txt_separator is None:
         return iter([(partial(_read_text, path), 1.0)])
-    return _read_separated(path, txt_separator)
-
-
-def _format(path: Path) -> str:
-    compressed = path.suffix.lower() in _DECOMPRESS
-    return (Path(path.stem) if compressed else path).suffix.lower()
+    return _read_separated(path, _with_newlines(txt_separator.encode()))
 
 
 @contextmanager
@@ -69,7 +98,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
     check_regular(path)
     with path.open("rb") as raw:
         size = max(1, os.fstat(raw.fileno()).st_size)
-        decompress = _DECOMPRESS.get(path.suffix.lower())
+        decompress = COMPRESSIONS.get(path.suffix.lower())
         try:
             yield decompress(raw) if decompress else raw, lambda: raw.tell() / size
         except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
@@ -86,31 +115,56 @@ def _zstd(raw: BinaryIO) -> BufferedReader:
     return BufferedReader(stream, _CHUNK)
 
 
-_DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {
+COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".zst": _zstd,
 }
+"""What opens a compressed file, by its suffix."""
 
 
 def _decode(data: bytes | bytearray, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _not_utf8(where, f"{error.reason} at byte {error.start}") from error
+        raise UnusableTextError(
+            f"{where} is not UTF-8 ({error.reason} at byte {error.start}); convert it, for example "
+            "with iconv",
+            "not UTF-8",
+        ) from error
 
 
-def _not_utf8(where: str, reason: str) -> ValueError:
-    return ValueError(
-        f"{where} is not UTF-8 ({reason}); convert it, for example with iconv, and start again."
-    )
+def _without_mark(head: bytes, path: Path) -> bytes:
+    """The first bytes of a file without the byte order mark of UTF-8; refuses other marks."""
+    for encoding, marks in _OTHER_MARKS.items():
+        if head.startswith(marks):
+            raise UnusableTextError(
+                f"{path} is {encoding}, as its byte order mark says, and must be UTF-8; convert "
+                f"it: iconv -f {encoding} -t UTF-8 {path.name} > NEW",
+                "not UTF-8",
+            )
+    return head.removeprefix(codecs.BOM_UTF8)
+
+
+def _with_newlines(data: bytes) -> bytes:
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _plain_chunks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """A plain text file in chunks, without a byte order mark and with "\\n" for all line ends."""
+    head = _without_mark(stream.read(_MARK_BYTES), path)
+    after_return = False
+    # by chunks, as read(limit) takes memory for the whole limit at once
+    for chunk in chain([head], iter(partial(stream.read, _CHUNK), b"")):
+        rest = chunk.removeprefix(b"\n") if after_return else chunk
+        after_return = chunk.endswith(b"\r")
+        yield _with_newlines(rest)
 
 
 def _read_text(path: Path) -> str:
     data = bytearray()
     with _opened(path) as (stream, _):
-        # by chunks, as read(limit) takes memory for the whole limit at once
-        while chunk := stream.read(_CHUNK):
+        for chunk in _plain_chunks(stream, path):
             data += chunk
             if len(data) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
@@ -118,34 +172,32 @@ def _read_text(path: Path) -> str:
                     "document in memory; name what stands between its documents with "
                     "--txt-separator."
                 )
-    return _decode(data, str(path))
+    return checked_text(_decode(data, str(path)), str(path))
 
 
-def _read_separated(path: Path, separator: str) -> Iterator[Record]:
-    begun: list[str] = []  # what is known of the document that has not ended yet
-    tail = ""  # the last characters read, which may begin a separator
+def _read_separated(path: Path, separator: bytes) -> Iterator[Record]:
+    begun: list[bytes] = []  # what is known of the document that has not ended yet
+    tail = b""  # the last bytes read, which may begin a separator
+    number = 0
     with _opened(path) as (stream, share_read):
-        text = TextIOWrapper(stream, encoding="utf-8", newline="\n")
-        try:
-            while chunk := text.read(_CHUNK):
-                *ended, rest = (tail + chunk).split(separator)
-                done = share_read()
-                for end in ended:
-                    if document := "".join([*begun, end]):
-                        yield partial(str, document), done
-                    begun = []
-                border = max(0, len(rest) - len(separator) + 1)
-                begun.append(rest[:border])
-                tail = rest[border:]
-                if (chars := sum(map(len, begun))) > MAX_DOCUMENT_BYTES:
-                    raise ValueError(
-                        f"{path} has {chars:,} characters in a row without the separator "
-                        f"{separator!r}; choose a --txt-separator that it holds more often."
-                    )
-        except UnicodeDecodeError as error:
-            raise _not_utf8(str(path), error.reason) from error
-    if document := "".join([*begun, tail]):
-        yield partial(str, document), 1.0
+        for chunk in _plain_chunks(stream, path):
+            *ended, rest = (tail + chunk).split(separator)
+            done = share_read()
+            for end in ended:
+                if document := b"".join([*begun, end]):
+                    number += 1
+                    yield partial(_decode, document, f"{path}, document {number}"), done
+                begun = []
+            border = max(0, len(rest) - len(separator) + 1)
+            begun.append(rest[:border])
+            tail = rest[border:]
+            if (size := sum(map(len, begun))) > MAX_DOCUMENT_BYTES:
+                raise ValueError(
+                    f"{path} has {size:,} bytes in a row without the separator "
+                    f"{separator.decode()!r}; choose a --txt-separator that it holds more often."
+                )
+    if document := b"".join([*begun, tail]):
+        yield partial(_decode, document, f"{path}, document {number + 1}"), 1.0
 
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
@@ -156,6 +208,12 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
             if not line:
                 break
             where = f"{path}, line {line_number}"
+            # of every line, as files with such marks are joined by cat
+            line = (
+                _without_mark(line, path)
+                if line_number == 1
+                else line.removeprefix(codecs.BOM_UTF8)
+            )
             if len(line) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
                     f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one "
@@ -166,35 +224,46 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def _json_text(line: bytes, where: str, text_field: str) -> str:
-    text = _decode(line, where)
+    decoded = _decode(line, where)
     try:
-        record = parse_json(text)
+        record = parse_json(decoded)
     except ValueError as error:
-        raise ValueError(
-            f"{where} is not a JSON object ({error}); repair or remove the line."
+        raise UnusableTextError(
+            f"{where} is not a JSON object ({error}); repair or remove the line",
+            "not a JSON object",
         ) from error
     if not isinstance(record, dict):
-        raise ValueError(f"{where} is {type(record).__name__}, but every line must be an object.")
+        raise UnusableTextError(
+            f"{where} is {type(record).__name__}, but every line must be an object",
+            "not a JSON object",
+        )
     if text_field not in record:
-        raise ValueError(
-            f"{where} has no field {text_field!r}, only {sorted(record)}; "
-            "name the text's field with --text-field."
+        raise UnusableTextError(
+            f"{where} has no field {text_field!r}, only {sorted(record)}; name the text's field "
+            "with --text-field",
+            f"no field {text_field!r}",
         )
     text = checked_text(record[text_field], f"{where}: field {text_field!r}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(
+        raise UnusableTextError(
             f"{where}: field {text_field!r} holds half of a surrogate pair at character "
-            f"{error.start}, which no UTF-8 text can; repair or remove the line."
+            f"{error.start}, which no UTF-8 text can; repair or remove the line",
+            "half of a surrogate pair",
         ) from error
     return text
 
 
 def checked_text(value: Any, where: str) -> str:
-    """The value of a field, which must be a string."""
+    """The value of a field, or a whole file, which must be a string that is not empty."""
     if not isinstance(value, str):
-        raise ValueError(f"{where} must be a string, but is {type(value).__name__}.")
+        kind = "null" if value is None else type(value).__name__
+        raise UnusableTextError(
+            f"{where} must be a string, but is {kind}", f"{kind} instead of a string"
+        )
+    if not value:
+        raise UnusableTextError(f"{where} is empty", "empty text")
     return value
 
 
@@ -230,6 +299,8 @@ def _parquet_text(read: Callable[[], Any], row: int, where: str) -> str:
 
     try:
         text = read().column(0)[row].as_py()
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UnusableTextError(f"{where} is not UTF-8 ({error})", "not UTF-8") from error
+    except (ArrowException, OSError) as error:
         raise ValueError(f"{where} cannot be read ({error}); fetch the file again.") from error
     return checked_text(text, where)

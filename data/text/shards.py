@@ -109,6 +109,8 @@ class Manifest:
     """"uint16" or "uint32", little endian."""
     splits: dict[str, SplitInfo]
     """By name: "train" and "val"."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Documents that prepare_text --skip-bad left out, by reason."""
 
     def save(self, folder: Path) -> None:
         """Write manifest.json atomically."""

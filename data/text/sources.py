@@ -15,7 +15,7 @@ from data.text.documents import (
     StdlibSource,
 )
 from data.text.hub_stream import HubStream
-from data.text.readers import is_supported
+from data.text.readers import file_format
 
 CUT_VAL_RATIO = 0.1
 """Of each document, where there are too few to give whole ones to validation."""
@@ -41,7 +41,8 @@ class CutSource:
         for document in self.files.documents():
             if cut_position(document.text, self.val_ratio) is not None:
                 return
-            longest, count = max(longest, len(document.text)), count + 1
+            if document.left_out is None:
+                longest, count = max(longest, len(document.text)), count + 1
         if count:  # of none at all, preparing them tells
             raise ValueError(
                 f"{', '.join(self.files.names)}: {count} document(s), too few to give whole ones "
@@ -57,7 +58,9 @@ class CutSource:
         for whole in self.files.documents(start // 2):
             cut = cut_position(whole.text, self.val_ratio)
             number = 2 * whole.number
-            if number >= start:
+            if number >= start and whole.left_out is not None:
+                yield whole._replace(number=number)
+            elif number >= start:
                 share = 1 if cut is None else cut / len(whole.text)
                 done = before + share * (whole.done - before)
                 yield Document(number, "train", whole.text[:cut], done)
@@ -83,6 +86,8 @@ def open_source(
     val_ratio: float | None = None,
     text_field: str = "text",
     txt_separator: str | None = None,
+    as_text: bool = False,
+    skip_bad: bool = False,
     hub_config: str | None = None,
     stream: bool = False,
     max_documents: int | None = None,
@@ -97,6 +102,9 @@ def open_source(
             cut, and it is the share of its text; the default is then 0.1.
         text_field: JSON field or column that holds the text.
         txt_separator: String between the documents of .txt files; without it a file is a document.
+        as_text: Read files of other formats than .txt, .jsonl and .parquet as plain text.
+        skip_bad: Leave out, and count, the documents that are no text or empty, which are refused
+            otherwise.
         hub_config: Configuration of the hub dataset, where it has several.
         stream: Read a hub dataset as it arrives, and keep none of it on the disk.
         max_documents: Of a stream, how many to read; None reads all.
@@ -114,20 +122,22 @@ def open_source(
             f"max_documents={max_documents} must be at least 1, and needs stream: a dataset that "
             "is not streamed is read whole."
         )
-    local_only = {"val": val, "txt_separator": txt_separator}
+    local_only = {"val": val, "txt_separator": txt_separator, "as_text": as_text}
     if list(names) == ["stdlib"]:
         other_field = text_field if text_field != "text" else None
         useless = {"hub_config": hub_config, "text_field": other_field, "stream": stream}
+        useless["skip_bad"] = skip_bad
         _refuse("the standard library", local_only | useless)
         return StdlibSource(val_ratio or LOCAL_VAL_RATIO)
     if len(names) == 1 and not _looks_local(names[0]):
         _refuse(f"the hub dataset {names[0]!r}", local_only)
         ratio = val_ratio or HUB_VAL_RATIO
         if stream:
-            return HubStream(names[0], hub_config, text_field, ratio, max_documents)
-        return HubSource(names[0], hub_config, text_field, ratio)
+            return HubStream(names[0], hub_config, text_field, ratio, max_documents, skip_bad)
+        return HubSource(names[0], hub_config, text_field, ratio, skip_bad)
     _refuse("local files", {"hub_config": hub_config, "stream": stream})
-    files = FileSource(names, val, val_ratio or LOCAL_VAL_RATIO, text_field, txt_separator)
+    ratio = val_ratio or LOCAL_VAL_RATIO
+    files = FileSource(names, val, ratio, text_field, txt_separator, as_text, skip_bad)
     return CutSource(files, val_ratio or CUT_VAL_RATIO) if not val and files.are_few() else files
 
 
@@ -136,7 +146,7 @@ def _looks_local(name: str) -> bool:
         any(mark in name for mark in "*?[")
         or name.startswith((".", "/", "~"))
         or name.count("/") > 1
-        or is_supported(Path(name))
+        or file_format(Path(name)) is not None
         or Path(name).exists()
     )
 

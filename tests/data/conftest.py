@@ -16,9 +16,9 @@ WORDS += ["naïve", "cafés,", "東京", "🦋", "\n\n", "def", "f(x):"]
 
 
 def random_texts(n: int, seed: int = 0, max_words: int = 60) -> list[str]:
-    """Short documents of odd words, some of them empty."""
+    """Short documents of odd words, some of them white space alone."""
     rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randrange(max_words))) for _ in range(n)]
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(max_words))) or " " for _ in range(n)]
 
 
 @pytest.fixture(scope="session")

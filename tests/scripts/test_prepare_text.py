@@ -77,6 +77,33 @@ def test_validation_files(corpus, tmp_path):
     assert {s: i.documents for s, i in Manifest.load(out).splits.items()} == {"train": 1, "val": 1}
 
 
+def test_the_summary_says_what_is_left_out(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "some words"}\n{"text": null}\n' * 100)
+    (folder / "README.md").write_text("# Texts")
+    command = [str(folder), "--out", str(tmp_path / "out"), "--train-bpe", "300", "--val-ratio"]
+    assert main([*command, "0.1", "--skip-bad"]) == 0
+    printed = capsys.readouterr().out
+    assert "  left_out_files: 1 .md\n" in printed
+    assert "  left_out_documents: 100 null instead of a string\n" in printed
+
+
+def test_source_files_as_text(tmp_path, capsys):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for n in range(30):
+        (folder / f"{n}.py").write_text(f"print({n})\r\n")
+    out = tmp_path / "out"
+    command = [str(folder), "--out", str(out), "--train-bpe", "300", "--val-ratio", "0.1"]
+    with pytest.raises(FileNotFoundError, match=r"left out: 30 \.py.*--as-text reads"):
+        main(command)
+    assert main([*command, "--as-text"]) == 0
+    stream = TokenStream(out, "train")
+    text = load_tokenizer(str(out)).decode(stream.read(0, len(stream)).tolist())
+    assert text.startswith("print(0)\n<|endoftext|>print(1)\n")
+
+
 def test_interruption_says_how_to_go_on(corpus, tmp_path, capsys, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt

@@ -25,8 +25,8 @@ def _small_batches(monkeypatch):
 
 @pytest.fixture
 def corpus(jsonl, texts):
-    """A source with empty documents, one longer than a shard, and one that holds markup."""
-    documents = [*texts(150), "", "long document " * 800, f"a{END_OF_TEXT}b", *texts(50, seed=1)]
+    """A source with short documents, one longer than a shard, and one that holds markup."""
+    documents = [*texts(150), " ", "long document " * 800, f"a{END_OF_TEXT}b", *texts(50, seed=1)]
     path = jsonl(documents)
     return lambda: FileSource([str(path)], val_ratio=0.2)
 
@@ -202,6 +202,79 @@ def test_broken_document_stops_with_its_place(jsonl, tokenizer_file, tmp_path):
         file.write("{broken\n")
     with pytest.raises(ValueError, match=r"corpus\.jsonl, line 51 is not a JSON object"):
         prepare(FileSource([str(path)]), tmp_path / "out", tokenizer=str(tokenizer_file))
+
+
+@pytest.fixture
+def some_bad(tmp_path, texts):
+    """Makes a source of a file with bad lines, the first of them line 61, one of them the last."""
+    lines = [json.dumps({"text": text}) for text in texts(100)]
+    lines[60:60] = ['{"text": ""}']
+    lines[70:70] = ["{broken", '{"text": null}', "[]"]
+    path = tmp_path / "some_bad.jsonl"
+    path.write_text("\n".join([*lines, '{"text": ""}']) + "\n")
+    return lambda skip_bad: FileSource([str(path)], val_ratio=0.2, skip_bad=skip_bad)
+
+
+COUNTED = {"empty text": 2, "not a JSON object": 2, "null instead of a string": 1}
+
+
+def test_bad_documents_are_counted_in_the_manifest(some_bad, tokenizer_file, tmp_path):
+    manifest = prepare(some_bad(True), tmp_path / "out", tokenizer=str(tokenizer_file)).manifest
+    assert manifest.left_out == Manifest.load(tmp_path / "out").left_out == COUNTED
+    assert sum(info.documents for info in manifest.splits.values()) == 100
+
+
+@pytest.mark.parametrize("shard_tokens", [77, 10**6])
+def test_stopped_among_bad_documents(some_bad, tokenizer_file, tmp_path, shard_tokens):
+    options = {"tokenizer": str(tokenizer_file), "shard_tokens": shard_tokens}
+    prepare(some_bad(True), tmp_path / "whole", **options)
+    out = tmp_path / "out"
+
+    def stop(counts, done):
+        raise KeyboardInterrupt
+
+    for _ in range(1000):
+        before = _documents_read(out)
+        try:
+            prepare(some_bad(True), out, **options, on_progress=stop)
+        except KeyboardInterrupt:
+            if _documents_read(out) == before:  # nothing was safe yet: let it end
+                prepare(some_bad(True), out, **options)
+                break
+        else:
+            break
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_run_that_a_bad_line_stopped_continues_without_it(some_bad, tokenizer_file, tmp_path):
+    options = {"tokenizer": str(tokenizer_file), "shard_tokens": 50}
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"line 61: field 'text' is empty\. --skip-bad leaves"):
+        prepare(some_bad(False), out, **options)
+    assert 0 < _documents_read(out) <= 60
+    prepare(some_bad(True), out, **options)
+    prepare(some_bad(True), tmp_path / "whole", **options)
+    assert contents(out) == contents(tmp_path / "whole")
+    with pytest.raises(ValueError, match="--skip-bad, which left out 5 documents: repeat it"):
+        prepare(some_bad(False), out, **options)
+
+
+def test_files_that_are_left_out_may_come_and_go(texts, tokenizer_file, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, text in enumerate(texts(20)):
+        (folder / f"{number}.txt").write_text(text)
+
+    def run():
+        source = FileSource([str(folder)], val_ratio=0.2)
+        return prepare(source, tmp_path / "out", tokenizer=str(tokenizer_file))
+
+    run()
+    (folder / "README.md").write_text("about")
+    assert run().new_text_bytes == 0
+    with pytest.raises(ValueError, match="source.as_text is None there and True here"):
+        source = FileSource([str(folder)], val_ratio=0.2, as_text=True)
+        prepare(source, tmp_path / "out", tokenizer=str(tokenizer_file))
 
 
 def test_two_runs_at_once(corpus, tokenizer_file, tmp_path):

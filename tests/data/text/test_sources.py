@@ -29,7 +29,7 @@ def whole_in(folder, kind, text):
 
 @pytest.mark.parametrize("kind", ["txt.gz", "jsonl", "parquet"])
 def test_a_lone_document_is_cut_at_a_line(tmp_path, kind):
-    text = "".join(f"line {i}\r\n" for i in range(1000))
+    text = "".join(f"line {i}\n" for i in range(1000))
     source = open_source([str(whole_in(tmp_path, kind, text))])
     train, val = source.documents()
     assert (train.number, train.split, val.number, val.split) == (0, "train", 1, "val")
@@ -113,6 +113,8 @@ def test_names_choose_the_source(tmp_path, monkeypatch):
     [
         (["stdlib"], {"val": ["a.txt"]}, "val has no meaning for the standard library"),
         (["stdlib"], {"text_field": "body"}, "text_field has no meaning"),
+        (["stdlib"], {"as_text": True, "skip_bad": True}, "as_text, skip_bad has no meaning"),
+        (["owner/corpus"], {"as_text": True}, "as_text has no meaning for the hub"),
         (["owner/corpus"], {"txt_separator": "|"}, "txt_separator has no meaning for the hub"),
         (["a.txt"], {"hub_config": "x"}, "hub_config has no meaning for local files"),
         (["a.jsonl"], {"txt_separator": "|"}, "no meaning without a .txt file"),
