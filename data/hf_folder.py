@@ -21,7 +21,7 @@ from torch import Tensor
 
 from data.files import load_json
 from data.hub import from_hub
-from data.text.tokenizer import TextTokenizer, gpt2_tokenizer, load_tokenizer
+from data.text.tokenizer import END_OF_TEXT, TextTokenizer, gpt2_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -82,17 +82,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     raise FileNotFoundError(f"{folder} holds no weights: neither {WEIGHTS}, {INDEX} nor {PICKLE}")
 
 
-def read_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer that lies beside a model.
+def read_tokenizer(folder: Path, end_of_text: str | None = None) -> TextTokenizer:
+    """The tokenizer of a model's folder; `load_tokenizer` says what `end_of_text` is.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is damaged, or has no end of text.
     """
     if (folder / TOKENIZER).is_file():
-        return load_tokenizer(str(folder / TOKENIZER))
+        return load_tokenizer(str(folder / TOKENIZER), end_of_text)
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
-        return gpt2_tokenizer(folder / VOCAB, folder / MERGES)
+        return gpt2_tokenizer(folder / VOCAB, folder / MERGES, end_of_text or END_OF_TEXT)
     raise FileNotFoundError(
         f"{folder} holds no tokenizer, neither {TOKENIZER} nor {VOCAB} and {MERGES}: pass "
         "--tokenizer FILE, the tokenizer.json that the model was trained with"

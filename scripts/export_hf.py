@@ -50,7 +50,6 @@ from safetensors.torch import save_file
 from data.files import sync_folder, to_json, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.hub import upload
-from data.text.tokenizer import END_OF_TEXT
 from evaluation.model_card import model_card
 from evaluation.runs import open_run
 from model.hf import DTYPES, config_to_hf, layout_for, state_to_hf
@@ -82,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
-    write_atomically(unfinished / TOKENIZER, tokenizer.to_json().encode())
+    write_atomically(unfinished / TOKENIZER, tokenizer.to_library_json().encode())
     # what AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_of_text),
         "model_max_length": config.context_length,
         "clean_up_tokenization_spaces": False,
     }

@@ -37,6 +37,11 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="a tokenizer.json (default: the one that lies beside the model)",
     )
+    add(
+        "--end-of-text",
+        metavar="TOKEN",
+        help="special token of the tokenizer that ends each document (default: <|endoftext|>)",
+    )
     return parser.parse_args(argv)
 
 
@@ -95,7 +100,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_out(out)
     folder = find_folder(args.name)
     config = train_config(config_from_hf(read_config(folder)), out=out, data=args.data)
-    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else read_tokenizer(folder)
+    tokenizer = (
+        load_tokenizer(args.tokenizer, args.end_of_text)
+        if args.tokenizer
+        else read_tokenizer(folder, args.end_of_text)
+    )
     vocab_size = config.model.vocab_size
     if tokenizer.vocab_size > vocab_size:  # the model may know more
         raise ValueError(

@@ -51,6 +51,12 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     which.add_argument(
         "--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries instead"
     )
+    add(
+        "--end-of-text",
+        metavar="TOKEN",
+        help="special token of the tokenizer that ends each document, such as '</s>' (default: "
+        "<|endoftext|>, or what a tokenizer.json of a prepared text or a run was made with)",
+    )
     add("--val", nargs="+", default=(), metavar="FILE", help="local files for validation")
     add(
         "--val-ratio",
@@ -129,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.out,
             tokenizer=args.tokenizer,
             train_bpe=args.train_bpe,
+            end_of_text=args.end_of_text,
             shard_tokens=args.shard_tokens,
             on_progress=display.show,
         )
@@ -172,6 +179,8 @@ def _print_report(report: PrepareReport, console: Console) -> None:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.left_out.items())
         print(f"  left_out_documents: {reasons}")
     print(f"  tokenizer: {tokenizer.name}, {tokenizer.vocab_size:,} entries ({manifest.dtype})")
+    if end_of_text := manifest.settings["tokenizer"].get("end_of_text"):
+        print(f"  end_of_text: {end_of_text}")
     table = Table(box=None, pad_edge=False)
     table.add_column("split", no_wrap=True)
     for heading in ("documents", "tokens", "shards", "seconds", "MB/s", ">1K", ">4K", ">16K"):

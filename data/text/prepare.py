@@ -40,7 +40,13 @@ from data.text.shards import (
     total,
     verify,
 )
-from data.text.tokenizer import TextTokenizer, check_bpe_vocab_size, load_tokenizer, train_tokenizer
+from data.text.tokenizer import (
+    END_OF_TEXT,
+    TextTokenizer,
+    check_bpe_vocab_size,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 T = TypeVar("T")
 
@@ -132,6 +138,7 @@ def prepare(
     *,
     tokenizer: str | None = None,
     train_bpe: int | None = None,
+    end_of_text: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
     on_progress: OnProgress | None = None,
 ) -> PrepareReport:
@@ -143,6 +150,8 @@ def prepare(
         tokenizer: "gpt2", the default, or the path of a tokenizer.json.
         train_bpe: Instead, entries of a byte-level BPE to train on the first 16M characters of
             the training documents.
+        end_of_text: Special token that ends documents; by default that of a tokenizer that was
+            saved with one, and "<|endoftext|>" of others.
         shard_tokens: Tokens at which a shard ends with its current document.
         on_progress: Called after every batch.
 
@@ -157,16 +166,22 @@ def prepare(
                 f"tokenizer={tokenizer!r} and train_bpe={train_bpe} exclude each other: give one."
             )
         check_bpe_vocab_size(train_bpe)
+    if end_of_text == "":
+        raise ValueError('end_of_text must not be empty; leave it out for "<|endoftext|>".')
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens={shard_tokens} must be at least 1.")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with lock_folder(out):
         remove_unfinished_files(out)
-        given = load_tokenizer(tokenizer or "gpt2") if train_bpe is None else None
+        given = None if train_bpe else load_tokenizer(tokenizer or "gpt2", end_of_text)
+        end = given.end_of_text if given else end_of_text or END_OF_TEXT
         settings = {
             "source": source.describe(),
-            "tokenizer": {"sha256": given.sha256} if given else {"train_bpe": train_bpe},
+            "tokenizer": {
+                **({"sha256": given.sha256} if given else {"train_bpe": train_bpe}),
+                "end_of_text": None if end == END_OF_TEXT else end,
+            },
             "shard_tokens": shard_tokens,
         }
         new_text_bytes = 0
@@ -209,10 +224,11 @@ def _choose_tokenizer(
 ) -> TextTokenizer:
     """The given tokenizer, or the one trained for this folder; saved beside the shards."""
     train_bpe = state.settings["tokenizer"].get("train_bpe")
+    end_of_text = state.settings["tokenizer"].get("end_of_text") or END_OF_TEXT
     if given is not None:
         chosen = given
     elif state.tokenizer_sha256 is None:
-        chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe)
+        chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe, end_of_text)
     else:
         chosen = load_tokenizer(str(out / TOKENIZER))
         chosen.name = f"bpe-{train_bpe}"

@@ -192,6 +192,8 @@ def _check(manifest: Manifest) -> None:
                 )
         if type(info.text_bytes) is not int or info.text_bytes < 0:
             raise _ContradictionError(f"text_bytes={info.text_bytes!r} of {split}")
+    if not all(type(count) is int and count > 0 for count in manifest.left_out.values()):
+        raise _ContradictionError(f"left_out={manifest.left_out!r}, which must be counts")
 
 
 class TokenStream:

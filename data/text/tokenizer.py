@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -32,20 +33,26 @@ memory for a token, or so."""
 # The last two ranges are Chinese and Japanese punctuation.
 _WORD_BORDER = re.compile(r"(?<=[!-~\w\u3001-\u3020\uff01-\uff5e])[ \n]")
 
+_MOST_LISTED = 10
 _MAX_TRAINING_WORD = 1 << 12
 """Training a BPE takes time with the square of the longest word."""
 # GPT-2's words are all letters or digits, or all other characters.
 _LONG_WORD = re.compile(rf"[^\W_]{{{_MAX_TRAINING_WORD}}}|[\W_]{{{_MAX_TRAINING_WORD}}}")
 
 
+# The key that marks, among the added tokens of a tokenizer.json, one that ends documents in the
+# place of "<|endoftext|>". The tokenizers library ignores it.
+_ENDS_DOCUMENTS = "ends_documents"
+
+
 class TextTokenizer:
     """A `tokenizers.Tokenizer` set up for language modelling, with what the shards record of it."""
 
-    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, name: str, end_of_text: str = END_OF_TEXT) -> None:
         """Take over a tokenizer, and switch off its padding, truncation and special-token matching.
 
         Raises:
-            ValueError: It has no special token "<|endoftext|>".
+            ValueError: It has no special token `end_of_text`.
         """
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -55,16 +62,22 @@ class TextTokenizer:
             # tokenizer does not know, and the user's text may not have it
             tokenizer.decode(tokenizer.encode("The cat is 42.").ids)
         added = tokenizer.get_added_tokens_decoder()
-        ends = [i for i, token in added.items() if token.content == END_OF_TEXT and token.special]
-        if not ends:
+        special = {token.content: number for number, token in added.items() if token.special}
+        if end_of_text not in special:
+            others = (
+                f"name another of its special tokens with --end-of-text: {_listed(special)}"
+                if special
+                else "it has none, so choose another tokenizer.json"
+            )
             raise ValueError(
-                f"Tokenizer {name!r} must have the special token {END_OF_TEXT!r} to end documents "
-                f"with, but its special tokens are {sorted(t.content for t in added.values())}; "
-                "add it to the tokenizer.json or choose another tokenizer."
+                f"Tokenizer {name!r} must have the special token {end_of_text!r} to end documents "
+                f"with; {others}."
             )
         self.name = name
         """What messages and the manifest call it."""
-        self.eot_id: int = ends[0]
+        self.end_of_text = end_of_text
+        """The special token that ends documents."""
+        self.eot_id: int = special[end_of_text]
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(
@@ -73,7 +86,7 @@ class TextTokenizer:
             )
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.to_str())
-        self.sha256 = _meaning_sha256(spec)
+        self.sha256 = _meaning_sha256(spec, end_of_text)
         self._byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
         self._splits_at_word_borders = _is_gpt2_like(spec)
 
@@ -136,7 +149,17 @@ class TextTokenizer:
         yield text[start:]
 
     def to_json(self) -> str:
-        """The whole tokenizer as the text of a tokenizer.json file."""
+        """The whole tokenizer, its end of text included, as `load_tokenizer` reads it."""
+        if self.end_of_text == END_OF_TEXT:
+            return self.to_library_json()
+        spec = json.loads(self.to_library_json())
+        for token in spec["added_tokens"]:
+            if token["id"] == self.eot_id:
+                token[_ENDS_DOCUMENTS] = True
+        return json.dumps(spec, ensure_ascii=False)
+
+    def to_library_json(self) -> str:
+        """The tokenizer as the tokenizers library saves it: nothing says which token ends texts."""
         return self._tokenizer.to_str(pretty=False)
 
 
@@ -169,8 +192,11 @@ class StreamDecoder:
         return self._tokenizer.decode(self._last + self._held)[len(before) :]
 
 
-def load_tokenizer(name: str) -> TextTokenizer:
+def load_tokenizer(name: str, end_of_text: str | None = None) -> TextTokenizer:
     """Load a tokenizer.json file, or "gpt2" (or another name) from the Hugging Face hub.
+
+    Documents end with the special token `end_of_text`. By default it is the one that the file was
+    saved with, where that is ours, and "<|endoftext|>" elsewhere.
 
     Raises:
         ValueError: The name is neither, the hub cannot be reached, or there is no end of text.
@@ -189,7 +215,17 @@ def load_tokenizer(name: str) -> TextTokenizer:
         f"{path} must be a tokenizer.json as the tokenizers library saves it; a vocab.json or "
         "merges.txt alone is not enough"
     )
-    return TextTokenizer(_from_json(path.read_bytes(), requirement), name)
+    data = path.read_bytes()
+    tokenizer = _from_json(data, requirement)
+    return TextTokenizer(tokenizer, name, end_of_text or _marked_end(data) or END_OF_TEXT)
+
+
+def _marked_end(data: bytes) -> str | None:
+    """The token that a tokenizer.json of ours marks as the end of documents, if there is one."""
+    if _ENDS_DOCUMENTS.encode() not in data:
+        return None
+    added = parse_json(data)["added_tokens"]
+    return next((token["content"] for token in added if token.get(_ENDS_DOCUMENTS) is True), None)
 
 
 def _download(name: str) -> Path:
@@ -203,7 +239,7 @@ def _download(name: str) -> Path:
         return Path(hf_hub_download(name, TOKENIZER))
 
 
-def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
+def gpt2_tokenizer(vocab: Path, merges: Path, end_of_text: str = END_OF_TEXT) -> TextTokenizer:
     """GPT-2's tokenizer from the two files it was released in: vocab.json and merges.txt.
 
     Raises:
@@ -226,11 +262,13 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> TextTokenizer:
         line.split(" ") for line in lines if line and not line.startswith("#version")
     ]
     tokenizer = _from_json(json.dumps(spec).encode(), requirement)
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    return TextTokenizer(tokenizer, str(vocab.parent))
+    tokenizer.add_special_tokens([end_of_text])
+    return TextTokenizer(tokenizer, str(vocab.parent), end_of_text)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, end_of_text: str = END_OF_TEXT
+) -> TextTokenizer:
     """Train a byte-level BPE with GPT-2's word rule; the same texts give the same tokenizer.
 
     It takes about 1 s for 5 MB on two cores. A small sample may support fewer entries than the
@@ -242,12 +280,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[end_of_text],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(map(_cut_long_words, texts), trainer)
-    return TextTokenizer(tokenizer, f"bpe-{vocab_size}")
+    return TextTokenizer(tokenizer, f"bpe-{vocab_size}", end_of_text)
 
 
 def _cut_long_words(text: str) -> str:
@@ -271,7 +309,12 @@ def check_bpe_vocab_size(vocab_size: int) -> None:
         )
 
 
-def _meaning_sha256(spec: dict) -> str:
+def _listed(tokens: Iterable[str]) -> str:
+    first = list(islice(tokens, _MOST_LISTED + 1))
+    return ", ".join(map(repr, first[:_MOST_LISTED])) + (", ..." if first[_MOST_LISTED:] else "")
+
+
+def _meaning_sha256(spec: dict, end_of_text: str) -> str:
     """Hash what decides the ids, so that files which differ only in form count as the same."""
     meaning = {
         "normalizer": spec["normalizer"],
@@ -280,6 +323,8 @@ def _meaning_sha256(spec: dict) -> str:
         # absent, null, "" and false are four spellings of an unused option
         "model": {key: value for key, value in spec["model"].items() if value},
     }
+    if end_of_text != END_OF_TEXT:  # of which the hashes of older versions say nothing
+        meaning["end_of_text"] = end_of_text
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 

@@ -75,11 +75,19 @@ def test_half_precision(gpt2_folder, imported, tmp_path, dtype):
 def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatch):
     run = open_run(imported)
     # GPT-2's is its last
-    other = SimpleNamespace(eot_id=7, to_json=run.tokenizer.to_json, name="other", vocab_size=9)
+    other = SimpleNamespace(
+        eot_id=7,
+        to_library_json=run.tokenizer.to_library_json,
+        end_of_text="<end>",
+        name="other",
+        vocab_size=9,
+    )
     monkeypatch.setattr(export_hf, "open_run", lambda *_: replace(run, tokenizer=other))
     export_hf.main([str(imported), str(tmp_path / "hf")])
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (7, 7)
+    config = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+    assert config["eos_token"] == "<end>"
 
 
 def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monkeypatch):

@@ -109,6 +109,15 @@ def test_tokenizer_from_elsewhere(gpt2_folder, folder, out, tmp_path):
     assert open_run(out).tokenizer.sha256 == load_tokenizer(str(gpt2_folder)).sha256
 
 
+def test_a_tokenizer_with_another_end_of_text(folder, out):
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    with pytest.raises(ValueError, match="--end-of-text: '</s>'"):
+        import_to(out, folder)
+    import_to(out, folder, "--end-of-text", "</s>")
+    assert open_run(out).tokenizer.end_of_text == "</s>"
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

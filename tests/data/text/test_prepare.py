@@ -12,7 +12,7 @@ import pytest
 from data.text.documents import FileSource, StdlibSource
 from data.text.prepare import prepare
 from data.text.shards import Manifest, TokenStream
-from data.text.tokenizer import END_OF_TEXT
+from data.text.tokenizer import END_OF_TEXT, load_tokenizer
 
 SHARD_TOKENS = 500
 
@@ -150,7 +150,7 @@ def test_tokenizer_is_trained_on_a_bounded_sample_of_train(corpus, tmp_path, mon
     seen = []
     monkeypatch.setattr("data.text.prepare.BPE_SAMPLE_CHARS", 1000)
     monkeypatch.setattr(
-        "data.text.prepare.train_tokenizer", lambda texts, size: seen.extend(texts) or 1 / 0
+        "data.text.prepare.train_tokenizer", lambda texts, *_: seen.extend(texts) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         prepare(corpus(), tmp_path / "out", train_bpe=300)
@@ -257,6 +257,44 @@ def test_a_run_that_a_bad_line_stopped_continues_without_it(some_bad, tokenizer_
     assert contents(out) == contents(tmp_path / "whole")
     with pytest.raises(ValueError, match="--skip-bad, which left out 5 documents: repeat it"):
         prepare(some_bad(False), out, **options)
+
+
+def test_documents_that_end_with_another_token(corpus, tokenizer, tmp_path):
+    file, out = tmp_path / "tokenizer.json", tmp_path / "out"
+    file.write_text(tokenizer.to_json().replace(END_OF_TEXT, "</s>"), encoding="utf-8")
+    with pytest.raises(ValueError, match="--end-of-text: '</s>'"):
+        prepare(corpus(), out, tokenizer=str(file))
+    manifest = prepare(corpus(), out, tokenizer=str(file), end_of_text="</s>").manifest
+    assert manifest.settings["tokenizer"]["end_of_text"] == "</s>"
+    for split, info in manifest.splits.items():
+        stream = TokenStream(out, split)
+        starts = stream.document_starts
+        assert len(starts) == info.documents
+        saved = load_tokenizer(str(out))
+        assert saved.decode(stream.read(0, starts[1]).tolist()).endswith("</s>")
+        assert saved.sha256 == manifest.tokenizer.sha256
+    # the shards' own tokenizer.json says how they end
+    prepare(corpus(), tmp_path / "again", tokenizer=str(out / "tokenizer.json"))
+    first, second = contents(out), contents(tmp_path / "again")
+    del first["manifest.json"], second["manifest.json"]  # which name different files
+    assert second == first
+
+
+def test_another_end_of_text_is_another_setting(corpus, tmp_path):
+    options = {"train_bpe": 300, "shard_tokens": 50}
+
+    def stop(counts, done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(corpus(), tmp_path, **options, end_of_text="<end>", on_progress=stop)
+    with pytest.raises(ValueError, match="tokenizer.end_of_text is '<end>' there and None here"):
+        prepare(corpus(), tmp_path, **options)
+    manifest = prepare(corpus(), tmp_path, **options, end_of_text="<end>").manifest
+    assert load_tokenizer(str(tmp_path)).end_of_text == "<end>"
+    assert load_tokenizer(str(tmp_path)).sha256 == manifest.tokenizer.sha256
+    with pytest.raises(ValueError, match="end_of_text must not be empty"):
+        prepare(corpus(), tmp_path, **options, end_of_text="")
 
 
 def test_files_that_are_left_out_may_come_and_go(texts, tokenizer_file, tmp_path):

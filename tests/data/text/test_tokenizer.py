@@ -194,8 +194,55 @@ def test_padding_and_truncation_of_the_file_are_off(tokenizer, tokenizer_file):
 
 
 def test_tokenizer_without_end_of_text_is_refused():
-    with pytest.raises(ValueError, match="must have the special token"):
-        TextTokenizer(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), "bare")
+    bare = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    with pytest.raises(ValueError, match=r"must have the special token .*; it has none, so choose"):
+        TextTokenizer(bare, "bare")
+    bare.add_special_tokens([f"<{n}>" for n in range(12)])
+    bare.add_tokens(["no end"])
+    listed = ", ".join(f"'<{n}>'" for n in range(10)) + r", \.\.\.\.$"
+    with pytest.raises(ValueError, match=rf"'<\|endoftext\|>'.* with --end-of-text: {listed}"):
+        TextTokenizer(bare, "bare")
+    with pytest.raises(ValueError, match="must have the special token 'no end' to end"):
+        TextTokenizer(bare, "bare", "no end")
+
+
+@pytest.fixture
+def other_end(tokenizer, tmp_path):
+    """A file of a tokenizer without "<|endoftext|>"."""
+    path = tmp_path / "other_end.json"
+    path.write_text(tokenizer.to_json().replace(END_OF_TEXT, "</s>"), encoding="utf-8")
+    return str(path)
+
+
+def test_another_token_ends_documents(tokenizer, other_end, tmp_path):
+    with pytest.raises(ValueError, match=r"--end-of-text: '</s>'\."):
+        load_tokenizer(other_end)
+    other = load_tokenizer(other_end, "</s>")
+    assert (other.end_of_text, other.eot_id) == ("</s>", tokenizer.eot_id)
+    assert other.eot_id not in other.encode("a</s>b")
+    # which its own file knows
+    saved = tmp_path / "tokenizer.json"
+    saved.write_text(other.to_json(), encoding="utf-8")
+    again = load_tokenizer(str(saved))
+    assert (again.end_of_text, again.sha256, again.to_json()) == (
+        "</s>", other.sha256, other.to_json(),
+    )  # fmt: skip
+    assert Tokenizer.from_file(str(saved)).to_str() == other.to_library_json()
+
+
+def test_tokenizers_that_end_documents_otherwise_are_not_the_same(tokenizer):
+    inner = Tokenizer.from_str(tokenizer.to_json())
+    inner.add_special_tokens(["</s>"])
+    usual = TextTokenizer(inner, "usual")
+    other = TextTokenizer(Tokenizer.from_str(inner.to_str()), "other", "</s>")
+    assert usual.to_library_json() == other.to_library_json()
+    assert usual.sha256 != other.sha256
+    assert usual.eot_id != other.eot_id
+
+
+def test_a_trained_tokenizer_has_the_end_that_was_asked_for(texts):
+    trained = train_tokenizer(texts(20), 300, "<end>")
+    assert trained.decode([trained.eot_id]) == trained.end_of_text == "<end>"
 
 
 def test_wrong_files_are_refused(tmp_path):
