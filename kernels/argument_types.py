@@ -19,11 +19,16 @@ def check_bool(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be True or False, got {_described(value)}")
 
 
+def _fits(value: Any) -> bool:
+    """Whether an int is one of 64 bits, as PyTorch's are."""
+    return type(value) is not int or -(2**63) <= value < 2**63
+
+
 def check_number(name: str, value: Any, *, or_none: bool = False) -> None:
     """Refuse what is neither an int nor a float. A bool is refused too."""
     if or_none and value is None:
         return
-    if not isinstance(value, _NUMBERS) or isinstance(value, bool):
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool) or not _fits(value):
         raise ValueError(
             f"{name} must be a number{_or_none(or_none)}, got {_described(value)}: "
             "convert it with float()"
@@ -31,18 +36,17 @@ def check_number(name: str, value: Any, *, or_none: bool = False) -> None:
 
 
 def is_whole_number(value: Any) -> bool:
-    """Whether `value` is an int, and not a bool."""
-    return isinstance(value, _WHOLE) and not isinstance(value, bool)
+    """Whether `value` is an int of 64 bits, and not a bool."""
+    return isinstance(value, _WHOLE) and not isinstance(value, bool) and _fits(value)
 
 
 def check_whole_number(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is not an int. A bool is refused too."""
+    """Refuse what is not an int of 64 bits. A bool is refused too."""
     if or_none and value is None:
         return
     if not is_whole_number(value):
         raise ValueError(
-            f"{name} must be a whole number{_or_none(or_none)}, got {_described(value)}: "
-            "convert it with int()"
+            f"{name} must be a whole number of 64 bits{_or_none(or_none)}, got {_described(value)}"
         )
 
 

@@ -161,7 +161,7 @@ def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
                 f"{seed.dtype} of shape {tuple(seed.shape)} on {seed.device}: pass an int, or "
                 f"torch.tensor([seed], dtype=torch.int64, device={str(q.device)!r})"
             )
-    elif not is_whole_number(seed):
+    elif not isinstance(seed, int) or isinstance(seed, bool):
         raise ValueError(
             "dropout_seed must be an int or an int64 tensor, got "
             f"{seed!r} ({type(seed).__name__}): convert it with int()"

@@ -83,7 +83,7 @@ def context_attention(
         )
     if impl is not None and not (isinstance(impl, str) and impl in IMPLS):
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-    if method not in (None, "ring", "gather"):
+    if method is not None and not (isinstance(method, str) and method in ("ring", "gather")):
         raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")
     if arguments.get("sinks") is not None:
         raise ValueError("sinks must be None for context_attention, which does not serve them")

@@ -131,7 +131,7 @@ def _check(
             f"hidden, weight and targets must be on one device, got {hidden.device}, "
             f"{weight.device} and {targets.device}"
         )
-    if reduction not in ("mean", "sum", "none"):
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if not 1 <= vocab_size <= weight.shape[0]:
         raise ValueError(

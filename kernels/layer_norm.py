@@ -7,6 +7,7 @@ for weight and bias of the normalisation and for the bias of the layer before it
 Shapes: N rows, C width of the stream.
 """
 
+import math
 from typing import Any, overload
 
 import torch
@@ -38,7 +39,7 @@ def add_layer_norm(
         y: (..., C): what a layer adds to it; None: nothing.
         bias: (C,), added to y; None: nothing.
         weight, norm_bias: (C,) each, of the normalisation; norm_bias may be None, for 0.
-        eps: added to the variance.
+        eps: added to the variance; at least 0.
         impl: "triton" (backward by a kernel, on a GPU) or "reference" (PyTorch's, anywhere); None
             picks.
 
@@ -55,6 +56,8 @@ def add_layer_norm(
     for name, tensor in (("y", y), ("bias", bias), ("norm_bias", norm_bias)):
         check_tensor(name, tensor, or_none=True)
     check_number("eps", eps)
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be a finite number of at least 0, got {eps}")
     _check(x, y, bias, weight, norm_bias)
     obstacle = triton.device_obstacle(x, "x") or triton.transform_obstacle()
     obstacles = {"triton": obstacle, "reference": None}

@@ -29,11 +29,17 @@ class ContextGroup:
         chunks: the numbers of the two chunks that this process holds, of 2 P.
 
     Raises:
-        ValueError: this process is not in the group.
+        ValueError: it is not a group, or this process is not in it.
     """
 
     def __init__(self, process_group: "ProcessGroup | None" = None) -> None:
         alone = process_group is None
+        outside = not alone and process_group is dist.GroupMember.NON_GROUP_MEMBER
+        if not (alone or outside or isinstance(process_group, dist.ProcessGroup)):
+            raise ValueError(
+                "process_group must be a group of torch.distributed or None, got "
+                f"{type(process_group).__name__}: a DeviceMesh gives its own by get_group()"
+            )
         self.process_group: Final = process_group
         self.size: Final[int] = 1 if alone else dist.get_world_size(process_group)
         self.rank: Final[int] = 0 if alone else dist.get_rank(process_group)
