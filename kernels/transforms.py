@@ -6,9 +6,9 @@ from torch.autograd import forward_ad
 
 
 def active_transform() -> str | None:
-    """Name of the innermost transform at work, or None. torch.compile can trace it."""
+    """Name of the innermost transform at work, or None, as always within torch.compile."""
     if torch.compiler.is_compiling():
-        return None  # the compiler traces the transforms themselves
+        return None  # which cannot trace the look-up
     interpreter = peek_interpreter_stack()
     if interpreter is not None:
         return f"torch.func.{interpreter.key().name.lower()}"
@@ -16,7 +16,7 @@ def active_transform() -> str | None:
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode AD is at work, be it torch.func.jvp's. torch.compile can trace it."""
+    """Whether forward-mode AD is at work, torch.func.jvp's included; False in torch.compile."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
