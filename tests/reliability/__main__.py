@@ -13,6 +13,12 @@ from pathlib import Path
 from evaluation.results import Row, collect_rows
 from experiments.reliability import reliability_table
 from tests.reliability.damage import cuts, flips
+from tests.reliability.faults import (
+    changed_data,
+    changed_records,
+    missing_checkpoints,
+    ruined_weights,
+)
 from tests.reliability.hostile import hostile
 from tests.reliability.kills import kills
 from tests.reliability.stops import stops
@@ -33,6 +39,10 @@ def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
         "hostile": hostile,
         "stops of one": partial(stops, world_size=1),
         "stops of two": partial(stops, world_size=2),
+        "missing checkpoints": missing_checkpoints,
+        "changed records": changed_records,
+        "changed data": partial(changed_data, n=times(40)),
+        "ruined weights": partial(ruined_weights, n=times(40)),
     }
 
 
