@@ -28,7 +28,7 @@ class ShardFile:
             self._file = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{path} is missing; prepare the folder again.") from error
-        weakref.finalize(self, os.close, self._file)
+        weakref.finalize(self, os.close, self._file).atexit = False  # threads may still read
         self._state = self._check_size()
 
     def __len__(self) -> int:
