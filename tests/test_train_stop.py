@@ -142,6 +142,21 @@ def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
     assert list(losses(run.out_dir)) == [*range(1, 9)]
 
 
+def test_while_steps_are_skipped_as_the_weights_are_ruined(run, tmp_path):
+    """What is saved then is not good, and does not push out what is."""
+    options = ["optim.schedule=constant", "run.save_every=1", "run.keep_last=1"]
+    run("optim.max_steps=4", *options)
+    ruin = ["optim.lr=1e20", "optim.warmup_steps=0", "optim.max_steps=40", "run.max_skipped=6"]
+    argv = [str(run.config), *options, *ruin, "run.eval_every=99"]
+    process = start_process(start_alone, tmp_path / "log", argv, "training", signal.SIGTERM, 0)
+    process.join(60)
+    assert process.exitcode == 0
+    assert [step_of(folder) for folder in checkpoints(run.out_dir)] == [4, 5, 7]
+    message = r"step_00000004 is the newest with .*, delete step_00000005, step_00000007"
+    with pytest.raises(FloatingPointError, match=message):
+        train.main(argv)
+
+
 ENDLESS = ("optim.max_steps=100000", "run.save_every=100000", "run.eval_every=100000")
 
 
