@@ -301,6 +301,8 @@ def _parquet_text(read: Callable[[], Any], row: int, where: str) -> str:
         text = read().column(0)[row].as_py()
     except UnicodeDecodeError as error:
         raise UnusableTextError(f"{where} is not UTF-8 ({error})", "not UTF-8") from error
+    except MemoryError:  # Arrow's, which is an ArrowException too: the file is not at fault
+        raise
     except (ArrowException, OSError) as error:
         raise ValueError(f"{where} cannot be read ({error}); fetch the file again.") from error
     return checked_text(text, where)

@@ -119,3 +119,26 @@ def test_refusals(hub, monkeypatch) -> None:
     monkeypatch.setattr(datasets.IterableDataset, "__iter__", dead, raising=True)
     with pytest.raises(ValueError, match="the next row of owner/corpus could not be downloaded"):
         list(HubStream("owner/corpus").documents())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_bad_rows_are_refused_or_left_out(monkeypatch, stream) -> None:
+    monkeypatch.setattr("data.hub.why_offline", lambda: None)
+    api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha="c0ffee"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    rows = datasets.Dataset.from_dict({"text": ["a", None, "", *["b"] * 20]})
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda *_, **__: rows.to_iterable_dataset() if stream else rows,
+    )
+    source = open_source(["owner/corpus"], stream=stream, val_ratio=0.1, skip_bad=True)
+    documents = list(source.documents())
+    assert [d.number for d in documents] == list(range(23))
+    left_out = sorted(d.left_out for d in documents if d.left_out)
+    assert left_out == ["empty text", "null instead of a string"]
+    assert "".join(d.text for d in documents).replace("b", "") == "a"
+    with pytest.raises(
+        ValueError, match=r"owner/corpus: field 'text' of row \d.* --skip-bad leaves"
+    ):
+        list(open_source(["owner/corpus"], stream=stream, val_ratio=0.1).documents())

@@ -124,6 +124,18 @@ def test_bad_rows_of_a_parquet_file(tmp_path):
         read(path)
 
 
+def test_a_parquet_file_that_memory_does_not_hold(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"]}), path)
+
+    def full(*_, **__):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", full)
+    with pytest.raises(ValueError, match=r"a\.parquet: document 0 takes more memory than there is"):
+        read(path)
+
+
 def test_bad_documents_of_plain_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one|\xff\xff|three")
