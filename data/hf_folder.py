@@ -21,6 +21,7 @@ from torch import Tensor
 
 from data.files import load_json
 from data.hub import from_hub
+from data.tensor_files import declared_shapes
 from data.text.tokenizer import END_OF_TEXT, TextTokenizer, gpt2_tokenizer, load_tokenizer
 
 CONFIG = "config.json"
@@ -101,8 +102,9 @@ def read_tokenizer(folder: Path, end_of_text: str | None = None) -> TextTokenize
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
+        declared_shapes(path)
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read as safetensors, and may be cut short ({error}): get it again"
         ) from error

@@ -1,6 +1,7 @@
 """Files that are checked once: again only when their size or time of change is another."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,7 +23,9 @@ class Verified:
         self._stamps: dict[str, object] = {}
         with suppress(OSError, ValueError):  # then all is checked anew
             known = parse_json(read_text(self._path))
-            self._stamps = known if isinstance(known, dict) else {}
+            # what is not a stamp is not written again: the file may be a link to something private
+            stamps = known.items() if isinstance(known, dict) else ()
+            self._stamps = {name: stamp for name, stamp in stamps if _is_stamp(stamp)}
 
     def once(self, files: Sequence[Path], sha256: str, check: Callable[[], None]) -> None:
         """Call `check`, which raises where the files are not right, unless it passed before.
@@ -37,6 +40,15 @@ class Verified:
         self._stamps[files[0].name] = stamp
         with suppress(OSError):  # a folder that others wrote: it is checked again next time
             write_atomically(self._path, (json.dumps(self._stamps) + "\n").encode())
+
+
+def _is_stamp(stamp: object) -> bool:
+    """Whether it is a sha256, and a size and a time for each file."""
+    if not isinstance(stamp, list) or not stamp or not isinstance(stamp[0], str):
+        return False
+    pairs = [pair for pair in stamp[1:] if isinstance(pair, list)]
+    numbers = all(type(number) is int for pair in pairs for number in pair)
+    return len(pairs) == len(stamp) - 1 and numbers and bool(re.fullmatch(r"\w{1,64}", stamp[0]))
 
 
 class InBackground:

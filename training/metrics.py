@@ -177,8 +177,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             if not isinstance(record, dict) or type(record.get("step")) is not int:
                 raise ValueError("it must be an object with a step")
             for name, value in record.items():
-                if name not in _LISTS and value is not None and not is_number(value):
-                    raise ValueError(f"{name} must be a finite number"[:100])
+                if name not in _LISTS and not is_number(value):
+                    raise ValueError("its values must be finite numbers")
         except ValueError as error:
             raise ValueError(
                 f"{path}, line {number}, is no record: {error}. Repair or remove the line"

@@ -20,10 +20,11 @@ def test_once_until_the_file_or_its_sum_changes(tmp_path):
     assert look("y") == 3
     os.utime(path, ns=(1, 1))
     assert [look("y"), look("y")] == [4, 4]
-    for content in ("{", "3", '{"a": 3}'):
+    for content in ("{", "3", '{"a": 3}', '{"private": "b", "a": ["c", [1, "d"]]}'):
         (tmp_path / VERIFIED).write_text(content)
         before = len(checked)
         assert look("y") == before + 1
+        assert "private" not in (tmp_path / VERIFIED).read_text()
     (tmp_path / VERIFIED).unlink()
     os.mkfifo(tmp_path / VERIFIED)  # which is not waited for
     assert look("y") == before + 2

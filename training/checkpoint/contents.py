@@ -19,10 +19,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from configs.reader import from_record
-from data.files import check_size, differing, leaves, parse_json, sync_folder, write_atomically
+from data.files import differing, leaves, parse_json, sync_folder, write_atomically
 from model.config import ModelConfig
 from training.checkpoint.files import (
     DamageError,
+    check_declared,
     check_sums,
     read_tensors,
     write_sums,
@@ -179,6 +180,8 @@ def load_checkpoint(
             "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
         )
     with _reading(folder):
+        check_declared(folder / MODEL, model.state_dict())
+        check_declared(folder / OPTIMIZER, optimizer_tensors(model, optimizer))
         check_sums(folder, (MODEL, OPTIMIZER, PROCESSES))
         weights = read_tensors(folder / MODEL)
         check_same_tensors(MODEL, weights, model.state_dict())
@@ -211,6 +214,8 @@ def read_weights(folder: Path, like: Tensors | None = None) -> dict[str, Tensor]
     """
     read_progress(folder)
     with _reading(folder):
+        if like is not None:
+            check_declared(folder / MODEL, like)
         check_sums(folder, (MODEL,))
         weights = read_tensors(folder / MODEL)
         if like is not None:
@@ -371,10 +376,6 @@ def _read_state(folder: Path, take: Callable[[dict[str, Any]], T]) -> T:
             "checkpoints/step_... of a run"
         )
     with _reading(folder):
-        try:
-            check_size(path)  # before all of it is read for its sum
-        except ValueError as error:
-            raise DamageError(str(error)) from error
         check_sums(folder, (STATE,))
         try:
             return take(parse_json(path.read_bytes()))

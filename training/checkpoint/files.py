@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import read_text, sha256_of, write_atomically
+from data.files import check_size, read_text, sha256_of, write_atomically
+from data.tensor_files import declared_shapes
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
@@ -46,6 +47,28 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise DamageError(f"{path.name}: {error}") from error
 
 
+def check_declared(path: Path, like: Mapping[str, Tensor]) -> None:
+    """Compare the tensors that a file declares with those that it must have, before it is read.
+
+    So nobody waits for the sum of a file of any size. dtypes are not compared.
+
+    Raises:
+        DamageError: It is no file of safetensors, or of other names or shapes.
+    """
+    try:
+        shapes = declared_shapes(path)
+    except FileNotFoundError as error:
+        raise DamageError(f"{path.name} is gone") from error
+    except ValueError as error:
+        raise DamageError(f"{path.name}: {error}") from error
+    for name in sorted(shapes.keys() | like.keys()):
+        if name not in shapes or name not in like:
+            what = "lacks" if name in like else "has the unknown"
+            raise DamageError(f"{path.name} {what} {name}")
+        if shapes[name] != (wanted := tuple(like[name].shape)):
+            raise DamageError(f"{name} of {path.name} is {shapes[name]}, and must be {wanted}")
+
+
 def write_sums(folder: Path) -> None:
     """Keep the sha256 of every file of a folder in it."""
     names = sorted(path.name for path in folder.iterdir())
@@ -64,11 +87,13 @@ def check_sums(folder: Path, names: Iterable[str]) -> None:
         if name not in sums:
             raise DamageError(f"{SUMS} has no line for {name}")
         try:
+            check_whole = declared_shapes if name.endswith(".safetensors") else check_size
+            check_whole(folder / name)  # nobody waits for the sum of a file of any size
             found = sha256_of(folder / name)
         except FileNotFoundError as error:
             raise DamageError(f"{name} is gone") from error
         except ValueError as error:
-            raise DamageError(str(error)) from error
+            raise DamageError(f"{name}: {error}") from error
         if found != sums[name]:
             raise DamageError(f"{name} has another sha256 than {SUMS} says")
 

@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from data.files import check_regular, is_present, write_atomically
+from data.files import is_present, parse_json, write_atomically
+from data.tensor_files import declared_shapes
 from training.classification.objectives import Ask, LabelledBatch, ask_labels
 from training.distributed import Processes
 
@@ -100,8 +101,8 @@ def best_so_far(run: Path) -> tuple[int, float] | None:
     """Step and validation accuracy of the weights that `save_best` kept; None if there are none."""
     if not is_present(run / BEST):
         return None
-    _, about = _read(run / BEST)
-    return json.loads(about["step"]), json.loads(about["val_accuracy"])
+    _, step, accuracy = _read(run / BEST)
+    return step, accuracy
 
 
 def read_best(run: Path) -> dict[str, Tensor]:
@@ -118,22 +119,24 @@ def read_best(run: Path) -> dict[str, Tensor]:
     return _read(run / BEST)[0]
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    check_regular(path)
+def _read(path: Path) -> tuple[dict[str, Tensor], int, float]:
+    """Weights, and the step and the accuracy that they had."""
     try:
+        declared_shapes(path)
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             about = file.metadata() or {}
         # None: of version 0.2 or older
         if about.pop("sha256", None) not in (None, _sha256(weights, about)):
             raise ValueError("its sha256 is not that of what it holds")
-        if not {"step", "val_accuracy"} <= about.keys():
+        step, accuracy = (parse_json(about.get(name, "null")) for name in ("step", "val_accuracy"))
+        if type(step) is not int or type(accuracy) is not float or not 0 <= accuracy <= 1:
             raise ValueError("it does not tell of a step and a val_accuracy")
     except (SafetensorError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged ({error}): copy it again, or train the run anew"
         ) from error
-    return weights, about
+    return weights, step, accuracy
 
 
 def _sha256(weights: dict[str, Tensor], about: dict[str, str]) -> str:

@@ -152,6 +152,18 @@ def test_weights_that_are_not_finite_are_named(tmp_path, value):
         read_weights(folder)
 
 
+@pytest.mark.parametrize(
+    "file",
+    ["state.json", SUMS, *(f"{name}.safetensors" for name in ("model", "optimizer", "processes"))],
+)
+def test_nobody_waits_for_the_sum_of_a_file_of_any_size(tmp_path, file):
+    folder = save(tmp_path, 3, *make(0))
+    with (folder / file).open("r+b") as opened:
+        opened.truncate(1 << 42)  # sparse; a sum would take an hour
+    with pytest.raises(ValueError, match=f"is damaged.*{file}: "):
+        load_checkpoint(folder, *make(1), MUST_MATCH, ALONE)
+
+
 def rewrite(folder, **values):
     """Change state.json, with sums that agree, as somebody could who wants to be believed."""
     state = json.loads((folder / "state.json").read_text()) | values
