@@ -53,13 +53,13 @@ def _row(world: World, what: str, n: int, damage) -> dict:
     for path, at in _tries(world, n, damage, random.Random(what)):
         ended, said = go_on()
         if ended == TRACEBACK:
-            failures.append(f"{path.name} at {at}: {said}")
+            failures.append(f"traceback: {path.name} at {at}: {said}")
         elif ended == FINE:
             unnoticed += 1
             if told(tried) != expected:
-                failures.append(f"{path.name} at {at}: silent")
+                failures.append(f"silent: {path.name} at {at}")
         elif path.name not in said:
-            failures.append(f"{path.name} at {at} is not named: {said}")
+            failures.append(f"silent: {path.name} at {at} is not named: {said}")
     return counted(what, n, failures, changes_nothing=unnoticed)
 
 

@@ -121,8 +121,8 @@ def hostile(world: World) -> dict:
                 tries += 1
                 refused += ended != FINE
                 if went_off.exists():
-                    failures.append(f"{name} by {command}: executed")
+                    failures.append(f"leak: {name} by {command} was executed")
                     went_off.unlink()
                 elif ended == TRACEBACK:
-                    failures.append(f"{name} by {command}: {said}")
+                    failures.append(f"traceback: {name} by {command}: {said}")
     return counted("hostile files", tries, failures, refused=refused)

@@ -65,11 +65,11 @@ def kills(world: World, n: int, world_size: int) -> dict:
             n_killed += 1
             newest = latest_checkpoint(run)
             if not all(map(is_whole, checkpoints(run))):
-                failures.append(f"kill {n_killed}: {newest} is damaged")
+                failures.append(f"silent: kill {n_killed}: {newest} is damaged")
             saved += newest is not None
             if n_killed >= n:  # and to the end
                 _end(_start(argv(run), world_size), 120)
                 break
         if told(run) != expected:
-            failures.append(f"after kill {n_killed}: other records than without")
+            failures.append(f"silent: after kill {n_killed}: other records than without")
     return counted(what, n, failures, after_a_checkpoint=saved)

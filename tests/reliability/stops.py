@@ -36,10 +36,10 @@ def stops(world: World, world_size: int) -> dict:
             # before the first step is taken there is nothing to save
             as_told = there is None if saved is None else there is not None and there >= saved
             if not as_told or (saved is not None and ends != [0] * world_size):
-                failures.append(f"{phase}, process {rank}: ended {ends} with step {there}")
+                failures.append(f"silent: {phase}, process {rank}: ended {ends} with step {there}")
             if world_size == 1:
                 outcome(train.main, *argv)
                 if told(run) != told(whole):
-                    failures.append(f"{phase}: other records than without")
+                    failures.append(f"silent: {phase}: other records than without")
     word = f"{world_size} process{'es' if world_size > 1 else ''}"
     return counted(f"SIGTERM, {word}", tries, failures)

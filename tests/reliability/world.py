@@ -17,6 +17,9 @@ from training.metrics import read_metrics
 
 TIMES = ("tokens_per_s", "examples_per_s", "gpu_hours", "memory_gib", "wall_s")
 FINE, SENTENCE, TRACEBACK = "went on", "a sentence", "a traceback"
+KINDS = ("silent", "traceback", "hang", "leak")
+"""Of failures: what nobody notices, an error that is not a sentence, an endless wait, and what was
+read or run that must not be."""
 
 
 class World:
@@ -80,6 +83,6 @@ def told(run: Path) -> list[dict]:
 
 
 def counted(what: str, tries: int, failures: Iterable[str], **counts: int) -> dict:
-    """A row of the result."""
+    """A row of the result; each failure begins with its kind, one of KINDS, and a colon."""
     failures = [*failures]
     return {"what": what, "tries": tries, "failed": len(failures), **counts, "failures": failures}

@@ -1,0 +1,376 @@
+"""Somebody else's run, data and model: no word of ours in them, no traceback, and no waiting."""
+
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from configs.command_line import errors_as_sentences as _sentences
+from data.files import sealed
+from scripts import export_hf, passkey
+from tests.reliability.hostile import _commands, _copies
+from tests.reliability.world import FINE, SENTENCE, TRACEBACK, World, counted
+from training.checkpoint.files import SUMS, write_sums
+
+HANG = "a hang"
+SECRET = "s3cr3t-of-the-reader"
+PATIENCE = 60
+"""Seconds for a command that takes one or two."""
+MEMORY = 6 << 30
+"""Bytes of address space that a command may take beyond what this process has."""
+
+Change = Callable[[Path], object]
+"""What is done to a file of a copy."""
+FILES = (
+    *("config.yaml", "state.json", "SHA256SUMS", "metrics.jsonl", "environments.json"),
+    *("tokenizer.json", "manifest.json", "config.json", "model.safetensors"),
+    *("optimizer.safetensors", "processes.safetensors", "best.safetensors"),
+    *("train_00000.bin", "train_00000.offsets.npy", "val_00000.offsets.npy", "train.images.npy"),
+    *(".verified.json", "evaluation.json"),
+)
+
+
+class _TooLongError(BaseException):
+    """Raised by the alarm: nothing between takes it for an error of its own."""
+
+
+def attempt(command: Callable[[list[str]], object], *arguments: object) -> tuple[str, str]:
+    """How a command ended, and all that it said."""
+
+    def ring(*_: object) -> None:
+        raise _TooLongError
+
+    heard, before = io.StringIO(), signal.signal(signal.SIGALRM, ring)
+    signal.alarm(PATIENCE)
+    try:
+        with redirect_stdout(heard), redirect_stderr(heard), _little_memory(), _sentences():
+            command([*map(str, arguments)])
+        ended = FINE
+    except SystemExit as end:
+        ended = SENTENCE if str(end.code).startswith("error: ") or end.code == 2 else FINE
+        heard.write(str(end.code))
+    except _TooLongError:
+        ended = HANG
+    except BaseException as error:  # noqa: BLE001 a panic of a library counts, too
+        ended = TRACEBACK
+        heard.write(f"{type(error).__name__}: {error}")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return ended, heard.getvalue()
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _all_commands(world: World) -> dict[str, tuple]:
+    """Those of the hostile files, and those that read more of a run."""
+    run, data = world.folder / "hostile", world.folder / "hostile_text"
+    out = world.folder / "found"
+    keys = ("--lengths", "160", "--trials", "2", "--depths", "0.5", "--device", "cpu")
+    return _commands(world) | {
+        "passkey": (passkey.main, run, "--data", data, "--out", out, *keys),
+    }
+
+
+def _find(name: str, folders: list[Path]) -> list[Path]:
+    return [folder / name for folder in folders if (folder / name).exists()]
+
+
+def _believable(path: Path) -> None:
+    """Make sums and seals agree with a file that was changed, as its author would."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 24:
+        return
+    if path.name == "manifest.json":
+        try:
+            values = json.loads(path.read_text())
+        except (ValueError, RecursionError):
+            return
+        if isinstance(values, dict):
+            values.pop("sha256_of_the_rest", None)
+            path.write_text(json.dumps(sealed(values)))
+    sums = path.parent / SUMS
+    if sums.exists() and path.name in ("state.json", "model.safetensors"):
+        sums.unlink()
+        write_sums(path.parent)
+
+
+def _holders(world: World) -> set[Path]:
+    """Files under the world that hold the secret; links are not followed."""
+    found = set()
+    for folder, _, names in os.walk(world.folder):
+        for path in (Path(folder) / name for name in names):
+            whole = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 26
+            if whole and SECRET.encode() in path.read_bytes():
+                found.add(path)
+    return found
+
+
+def _row(
+    world: World, what: str, changes: dict[tuple[str, str], Change], share: float, must_refuse=()
+) -> dict:
+    """Apply each change, to files of a name, for each command; some commands must refuse it."""
+    prepare(world)
+    cases = [(case, command) for case in changes for command in _all_commands(world)]
+    cases = random.Random(what).sample(cases, max(1, round(share * len(cases))))
+    tries, failures, refused = 0, [], 0
+    os.environ["SECRET"] = SECRET
+    try:
+        for (name, how), command in cases:
+            folders = _copies(world, command)
+            paths = _find(name, folders)
+            if not paths:
+                continue
+            for path in paths:
+                changes[name, how](path)
+                _believable(path)
+            held = _holders(world)
+            main, *arguments = _all_commands(world)[command]
+            ended, said = attempt(main, *arguments)
+            tries += 1
+            refused += ended != FINE
+            label = {HANG: "hang", TRACEBACK: "traceback"}.get(ended)
+            if found := _holders(world) - held:
+                said = f"in {', '.join(path.name for path in found)}"
+            if found or SECRET in said:
+                label = "leak"
+            elif ended == FINE and command in must_refuse:
+                label = "silent"
+            if label:
+                failures.append(f"{label}: {name}, {how}, by {command}: {said[-300:]}")
+            _clean(paths)
+    finally:
+        del os.environ["SECRET"]
+    return counted(what, tries, failures, refused=refused)
+
+
+def _clean(paths: list[Path]) -> None:
+    """Remove what a copy could not be written over with: links and pipes."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def prepare(world: World) -> None:
+    """What all commands read, made once."""
+    if (world.folder / "whole_dots").exists():
+        return
+    world.copy("dots", "whole_dots")
+    if not (world.folder / "gpt2").exists():
+        export_hf.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
+
+
+# What somebody writes into a file
+
+
+def _text(content: str | bytes) -> Change:
+    return lambda path: path.write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
+
+
+def _replaced(old: str, new: str) -> Change:
+    """In a text file; the rest of its line goes."""
+
+    def change(path: Path) -> None:
+        lines = path.read_text().split("\n")
+        path.write_text("\n".join(l.split(old)[0] + old + new if old in l else l for l in lines))
+
+    return change
+
+
+def _json(**values: object) -> Change:
+    """Values at the top, or in sections as section__name."""
+
+    def change(path: Path) -> None:
+        content = json.loads(path.read_text())
+        for key, value in values.items():
+            place, names = content[0] if isinstance(content, list) else content, key.split("__")
+            for name in names[:-1]:
+                place = place.setdefault(name, {})
+            place[names[-1]] = value
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def _record(line: str) -> Change:
+    return lambda path: path.write_text(path.read_text() + line + "\n")
+
+
+def _link(target: Path) -> Change:
+    def change(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return change
+
+
+def _sparse(size: int) -> Change:
+    def change(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.truncate(size)
+
+    return change
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _header(shape: str, descr: str = "'<i8'") -> Change:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header = header.ljust(117) + b"\n"
+    return _text(b"\x93NUMPY\x01\x00\x76\x00" + header + bytes(64))
+
+
+def _not_finite(value: float) -> Change:
+    def change(path: Path) -> None:
+        tensors = load_file(path)
+        name = next(name for name, x in tensors.items() if x.is_floating_point())
+        tensors[name].view(-1)[0] = value
+        save_file(tensors, path)
+
+    return change
+
+
+def _other_meaning(path: Path) -> None:
+    """A tokenizer of as many ids, of other text."""
+    spec = json.loads(path.read_text())
+    merges = spec["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    path.write_text(json.dumps(spec))
+
+
+INTERPOLATIONS = ("${oc.env:SECRET}", "${oc.decode:${oc.env:SECRET}}", "${env:SECRET}", "$SECRET")
+PRIVATE = (
+    SECRET,
+    f"{SECRET}: {SECRET}\n",
+    f"model: {SECRET}\ndata: [{SECRET}]\n",
+    json.dumps({SECRET: SECRET}),
+    json.dumps([SECRET]),
+    f'{{"step": "{SECRET}"}}\n',
+    f"[default]\nkey = {SECRET}\n",
+)
+MALFORMED = {
+    "empty": "",
+    "a list": f"- {SECRET}",
+    "a scalar": SECRET,
+    "a section of a list": f"optim: [{SECRET}]",
+    "an unknown key": f"run: {{of_the_future: {SECRET}}}",
+    "a key twice": f"task: language\ntask: {SECRET}",
+    "a bomb of aliases": "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]",
+    "a tag": f"task: !!python/name:os.{SECRET}",
+    "a tab": f"task:\n\t{SECRET}",
+    "NUL": f"task: {SECRET}\0",
+    "not UTF-8": b"task: \xff",
+    "deep": "[" * 5000,
+    "a long number": f"optim: {{max_steps: {'9' * 5000}}}",
+    "a date": "run: {out_dir: 2024-01-01}",
+}
+OPENS = ("run.init_from", "evaluate", "sample", "export_hf", "passkey")
+"""Commands that read the weights and the tokenizer of a run."""
+WRONG = (None, [], {}, "x", -1, 10**400, 1e999, True, [[[]]], {"a": {"a": {}}})
+SETTINGS = {
+    "metrics.jsonl": ("step", "loss", "val_loss", "tokens", "gpu_hours", "tokens_per_s"),
+    "environments.json": ("from_step", "before", "device", "torch", "commit", "world_size"),
+    "state.json": (
+        *("progress", "must_match", "config", "progress__step", "progress__tokens"),
+        *("must_match__tokenizer", "must_match__training tokens", "config__model", "config__task"),
+        *("config__model__n_layer", "config__model__vocab_size", "config__optim__betas"),
+        *("config__run__out_dir", "config__data__mix", "config__model__mask"),
+    ),
+    "manifest.json": ("format_version", "splits", "tokenizer", "settings", "dtype", "kind", "task"),
+    "config.json": ("model_type", "n_layer", "n_embd", "vocab_size", "attn_pdrop", "n_inner"),
+}
+
+
+def secrets(world: World, share: float) -> dict:
+    """Interpolations, malformed configurations, and links to what is the reader's alone."""
+    changes: dict[tuple[str, str], Change] = {}
+    for text in INTERPOLATIONS:
+        for key in ("init_from:", "path:", "task:", "lr:", "wandb_project:"):
+            changes["config.yaml", f"{key} {text}"] = _replaced(key, f' "{text}"')
+        for key in ("config__run__init_from", "config__data__path", "config__optim__schedule"):
+            changes["state.json", f"{key} {text}"] = _json(**{key: text})
+    for how, content in MALFORMED.items():
+        changes["config.yaml", how] = _text(content)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, content in enumerate(PRIVATE):
+            private = Path(folder) / str(number)
+            private.write_text(content)
+            for name in FILES:
+                changes[name, f"a link to private text {number}"] = _link(private)
+        return _row(world, "somebody's run: secrets", changes, share)
+
+
+def wrong_types(world: World, share: float) -> dict:
+    """Values of other types, or out of any range, where sums and seals agree."""
+    changes: dict[tuple[str, str], Change] = {}
+    for name, keys in SETTINGS.items():
+        for key in keys:
+            for value in WRONG:
+                how = f"{key} = {value!r}"[:60]
+                changes[name, how] = _json(**{key: value})
+                if name == "metrics.jsonl":
+                    changes[name, how] = _record(
+                        json.dumps({"step": 8, "loss": 1.0} | {key: value})
+                    )
+    return _row(world, "somebody's run: wrong types", changes, share)
+
+
+def absurd_sizes(world: World, share: float) -> dict:
+    """Files that have or declare more than a machine holds, pipes and folders in their place."""
+    changes: dict[tuple[str, str], Change] = {}
+    for name in FILES:
+        changes[name, "a sparse terabyte"] = _sparse(1 << 40)
+        changes[name, "a pipe"] = _pipe
+        changes[name, "a folder"] = _folder
+        if name.endswith(".npy"):
+            for shape in (f"({1 << 40},)", f"({1 << 70}, {1 << 70})", "(-1,)", "(" * 60 + ")" * 60):
+                changes[name, f"the shape {shape[:40]}"] = _header(shape)
+            changes[name, "objects"] = _header("(2,)", "'|O'")
+        if name.endswith(".safetensors"):
+            changes[name, "a header of a terabyte"] = _text((1 << 40).to_bytes(8, "little"))
+    for key, value in (("n_layer", 10_000), ("n_embd", 2**20), ("context_length", 2**30)):
+        changes["state.json", f"{key} = {value}"] = _json(**{f"config__model__{key}": value})
+        changes["config.json", f"{key} = {value}"] = _json(**{key: value})
+    return _row(world, "somebody's run: absurd sizes", changes, share)
+
+
+def other_weights(world: World) -> dict:
+    """A tokenizer that is not the run's, and weights that are not finite: never silent."""
+    changes: dict[tuple[str, str], Change] = {
+        ("tokenizer.json", "of other meaning"): _other_meaning,
+        ("model.safetensors", "NaN"): _not_finite(torch.nan),
+        ("model.safetensors", "infinite"): _not_finite(-np.inf),
+    }
+    return _row(world, "another tokenizer, broken weights", changes, 1.0, OPENS)
