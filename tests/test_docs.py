@@ -14,7 +14,8 @@ from kernels.patterns import butterfly
 
 ROOT = Path(__file__).resolve().parent.parent
 README, KERNELS = ROOT / "README.md", ROOT / "docs" / "kernels.md"
-DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *PAGES]
 MEASURED = [README, *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "lra", "speed"))]
 
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
