@@ -187,11 +187,15 @@ class AdamWConfig:
             raise ValueError(f"optim.eps must be a finite number above 0, got {self.eps}")
         if not 0 <= self.warmup_steps < self.max_steps:
             raise ValueError(
-                f"optim.warmup_steps must lie in [0, optim.max_steps={self.max_steps}), "
-                f"got {self.warmup_steps}"
+                f"optim.warmup_steps={self.warmup_steps} must be at least 0 and below "
+                f"optim.max_steps={self.max_steps}: set optim.warmup_steps={self.max_steps // 10}, "
+                "or raise optim.max_steps"
             )
         if not 0 <= self.min_lr <= self.lr:
-            raise ValueError(f"optim.min_lr must lie in [0, optim.lr={self.lr}], got {self.min_lr}")
+            raise ValueError(
+                f"optim.min_lr={self.min_lr} must be at least 0 and at most optim.lr={self.lr}: "
+                "set optim.min_lr=0, or raise optim.lr"
+            )
         if self.schedule == "constant" and self.min_lr != 0:
             raise ValueError(
                 f"optim.min_lr={self.min_lr} has no effect with optim.schedule=constant: "

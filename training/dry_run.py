@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.reader import to_yaml
+from data.lra.store import Manifest as Examples
+from data.text.shards import MANIFEST, Manifest
 from model.flops import count_params, hours_at, train_flops_per_token
+from training.classification.config import ClassifyConfig
 from training.language.config import TrainConfig
 from training.language.memory import GIB, estimate, largest_micro_batch
 from training.tasks import RunConfiguration, read_run
@@ -14,6 +17,7 @@ FLAG = "--dry-run"
 CARDS = (16, 24, 40, 80, 141)  # GiB of GPUs that people have
 SPARE = 0.92  # of a card's memory: the rest is CUDA's, and of what allocations leave between them
 UTILISATION = 0.5  # of a GPU's peak, about what ours reach on an H100 at short contexts
+MOST_EPOCHS = 10
 CLOCK = "H100 80GB HBM3"
 
 
@@ -42,7 +46,8 @@ def dry_run(config: RunConfiguration, n_gpus: int) -> str:
     if not isinstance(config, TrainConfig):
         lines += [
             f"a step: {config.optim.batch_size:,} examples of {config.model.context_length:,} "
-            f"tokens on {n_gpus} GPU(s); parameters, FLOPs and memory are told of GPTs alone"
+            f"tokens on {n_gpus} GPU(s); parameters, FLOPs and memory are reported for GPTs only",
+            *_epochs_of_examples(config),
         ]
         return "\n".join(lines) + "\n"
     model, optim = config.model, config.optim
@@ -63,10 +68,41 @@ def dry_run(config: RunConfiguration, n_gpus: int) -> str:
         f"at {UTILISATION:.0%} of their peak",
         *_memory(config, n_gpus),
     ]
-    if not Path(config.data.path).is_dir():
-        taken = f"model.vocab_size={model.vocab_size} is taken"
-        lines += [f"data.path={config.data.path} is not there yet: {taken}"]
+    lines += _epochs(config)
     return "\n".join(lines) + "\n"
+
+
+def _epochs(config: TrainConfig) -> list[str]:
+    """How often the run sees each text that is prepared, and a warning where that is too often."""
+    data, optim = config.data, config.optim
+    weights = {data.path: data.weight} | {corpus.path: corpus.weight for corpus in data.mix}
+    lines = []
+    for path, weight in weights.items():
+        if not (Path(path) / MANIFEST).is_file():
+            taken = f": model.vocab_size={config.model.vocab_size} is taken"
+            lines += [f"data.path={path} is not there yet{taken if path == data.path else ''}"]
+            continue
+        n_tokens = Manifest.load(Path(path)).splits["train"].tokens
+        a_step = optim.batch_tokens * weight / sum(weights.values())
+        epochs = optim.max_steps * a_step / n_tokens
+        lines += [f"{epochs:,.2f} epochs of the {n_tokens:,} tokens of {path}"]
+        if epochs > MOST_EPOCHS:
+            most = max(1, int(MOST_EPOCHS * n_tokens / a_step))
+            lines += [
+                f"warning: a GPT memorizes a text that it sees more than {MOST_EPOCHS} times. Set "
+                f"optim.max_steps={most}, or prepare more text"
+            ]
+    return lines
+
+
+def _epochs_of_examples(config: ClassifyConfig) -> list[str]:
+    """How often the run sees the examples of data.path, if they are prepared."""
+    path = Path(config.data.path)
+    if not (path / MANIFEST).is_file():
+        return [f"data.path={path} is not there yet"]
+    steps = config.optim.max_steps - sum(phase.steps for phase in config.data.phases)
+    n = Examples.load(path).splits["train"].examples
+    return [f"{steps * config.optim.batch_size / n:,.2f} epochs of the {n:,} examples of {path}"]
 
 
 def _memory(config: TrainConfig, n_gpus: int) -> list[str]:

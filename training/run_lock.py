@@ -5,8 +5,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from data.files import lock_folder, remove_unfinished_files
-from training.checkpoint.folders import clear_unfinished
+from data.text.shards import MANIFEST
+from training.checkpoint.folders import CHECKPOINTS, clear_unfinished
+from training.config import RUN_CONFIG
 from training.distributed import Processes
+from training.metrics import METRICS
 
 
 @contextmanager
@@ -18,7 +21,7 @@ def only_run(run: Path, processes: Processes) -> Iterator[None]:
     the end, unless the process is killed.
 
     Raises:
-        ValueError: it is being trained already.
+        ValueError: it is being trained already, or cannot be a run's own.
         OSError: the folder can not be made or opened.
     """
     with ExitStack() as held:
@@ -26,7 +29,31 @@ def only_run(run: Path, processes: Processes) -> Iterator[None]:
         yield
 
 
+def check_folder(run: Path) -> None:
+    """Refuse a folder that cannot be a run's own: it is written to, and checkpoints are deleted.
+
+    Raises:
+        ValueError: it is the current folder or one above it, a home, prepared data, or a folder of
+            other folders.
+    """
+    here, resolved = Path.cwd(), run.resolve()
+    names = {path.name for path in run.iterdir()} if run.is_dir() else set()
+    others = sorted(name for name in names if (run / name).is_dir())
+    if resolved in (here, *here.parents, Path.home().resolve(), *Path.home().resolve().parents):
+        what = "is the current folder, a home folder, or one that holds them"
+    elif MANIFEST in names:
+        what = "holds prepared data"
+    elif others and not names & {RUN_CONFIG, METRICS, CHECKPOINTS}:
+        what = f"holds the folders {', '.join(others[:3])} and no run"
+    else:
+        return
+    raise ValueError(
+        f"run.out_dir={run} {what}, and a run has a folder of its own: set run.out_dir=out/NAME"
+    )
+
+
 def _lock(run: Path, held: ExitStack) -> None:
+    check_folder(run)
     is_new = not run.exists()
     run.mkdir(parents=True, exist_ok=True)
     held.enter_context(

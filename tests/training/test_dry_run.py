@@ -1,5 +1,6 @@
 """--dry-run tells what a run asks for, and starts nothing."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs.reader import from_yaml
+from data.text.shards import Manifest
+from tests.training.classification.tiny_classifier import make_config
 from training.dry_run import dry_run_if_asked
 from training.language.config import TrainConfig
 
@@ -61,6 +64,30 @@ def test_gpus_share_sequences_and_weights(capsys) -> None:
 def test_a_classifier(capsys) -> None:
     out = told(capsys, "configs/lra/image.yaml", "--dry-run")
     assert "examples of 1,024 tokens on 1 GPU(s)" in out
+
+
+QUICK = "configs/quickstart.yaml"
+
+
+def test_epochs_are_reported_and_too_many_are_warned_of(capsys, corpus) -> None:
+    n_tokens = Manifest.load(corpus).splits["train"].tokens
+    options = (QUICK, "--dry-run", f"data.path={corpus}")
+    batch = ("optim.batch_tokens=2048", "optim.warmup_steps=0")
+    out = told(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 2048}")
+    assert f"epochs of the {n_tokens:,} tokens of {corpus}" in out and "warning" not in out
+    found = re.search(r"([\d.]+) epochs of", out)
+    assert found and 4.5 < float(found[1]) <= 5
+    out = told(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}")
+    found = re.search(r"warning: .* more than 10 times. Set optim.max_steps=(\d+), or", out)
+    assert found and 9 * n_tokens < int(found[1]) * 2048 <= 10 * n_tokens
+    mixed = f"data.mix=[{{path: {corpus.parent / 'none'}, weight: 1.0}}]"
+    half = told(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}", mixed)
+    assert "warning" not in half and f"{corpus.parent / 'none'} is not there yet" in half
+
+
+def test_epochs_of_a_classifier(capsys, tmp_path) -> None:
+    out = told(capsys, str(make_config(tmp_path)), "--dry-run")
+    assert f"{19 * 16 / 256:.2f} epochs of the 256 examples of {tmp_path / 'dots'}" in out
 
 
 def test_nothing_is_asked() -> None:

@@ -39,8 +39,11 @@ def test_cosine_is_above_linear_early_and_below_late():
     ("values", "message"),
     [
         ({"max_steps": 0}, "optim.max_steps=0 must be at least 1"),
-        ({"warmup_steps": 100}, "optim.warmup_steps must lie in .*max_steps=100.*got 100"),
-        ({"min_lr": 1.0}, "optim.min_lr must lie in .*got 1.0"),
+        (
+            {"warmup_steps": 100},
+            "warmup_steps=100 must be .* optim.max_steps=100: set optim.warmup_steps=10",
+        ),
+        ({"min_lr": 1.0}, "optim.min_lr=1.0 must be .*: set optim.min_lr=0, or raise optim.lr"),
         ({"schedule": "constant", "min_lr": 1e-5}, "no effect with optim.schedule=constant"),
         ({"grad_clip": -1.0}, "optim.grad_clip must be .* at least 0, got -1.0"),
     ],

@@ -1,10 +1,13 @@
 """A run's folder belongs to one training at a time."""
 
+from pathlib import Path
+
 import pytest
 
 from data.files import lock_folder
 from tests.training_runs import losses, train_on_two_processes
 from training.metrics import read_metrics
+from training.run_lock import check_folder
 
 import train  # isort: skip
 
@@ -12,6 +15,37 @@ REFUSAL = (
     "run.out_dir={} is being trained by another process: wait for it, stop it, or choose another "
     "run.out_dir"
 )
+
+
+@pytest.mark.parametrize(
+    ("folder", "what"),
+    [
+        ("/", "is the current folder, a home folder, or one that holds them"),
+        ("", "is the current folder"),
+        ("~", "is the current folder, a home"),
+        ("..", "is the current folder, a home folder, or one that holds them"),
+        ("data", "holds prepared data"),
+        ("others", "holds the folders a, b and no run"),
+    ],
+)
+def test_a_folder_that_cannot_be_the_runs_own_is_refused(tmp_path, monkeypatch, folder, what):
+    here = tmp_path / "here"
+    for name in ("data", "others/a", "others/b"):
+        (here / name).mkdir(parents=True)
+    (here / "data" / "manifest.json").touch()
+    monkeypatch.chdir(here)
+    path = Path(folder).expanduser()
+    with pytest.raises(ValueError, match=f"^run.out_dir=.* {what}.*: set run.out_dir=out/NAME"):
+        check_folder(path)
+
+
+@pytest.mark.parametrize("name", ["new", "empty", "with_a_log", "a_run", "stopped_early"])
+def test_a_folder_of_its_own_is_taken(tmp_path, name):
+    for folder in ("empty", "with_a_log", "a_run/checkpoints", "stopped_early/profile"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "with_a_log" / "log.txt").touch()
+    (tmp_path / "stopped_early" / "config.yaml").touch()
+    check_folder(tmp_path / name)
 
 
 def content(folder):

@@ -177,7 +177,8 @@ def load_checkpoint(
     if changes := differing(_with_later_settings(saved, must_match), must_match):
         raise ValueError(
             f"{folder} is a checkpoint of another run: {'; '.join(changes)}. "
-            "Give these the checkpoint's values to go on from it, or choose another run.out_dir"
+            "Give these the checkpoint's values to resume it. To start a new run with its weights, "
+            f"set run.init_from={folder.parent.parent} and another run.out_dir"
         )
     with _reading(folder):
         check_declared(folder / MODEL, model.state_dict())

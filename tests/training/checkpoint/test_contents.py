@@ -116,6 +116,12 @@ def test_another_run_is_refused_with_both_values(tmp_path):
         load_checkpoint(folder, model, optimizer, {"model.n_layer": 3}, ALONE)
 
 
+def test_a_refused_resume_names_the_way_to_start_from_the_weights(tmp_path):
+    folder = save(tmp_path, 1, *make(0))
+    with pytest.raises(ValueError, match=f"weights, set run.init_from={tmp_path} and another run"):
+        load_checkpoint(folder, *make(1), {"optim.batch_tokens": 3}, ALONE)
+
+
 def test_folder_without_a_finished_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
         read_weights(tmp_path)
