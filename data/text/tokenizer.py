@@ -18,7 +18,7 @@ from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, tr
 from data.files import check_size, parse_json, read_text
 from data.hub import from_hub
 from data.text.shards import TOKENIZER
-from data.text.tokenizer_errors import silent_stderr, tokenizer_errors
+from data.text.tokenizer_errors import check_growth, check_memory, silent_stderr, tokenizer_errors
 from kernels.limits import MAX_VOCAB_SIZE
 
 END_OF_TEXT = "<|endoftext|>"
@@ -26,8 +26,9 @@ GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
 
 MAX_PIECE_CHARS = 1 << 20
-"""A text without a place to cut is encoded in pieces of this size: the library takes 150 bytes of
-memory for a token, or so."""
+"""A text without a place to cut is encoded in pieces of this size."""
+_BYTES_PER_CHAR = 128
+"""Memory that the library takes while it encodes: about this much for a token of one character."""
 
 # GPT-2's pre-tokenizer always starts a new word at white space that follows a visible character.
 # The last two ranges are Chinese and Japanese punctuation.
@@ -57,6 +58,17 @@ class TextTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True
+        self.vocab_size: int = (
+            max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        )
+        if self.vocab_size > MAX_VOCAB_SIZE:  # to_str would count to it
+            raise ValueError(
+                f"Tokenizer {name!r} has the id {self.vocab_size - 1}, and ids must be below "
+                f"{MAX_VOCAB_SIZE}; choose another tokenizer."
+            )
+        spec = json.loads(tokenizer.to_str())
+        for part in ("normalizer", "decoder"):
+            check_growth(spec[part], f"{part} of tokenizer {name!r}")
         with silent_stderr(), tokenizer_errors(name), suppress(Exception):
             # some files panic with their first text only; an Exception is a word that this
             # tokenizer does not know, and the user's text may not have it
@@ -78,14 +90,7 @@ class TextTokenizer:
         self.end_of_text = end_of_text
         """The special token that ends documents."""
         self.eot_id: int = special[end_of_text]
-        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        if self.vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(
-                f"Tokenizer {name!r} has the id {self.vocab_size - 1}, and ids must be below "
-                f"{MAX_VOCAB_SIZE}; choose another tokenizer."
-            )
         self._tokenizer = tokenizer
-        spec = json.loads(tokenizer.to_str())
         self.sha256 = _meaning_sha256(spec, end_of_text)
         self._byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
         self._splits_at_word_borders = _is_gpt2_like(spec)
@@ -97,6 +102,7 @@ class TextTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode many texts on all cores; `.ids` of each result holds its token ids."""
+        check_memory(_BYTES_PER_CHAR * sum(map(len, texts)) + 1)
         with tokenizer_errors(self.name):
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 

@@ -1,8 +1,12 @@
 """Errors of the tokenizers library as errors of the file that it was given."""
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+_MAX_GROWTH = 1000
 
 
 @contextmanager
@@ -28,6 +32,41 @@ def tokenizer_errors(name: str | None = None, *, requirement: str | None = None)
             reason = f"the tokenizers library panics: {reason}"
         subject = requirement or f"Tokenizer {name!r} cannot be used; choose another tokenizer.json"
         raise ValueError(f"{subject} ({reason}).") from error
+
+
+def check_growth(spec: Any, name: str) -> None:
+    """Refuse a part of a tokenizer.json that makes a text more than 1,000 times as long.
+
+    Ten replacements of a letter by ten of it, one after the other, would fill any memory.
+    """
+    growth, parts = 1, [spec]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            parts += part.values()
+            if part.get("type") in ("Replace", "Prepend"):
+                growth *= max(1, len(part.get("content") or part.get("prepend") or ""))
+    if growth > _MAX_GROWTH:
+        raise ValueError(
+            f"the {name} may make a text {growth:,} times as long, and at most {_MAX_GROWTH:,} is "
+            "allowed; choose another tokenizer."
+        )
+
+
+def check_memory(n_bytes: int) -> None:
+    """Look for room for what the library is to allocate: without it, it aborts the process.
+
+    Raises:
+        MemoryError: There is none, mostly because of a limit (ulimit -v).
+    """
+    try:
+        mmap.mmap(-1, n_bytes).close()  # takes addresses alone, no memory
+    except OSError as error:
+        raise MemoryError(
+            f"tokenizing needs {n_bytes >> 20} MiB more: raise the limit, ulimit -v"
+        ) from error
 
 
 @contextmanager
