@@ -8,7 +8,7 @@
 
 Local files are .txt (one document each, or see --txt-separator) and .jsonl (a JSON object a line),
 both also compressed as .gz, .xz or .zst, and .parquet. Links in a folder are followed, each file is
-read once, and names that begin with a dot are left out. In plain text the line ends of other systems
+read once, and names that begin with a dot are left out. In plain text line ends of other systems
 become "\\n", and a byte order mark is removed; texts of .jsonl and .parquet files stay as they are.
 
 A run that was stopped, in whatever way, goes on when the same command is given again.
