@@ -238,7 +238,14 @@ def verdict(difference: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    redraw(options(argv).folder)
+    folder = options(argv).folder
+    try:
+        redraw(folder)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / RESULT} is not what scripts.evaluate writes ({type(error).__name__}: "
+            f"{str(error)[:100]}): evaluate the runs again"
+        ) from error
 
 
 if __name__ == "__main__":

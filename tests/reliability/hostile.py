@@ -52,7 +52,8 @@ def _payloads(name: str, went_off: Path) -> list[bytes]:
     return [payload]
 
 
-def _commands(world: World) -> dict[str, tuple]:
+def commands(world: World) -> dict[str, tuple]:
+    """What opens runs, data and models, by name: a function and its arguments."""
     here = world.folder
     run, data = here / "hostile", here / "hostile_text"
     gpt = (world.config, f"data.path={data}")
@@ -80,7 +81,7 @@ def _commands(world: World) -> dict[str, tuple]:
     }  # fmt: skip
 
 
-def _copies(world: World, command: str) -> list[Path]:
+def copies(world: World, command: str) -> list[Path]:
     """Fresh copies of all that the command reads."""
     run = world.copy("classifier" if "classifier" in command else "gpt", "hostile")
     for leftover in ("new", "exported", "imported", "new_text"):
@@ -104,19 +105,25 @@ def _put(name: str, payload: bytes, folders: list[Path]) -> None:
             (folder / name).write_bytes(payload)
 
 
+def prepare(world: World) -> None:
+    """What all commands read, made once."""
+    if not (world.folder / "gpt2").exists():
+        world.copy("dots", "whole_dots")
+        export_hf.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
+
+
 def hostile(world: World) -> dict:
     """Each file that is hostile, for each command, which reads it or does not."""
-    world.copy("dots", "whole_dots")
-    export_hf.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
-    for command, (main, *arguments) in _commands(world).items():
-        _copies(world, command)
+    prepare(world)
+    for command, (main, *arguments) in commands(world).items():
+        copies(world, command)
         assert outcome(main, *arguments)[0] == FINE, command  # so that each reads its files
     tries, failures, refused = 0, [], 0
     for name in HOSTILE:
-        for command, (main, *arguments) in _commands(world).items():
+        for command, (main, *arguments) in commands(world).items():
             went_off = world.folder / "went_off"
             for payload in _payloads(name, went_off):
-                _put(name, payload, _copies(world, command))
+                _put(name, payload, copies(world, command))
                 ended, said = outcome(main, *arguments)
                 tries += 1
                 refused += ended != FINE

@@ -1,7 +1,6 @@
 """What a checkpoint holds, and how it is written and read."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -70,12 +69,12 @@ class Progress:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("gpu_hours", "val_loss"):
-                right = isinstance(value, (int, float)) and math.isfinite(value)
+                right = type(value) in (int, float) and abs(value) < 1e30
                 right |= field.name == "val_loss" and value is None
             else:
-                right = type(value) is int and value >= 0
+                right = type(value) is int and 0 <= value < 2**62
             if not right:
-                raise ValueError(f"{field.name} cannot be {value!r}")
+                raise ValueError(f"{field.name} cannot be {repr(value)[:40]}")
 
 
 def shared_settings(config: RunConfiguration) -> dict[str, Any]:
