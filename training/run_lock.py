@@ -6,10 +6,8 @@ from pathlib import Path
 
 from data.files import lock_folder, remove_unfinished_files
 from data.text.shards import MANIFEST
-from training.checkpoint.folders import CHECKPOINTS, clear_unfinished
-from training.config import RUN_CONFIG
+from training.checkpoint.folders import clear_unfinished
 from training.distributed import Processes
-from training.metrics import METRICS
 
 
 @contextmanager
@@ -33,18 +31,13 @@ def check_folder(run: Path) -> None:
     """Refuse a folder that cannot be a run's own: it is written to, and checkpoints are deleted.
 
     Raises:
-        ValueError: it is the current folder or one above it, a home, prepared data, or a folder of
-            other folders.
+        ValueError: it is the current folder or one above it, a home, or prepared data.
     """
     here, resolved = Path.cwd(), run.resolve()
-    names = {path.name for path in run.iterdir()} if run.is_dir() else set()
-    others = sorted(name for name in names if (run / name).is_dir())
     if resolved in (here, *here.parents, Path.home().resolve(), *Path.home().resolve().parents):
         what = "is the current folder, a home folder, or one that holds them"
-    elif MANIFEST in names:
+    elif (run / MANIFEST).exists():
         what = "holds prepared data"
-    elif others and not names & {RUN_CONFIG, METRICS, CHECKPOINTS}:
-        what = f"holds the folders {', '.join(others[:3])} and no run"
     else:
         return
     raise ValueError(
