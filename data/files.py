@@ -140,7 +140,7 @@ def check_size(path: Path) -> None:
     check_regular(path)
     largest = LARGEST.get(path.name, _LARGEST)
     if (size := path.stat().st_size) > largest:
-        raise ValueError(f"{path.name} has {size} bytes, and may have {largest}")
+        raise ValueError(f"{path} has {size} bytes, and may have {largest}")
 
 
 def check_regular(path: Path) -> None:

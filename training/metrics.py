@@ -168,7 +168,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     try:
         check_size(path)
     except ValueError as error:
-        raise ValueError(f"{run}: {error}. Give the folder of another run") from error
+        raise ValueError(f"{error}: give the folder of another run") from error
     records = []
     # What follows the last newline is empty, or a record that a killed run did not finish.
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
