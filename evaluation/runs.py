@@ -141,6 +141,11 @@ def _check_tokenizer(
             f"{tokenizer.sha256[:12]}, and the checkpoint says {str(recorded)[:12]}. Copy it again "
             f"from {config.data.path}, or from where the run came from"
         )
+    if not tokenizer.undoes_bytes:
+        raise ValueError(
+            f"{path} encodes text as bytes, and its decoder does not undo that, so that it prints "
+            f"other text. Copy it again from {config.data.path}, or from where the run came from"
+        )
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ValueError(
             f"{path} has {tokenizer.vocab_size} entries, and the model knows "

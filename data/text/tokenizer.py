@@ -94,6 +94,8 @@ class TextTokenizer:
         self.sha256 = _meaning_sha256(spec, end_of_text)
         self._byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
         self._splits_at_word_borders = _is_gpt2_like(spec)
+        self.undoes_bytes: bool = _undoes_bytes(spec)
+        """Whether it decodes the bytes that it encodes; true also where ids are not of bytes."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ordinary text, with no end of text."""
@@ -342,3 +344,15 @@ def _is_gpt2_like(spec: dict) -> bool:
         and all(words.get(key) == value for key, value in gpt2_words.items())
         and all(token["special"] for token in spec["added_tokens"])
     )
+
+
+def _undoes_bytes(spec: dict) -> bool:
+    """Whether a byte-level pre-tokenizer has its decoder, which `_meaning_sha256` leaves out."""
+    encodes = "ByteLevel" in _types(spec["pre_tokenizer"], "pretokenizers")
+    decodes = _types(spec["decoder"], "decoders")
+    return not encodes or ("ByteLevel" in decodes and decodes <= {"ByteLevel", "Fuse"})
+
+
+def _types(part: dict | None, inner: str) -> set[str]:
+    """The types of a part of a tokenizer; of a sequence, those of its `inner` parts."""
+    return {each["type"] for each in (part or {}).get(inner, [part or {"type": "none"}])}

@@ -85,6 +85,19 @@ def test_a_tokenizer_that_the_run_was_not_trained_with_is_refused(train):
         open_run(folder)
 
 
+@pytest.mark.parametrize("more", [[], [{"type": "ByteLevel"}]])
+def test_a_decoder_that_writes_other_text_is_refused(train, more):
+    folder = train("run")
+    path = folder / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    level = {"add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    replaces = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+    decoders = [*(each | level for each in more), replaces]
+    path.write_text(json.dumps(spec | {"decoder": {"type": "Sequence", "decoders": decoders}}))
+    with pytest.raises(ValueError, match=r"tokenizer.json encodes text as bytes, and its decoder"):
+        open_run(folder)
+
+
 @pytest.mark.parametrize("change", ["lacks", "has the unknown"])
 def test_weights_left_over_or_missing_are_refused(train, change):
     folder = train("run")

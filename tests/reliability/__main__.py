@@ -41,7 +41,7 @@ def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
         "secrets": partial(secrets, n=times(600)),
         "wrong types": partial(wrong_types, n=times(600)),
         "absurd sizes": partial(absurd_sizes, n=times(400)),
-        "other weights": partial(other_weights, n=times(33)),
+        "other weights": partial(other_weights, n=times(45)),
         "stops of one": partial(stops, world_size=1),
         "stops of two": partial(stops, world_size=2),
         "missing checkpoints": missing_checkpoints,

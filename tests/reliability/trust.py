@@ -8,9 +8,10 @@ import resource
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -134,9 +135,13 @@ def _holders(world: World) -> set[Path]:
 
 
 def _row(
-    world: World, what: str, changes: dict[tuple[str, str], Change], n: int, must_refuse=()
+    world: World,
+    what: str,
+    changes: dict[tuple[str, str], Change],
+    n: int,
+    must_refuse: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """Apply n changes, of files of a name, each for a command; some commands must refuse it."""
+    """Apply n changes, of files of a name, each for a command; those in `must_refuse` by how."""
     prepare(world)
     made = world.folder / "made_report"
     if not made.exists():
@@ -174,7 +179,7 @@ def _row(
                 said = f"in {', '.join(path.name for path in found)}"
             if found or SECRET in said:
                 label = "leak"
-            elif ended == FINE and command in must_refuse:
+            elif ended == FINE and command in must_refuse.get(how, ()):
                 label = "silent"
             if label:
                 failures.append(f"{label}: {name}, {how}, by {command}: {said[-300:]}")
@@ -307,7 +312,7 @@ MALFORMED = {
     "a long number": f"optim: {{max_steps: {'9' * 5000}}}",
     "a date": "run: {out_dir: 2024-01-01}",
 }
-OPENS = ("run.init_from", "evaluate", "sample", "export_hf", "passkey")
+OPENS = frozenset(("run.init_from", "evaluate", "sample", "export_hf", "passkey"))
 """Commands that read the weights and the tokenizer of a run."""
 WRONG = (None, [], {}, "x", -1, 10**400, 1e999, True, [[[]]], {"a": {"a": {}}})
 SETTINGS = {
@@ -382,7 +387,11 @@ def other_weights(world: World, n: int) -> dict:
     """A tokenizer that is not the run's, and weights that are not finite: never silent."""
     changes: dict[tuple[str, str], Change] = {
         ("tokenizer.json", "of other meaning"): _other_meaning,
+        ("tokenizer.json", "another decoder"): _json(decoder=None),
         ("model.safetensors", "NaN"): _not_finite(torch.nan),
         ("model.safetensors", "infinite"): _not_finite(-np.inf),
     }
-    return _row(world, "another tokenizer, broken weights", changes, n, OPENS)
+    must_refuse = {how: OPENS for _, how in changes} | {
+        "another decoder": OPENS - {"run.init_from"}
+    }
+    return _row(world, "another tokenizer, broken weights", changes, n, must_refuse)
