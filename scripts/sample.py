@@ -56,6 +56,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 import os
+import sys
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Unpack
@@ -108,7 +110,7 @@ def sample(
         if len(prompts) == samples == 1:
             try:
                 for piece in pieces(run, prompts[0], n_tokens, **options):
-                    print(piece, end="", flush=True)
+                    print(_shown(piece), end="", flush=True)
             except KeyboardInterrupt:
                 print()  # what is said of it begins a line
                 raise
@@ -117,7 +119,15 @@ def sample(
         texts = continuations(run, prompts, n_tokens, samples=samples, **options)
     for number, of_prompt in enumerate(texts, start=1):
         for sample_number, text in enumerate(of_prompt, start=1):
-            print(f"--- prompt {number}, sample {sample_number} ---\n{text}\n")
+            print(f"--- prompt {number}, sample {sample_number} ---\n{_shown(text)}\n")
+
+
+def _shown(text: str) -> str:
+    """Text for stdout; on a terminal without control characters, which a model may write to it."""
+    if not sys.stdout.isatty():
+        return text
+    kept = (c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+    return "".join(kept)
 
 
 def pieces(run: Run, prompt: str, n_tokens: int, **options: Unpack[DrawOptions]) -> Iterator[str]:

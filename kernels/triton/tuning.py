@@ -142,7 +142,7 @@ def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
             kernel: {int(d): Tiles(**tiles) for d, tiles in found[kernel].items()}
             for kernel in TABLES
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{file} is not what scripts.tune_attention writes ({error}): delete it, or measure "
             "again"

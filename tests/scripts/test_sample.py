@@ -47,6 +47,18 @@ def test_continues_prompts_from_the_newest_checkpoint(train, capsys, tmp_path):
     assert several.startswith(f"--- prompt 1, sample 1 ---\n{text}\n--- prompt 2")
 
 
+@pytest.mark.parametrize("samples", ["1", "2"])
+def test_a_terminal_gets_no_control_characters(train, capsys, monkeypatch, samples):
+    """Which may retitle it, or fill the clipboard."""
+    folder, prompt = str(train("run")), "a\x1b]52;c;\x07\x9b\r\tb\n"
+    arguments = [folder, "--tokens", "1", "--prompt", prompt, "--samples", samples]
+    sample.main(arguments)
+    assert prompt in capsys.readouterr().out  # into a file or a pipe: as it is
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    sample.main(arguments)
+    assert "a\ufffd]52;c;\ufffd\ufffd\ufffd\tb\n" in capsys.readouterr().out
+
+
 def test_refusals(train, capsys, tmp_path):
     folder = train("run")
     latin = tmp_path / "latin.txt"

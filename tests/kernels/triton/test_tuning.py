@@ -172,7 +172,9 @@ def test_measured_tiles_are_read_back(cache):
     assert tuning.measured_tiles("GPU 2")["forward"] == {}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"forward": {}}', '{"forward": {"64": {"x": 1}}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"forward": {}}', '{"forward": {"64": {"x": 1}}}', "[" * 100_000]
+)
 def test_a_damaged_file_is_named(cache, text):
     tuning.measured_tiles_file("GPU").write_text(text)
     with pytest.raises(ValueError, match="tiles-GPU.*delete it, or measure again"):
