@@ -1,6 +1,6 @@
 """YAML as plain data: mappings, lists and scalars, and nothing that a file can hide in them.
 
-A configuration may come from somebody else. So aliases, tags and directives are refused, nothing is
+A configuration may come from somebody else. So aliases and tags are refused, nothing is
 interpolated, and an error names the line and never the content: the file may be a link to another.
 Scalars follow YAML 1.2, whose only booleans are true and false: `no` is text, and so is `1:30`.
 """
@@ -97,7 +97,7 @@ def dump(values: Any) -> str:
 def _value(
     event: yaml.Event, events: Iterator[Any], lines: dict[str, int], key: str, depth: int
 ) -> Any:
-    """What begins with `event`, of which `events` are the rest; `key` is the one that it has."""
+    """Value of the node that starts with `event`; the rest of it is taken from `events`."""
     line = _line(event)
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
         raise YamlError(f"line {line} has an anchor or an alias: write the value out")

@@ -52,7 +52,7 @@ class _Part:
         return key if self.source else f"{key}={written(value)}"
 
     def name(self, key: str, sections: Collection[str]) -> str:
-        """What to call a key that is not a setting: in a file, only one of a section of ours."""
+        """Printable name of a key that is not a setting: from a file, only in a section of ours."""
         first, *others = key.replace("[]", "").split(".")
         public = first in sections and all(map(_NAME.fullmatch, others))
         return key if public or not self.source else "this key"
@@ -115,7 +115,7 @@ def from_record(schema: type[C], values: dict[str, Any], source: str) -> C:
 
 
 def _parse(argv: Sequence[str]) -> list[_Part]:
-    """What the file says, and what replaces some of it."""
+    """Parse the file and the overrides of a command line."""
     if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
     path = Path(argv[0])

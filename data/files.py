@@ -20,6 +20,7 @@ _MIB = 1 << 20
 LARGEST = {
     "SHA256SUMS": _MIB,
     "config.json": _MIB,
+    "last_saved": _MIB,
     "state.json": _MIB,
     "wandb_id": _MIB,
     "environments.json": 16 * _MIB,

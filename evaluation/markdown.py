@@ -20,6 +20,12 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", flat)
 
 
+def code(text: str) -> str:
+    """A code span of a text, in which Markdown reads nothing but the backtick."""
+    flat = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MOST_CHARS])
+    return f"`{flat.replace('`', chr(39))}`"
+
+
 def escaped(values: Any) -> Any:
     """Plain values with every text in them escaped, but for the keys of dictionaries."""
     if isinstance(values, dict):

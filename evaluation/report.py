@@ -26,6 +26,7 @@ import pandas as pd
 
 from data.files import write_atomically
 from evaluation.markdown import (
+    code,
     dict_table,
     digits,
     escaped,
@@ -73,6 +74,7 @@ def redraw(folder: Path) -> None:
 
 def markdown(result: dict[str, Any]) -> str:
     """The report; numbers that are not known, null or NaN, are dashes."""
+    command = result.get("environment", {}).get("command", "")
     result = escaped(result)  # names of runs, and where they were trained, are somebody's words
     parts = ["# Evaluation", *summary(result), *_scored(result)]
     for title, rows in _losses(result):
@@ -97,7 +99,7 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     if here := result.get("environment"):
         parts.append(
-            f"This report was made by `{here['command']}` on {here['device'] or 'a CPU'}, "
+            f"This report was made by {code(command)} on {here['device'] or 'a CPU'}, "
             f"torch {here['torch']}, commit {here['commit']}, {here['date']}."
         )
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

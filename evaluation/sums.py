@@ -30,7 +30,7 @@ LEAST_SEEN = Fraction(7, 8)
 start of short windows would flatter the longer context."""
 
 DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
-"""What a NumPy file with a wrong byte, or of another kind, may raise when it is read."""
+"""Errors of reading a NumPy file with a wrong byte, or a file of another kind."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,8 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
     autocast. Queries of padding have no meaning and may differ from other implementations'.
 
     A document begins where position_ids are at the minimum of their row, as flash_attention_2 has
-    it, in any call whose cache is empty or absent. Chunked layers (Llama 4) with more tokens than a
+    it, in any call whose cache is empty or absent. Compiled models always get such starts, as
+    values cannot be read there. Chunked layers (Llama 4) with more tokens than a
     chunk need use_cache=False for that.
 
     Args:
@@ -281,15 +282,15 @@ def _document_starts(position_ids: Tensor | None) -> Tensor | None:
     """First token of each token's document, (B or 1, T) int32; None if no row has two documents.
 
     Looks at the values once a forward pass, which waits for a GPU. transformers waits as often in
-    a call without a cache, and flash_attention_2 in each layer. In a trace nothing can be read:
-    then the starts are always returned.
+    a call without a cache, and flash_attention_2 in each layer. Under torch.compile, and while a
+    CUDA graph is captured, nothing can be read: then the starts are always returned.
     """
     if position_ids is None or position_ids.dim() != 2:
         return None
-    # a stream that is captured allocates where no later call may read
-    capturing = position_ids.is_cuda and torch.cuda.is_current_stream_capturing()
-    if torch.compiler.is_compiling() or capturing:
+    if torch.compiler.is_compiling():  # before what follows, which torch.compile cannot trace
         return _row_minima(position_ids)
+    if position_ids.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _row_minima(position_ids)  # where the graph allocates, no later call may read
     if position_ids.is_inference():  # which have no version
         starts = _row_minima(position_ids)
         return starts if starts.any() else None

@@ -109,6 +109,18 @@ def test_records_without_their_checkpoints_are_not_dropped(run, tmp_path, what):
     assert [*losses(run.out_dir)] == [*range(1, 9)]
 
 
+def test_records_of_an_earlier_version_are_not_dropped(run):
+    """They come without a note of what was saved: records past the second save tell."""
+    run("optim.max_steps=5", "run.save_every=2")
+    shutil.rmtree(run.out_dir / "checkpoints")
+    (run.out_dir / "last_saved").unlink()
+    with pytest.raises(ValueError, match="has no checkpoint, and this run saved some, with"):
+        run("run.save_every=2")
+    assert [*losses(run.out_dir)] == [*range(1, 6)]
+    run("run.save_every=4")  # which may have been killed before its second save
+    assert [*losses(run.out_dir)] == [*range(1, 9)]
+
+
 def test_a_run_without_its_checkpoints_starts_again_once_its_records_are_deleted(run, monkeypatch):
     run("optim.max_steps=4")
     shutil.rmtree(run.out_dir / "checkpoints")

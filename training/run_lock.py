@@ -1,13 +1,16 @@
 """One training at a time in the folder of a run: two would write over each other's files."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from data.files import lock_folder, remove_unfinished_files
 from data.text.shards import MANIFEST
-from training.checkpoint.folders import clear_unfinished
+from training.checkpoint.folders import CHECKPOINTS, clear_unfinished
+from training.config import RUN_CONFIG
 from training.distributed import Processes
+from training.metrics import METRICS
 
 
 @contextmanager
@@ -33,8 +36,10 @@ def check_folder(run: Path) -> None:
     Raises:
         ValueError: it is the current folder or one above it, a home, or prepared data.
     """
-    here, resolved = Path.cwd(), run.resolve()
-    if resolved in (here, *here.parents, Path.home().resolve(), *Path.home().resolve().parents):
+    if any((run / name).exists() for name in (RUN_CONFIG, METRICS, CHECKPOINTS)):
+        return
+    here, home, resolved = Path.cwd(), Path(os.path.expanduser("~")).resolve(), run.resolve()
+    if resolved in (here, *here.parents, home, *home.parents):
         what = "is the current folder, a home folder, or one that holds them"
     elif (run / MANIFEST).exists():
         what = "holds prepared data"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluation.markdown import escape, escaped
+from evaluation.markdown import code, escape, escaped
 
 OURS = ["1k_then_4k_seed1", "NVIDIA H100 80GB HBM3", "x86_64", "2.13.0+cpu", "window 1,024", "a/b"]
 
@@ -41,6 +41,12 @@ def test_nothing_of_it_is_markup(text):
     shown = rendered.removeprefix("<p>").removesuffix("</p>\n")
     assert "<" not in shown and "\n" not in shown and "\x1b" not in shown
     assert "://" not in escape(text) and "www." not in escape(text) and "@" not in escape(text)
+
+
+def test_a_command_can_be_copied():
+    command = "python -m scripts.evaluate out/_a* $HOME ~/x --names [1]"
+    assert code(command) == f"`{command}`"
+    assert code("a`b\n# title") == "`a'b # title`"
 
 
 def test_all_texts_in_a_result_are_escaped():

@@ -37,6 +37,12 @@ def test_a_folder_that_cannot_be_the_runs_own_is_refused(tmp_path, monkeypatch, 
         check_folder(path)
 
 
+def test_a_run_in_the_current_folder_is_resumed_there(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_folder(Path())
+
+
 @pytest.mark.parametrize("name", ["new", "empty", "with_logs", "a_run"])
 def test_a_folder_of_its_own_is_taken(tmp_path, name):
     for folder in ("empty", "with_logs/torchrun", "a_run/checkpoints"):

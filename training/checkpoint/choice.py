@@ -32,7 +32,7 @@ def chosen_checkpoint(run: Path, choice: str | int | None = None) -> Path:
         folder = checkpoint_folder(run, int(choice))
         found = folder if folder in there else None
     elif choice is not None:
-        folders = Path(str(choice)), run / CHECKPOINTS / str(choice)
+        folders = run / CHECKPOINTS / str(choice), Path(str(choice))
         found = next((folder for folder in folders if is_present(folder / STATE)), None)
     if found is not None:
         return found
@@ -41,8 +41,8 @@ def chosen_checkpoint(run: Path, choice: str | int | None = None) -> Path:
     names = ", ".join(folder.name for folder in there)
     if choice == "best":
         raise FileNotFoundError(
-            f"{run} has no checkpoint with a validation loss, as run.save_every is not a multiple "
-            f"of run.eval_every: choose one of {names}"
+            f"{run} has no checkpoint with a validation loss, which those have that are saved at a "
+            f"multiple of run.eval_every: choose one of {names}"
         )
     raise FileNotFoundError(
         f"{run} has no checkpoint {choice}: it has {names}. Give a step, the folder of a "

@@ -135,7 +135,7 @@ def write_checkpoint(
 def save_model(run: Path, model: nn.Module, *, config: dict[str, Any], tokenizer: str) -> Path:
     """Save weights alone, as step 0 of a run in which nothing was trained. One process calls this.
 
-    `read_weights` reads them, and no run can go on from there. `tokenizer` is the sha256 of theirs.
+    `read_weights` reads them; a run cannot resume there. `tokenizer` is the sha256 of theirs.
 
     Raises:
         ValueError: The run has a checkpoint already.

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from data.files import is_present, list_folder, write_atomically
+from data.files import is_present, list_folder, read_text, write_atomically
 
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished_"
 """What the name of a checkpoint begins with while it is written or deleted."""
-_LAST_SAVED = "last_saved"
+LAST_SAVED = "last_saved"
 """File in the folder of a run that names the checkpoint that was saved last.
 
 It tells a run that never saved from one whose checkpoints are gone.
@@ -49,20 +49,29 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def note_saved(checkpoint: Path) -> None:
-    """Remember beside its folder that a run saved a checkpoint."""
+    """Record in the folder of its run that a checkpoint was saved."""
     run = checkpoint.parent.parent
-    write_atomically(run / _LAST_SAVED, f"{checkpoint.name}\n".encode())
+    write_atomically(run / LAST_SAVED, f"{checkpoint.name}\n".encode())
 
 
 def last_saved(run: Path) -> str | None:
-    """Name of the checkpoint that a run saved last, which may be gone; None if it never saved."""
-    path = run / _LAST_SAVED
-    return path.read_text(encoding="utf-8").strip() if is_present(path) else None
+    """Name of the checkpoint that a run saved last, which may be gone; None if it never saved.
+
+    Raises:
+        ValueError: The file does not hold such a name.
+    """
+    path = run / LAST_SAVED
+    if not is_present(path):
+        return None
+    name = read_text(path).strip()
+    if step_of(Path(name)) is None:  # and not printed: it may link to something private
+        raise ValueError(f"{path} does not name a checkpoint: delete it")
+    return name
 
 
 def forget_saved(run: Path) -> None:
     """Forget what an earlier run saved in this folder."""
-    (run / _LAST_SAVED).unlink(missing_ok=True)
+    (run / LAST_SAVED).unlink(missing_ok=True)
 
 
 def keep_only(run: Path, kept: Collection[Path]) -> None:

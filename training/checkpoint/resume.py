@@ -32,7 +32,7 @@ def checkpoint_to_go_on_from(
     def find() -> tuple[Path | None, list[Path]]:
         newest = latest_checkpoint(run)
         if newest is None:
-            _check_never_saved(run)
+            _check_never_saved(run, config.save_every)
             forget_saved(run)
         if newest is None or config.resume == "auto":
             return newest, []
@@ -52,13 +52,17 @@ def checkpoint_to_go_on_from(
     return processes.main_does(find)
 
 
-def _check_never_saved(run: Path) -> None:
+def _check_never_saved(run: Path, save_every: int) -> None:
     """Refuse to start at step 0, which drops all records, where a checkpoint should be.
 
     A run that was killed before its first save has records, and may start again.
     """
-    saved = last_saved(run)
-    if saved is not None and (records := read_metrics(run)):
+    saved, records = last_saved(run), read_metrics(run)
+    # Earlier versions left no name. But the second save waits until the first is on disk.
+    steps = [record["step"] for record in records if "loss" in record]
+    if saved is None and max(steps, default=0) > 2 * save_every:
+        saved = f"some, with run.save_every={save_every}"
+    if saved is not None and records:
         raise ValueError(
             f"{run / CHECKPOINTS} has no checkpoint, and this run saved {saved}: copy its "
             f"checkpoints back to resume. To start again at step 0, delete {run / METRICS}, which "

@@ -1,4 +1,4 @@
-"""Saving while training goes on: a step waits for a copy of the tensors, and not for the disk.
+"""Saving in the background: a step waits for a copy of the tensors, and not for the disk.
 
 A checkpoint is good once a step was taken from it. Until then its weights may be ruined, although
 they are finite, so older checkpoints are not deleted for it.
@@ -59,7 +59,7 @@ class CheckpointSaver:
         """The newest step that is saved, or is being saved in the background."""
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._pending: list[Future[None]] = []
-        self._good_before, self._prunable = 0, True
+        self._good_before, self._prunable = 0, False  # a start that saves nothing deletes nothing
         if processes.is_main:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._identity = identity(run)

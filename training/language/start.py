@@ -123,12 +123,12 @@ def load_first_weights(
     config = recorded_config(checkpoint, TrainConfig).model
     reasons = differences(config, model.config)
     here = stream.manifest.tokenizer.sha256
-    beside = load_tokenizer(str(folder / TOKENIZER)).sha256
+    of_folder = load_tokenizer(str(folder / TOKENIZER)).sha256
     # what the weights were trained with, should the file have been replaced; older imports lack it
-    recorded = str(read_progress(checkpoint)[1].get("tokenizer", beside))
-    for there in dict.fromkeys((beside, recorded)):
-        if there != here:
-            reasons.append(f"the tokenizer has sha256 {there} there and {here} here")
+    recorded = str(read_progress(checkpoint)[1].get("tokenizer", of_folder))
+    for sha256 in dict.fromkeys((of_folder, recorded)):
+        if sha256 != here:
+            reasons.append(f"the tokenizer has sha256 {sha256} there and {here} here")
     if reasons:
         raise ValueError(
             f"run.init_from={folder} is a run of another model: {'; '.join(reasons)}. "

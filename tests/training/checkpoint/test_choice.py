@@ -34,6 +34,12 @@ def test_a_folder_may_be_anywhere(run, tmp_path):
     assert chosen_checkpoint(run, copied.name) == copied
 
 
+def test_a_name_is_looked_for_in_the_run_first(run, tmp_path, monkeypatch):
+    shutil.copytree(checkpoint_folder(run, 15), tmp_path / "step_00000005")
+    monkeypatch.chdir(tmp_path)
+    assert chosen_checkpoint(run, "step_00000005") == checkpoint_folder(run, 5)
+
+
 @pytest.mark.parametrize("choice", ["7", 7, "worst", "step_7", "/", "-5"])
 def test_an_error_names_those_that_exist(run, choice):
     names = "step_00000005, step_00000010, step_00000015, step_00000020, step_00000025"
@@ -45,6 +51,6 @@ def test_a_run_without_a_validation_loss_has_no_best(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet: train it first"):
         chosen_checkpoint(tmp_path, "best")
     save(tmp_path, 5, *make(0))
-    message = "has no checkpoint with a validation loss, as .*: choose one of step_00000005"
+    message = "has no checkpoint with a validation loss, which .*: choose one of step_00000005"
     with pytest.raises(FileNotFoundError, match=message):
         chosen_checkpoint(tmp_path, "best")

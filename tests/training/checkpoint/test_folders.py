@@ -1,9 +1,16 @@
 """Only folders that are named as a run names them count, and only those are deleted."""
 
+import os
+
 import pytest
 
 from tests.training.checkpoint.small import make, save
-from training.checkpoint.folders import checkpoints, clear_unfinished, latest_checkpoint
+from training.checkpoint.folders import (
+    checkpoints,
+    clear_unfinished,
+    last_saved,
+    latest_checkpoint,
+)
 
 THEIRS = [
     "step_00000015_best",
@@ -46,6 +53,17 @@ def test_a_link_counts_and_stays(tmp_path):
     for step in (5, 10, 15):
         save(tmp_path, step, model, optimizer)
     assert link.exists() and elsewhere.exists()
+
+
+def test_what_the_note_of_the_last_save_links_to_is_not_printed(tmp_path):
+    (tmp_path / "private").write_text("s3cr3t")
+    (tmp_path / "last_saved").symlink_to(tmp_path / "private")
+    with pytest.raises(ValueError, match="last_saved does not name a checkpoint: delete it$"):
+        last_saved(tmp_path)
+    (tmp_path / "last_saved").unlink()
+    os.mkfifo(tmp_path / "last_saved")
+    with pytest.raises(ValueError, match="last_saved is no regular file"):
+        last_saved(tmp_path)
 
 
 def test_newest_is_by_number(tmp_path):

@@ -63,6 +63,15 @@ def test_one_that_may_be_ruined_pushes_none_out(tmp_path):
     assert names(tmp_path) == [15, 20]  # the best, and the newest
 
 
+def test_a_start_that_saves_nothing_deletes_nothing(tmp_path):
+    """A finished run may be evaluated again with another run.keep_last."""
+    for step in (5, 10, 15):
+        save(tmp_path, step, *make(0), keep_last=3)
+    with saver(tmp_path, keep_last=1) as saves:
+        saves.confirm(16)
+    assert names(tmp_path) == [5, 10, 15]
+
+
 def test_a_best_one_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
     model, optimizer = make(0)
     save(tmp_path, 5, model, optimizer, keep_last=1, keep_best=True, val_loss=1.0)
