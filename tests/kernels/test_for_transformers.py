@@ -302,9 +302,10 @@ def test_dropout_drops_and_recomputing_drops_the_same() -> None:
     assert not torch.allclose(model(ids).logits, first)
 
 
-def test_compiles_whole() -> None:
-    _, model = pair(MODELS["llama"])
-    ids, mask = tokens(), padding(T, 3, 14, left=True)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_compiles_whole(device: str) -> None:
+    model = pair(MODELS["llama"])[1].to(device)
+    ids, mask = tokens().to(device), padding(T, 3, 14, left=True).to(device)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     got = compiled(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
     torch.testing.assert_close(got, model(ids, attention_mask=mask).logits[mask.bool()])
