@@ -37,8 +37,12 @@ _WORD_BORDER = re.compile(r"(?<=[!-~\w\u3001-\u3020\uff01-\uff5e])[ \n]")
 _MOST_LISTED = 10
 _MAX_TRAINING_WORD = 1 << 12
 """Training a BPE takes time with the square of the longest word."""
-# GPT-2's words are all letters or digits, or all other characters.
-_LONG_WORD = re.compile(rf"[^\W_]{{{_MAX_TRAINING_WORD}}}|[\W_]{{{_MAX_TRAINING_WORD}}}")
+# GPT-2's words are all letters or digits, or all other characters. A match starts where such a run
+# starts: from each character on, the rest of its word would be read again.
+_LONG_WORD = re.compile(
+    rf"(?<![^\W_])[^\W_]{{{_MAX_TRAINING_WORD + 1},}}"
+    rf"|(?<![\W_])[\W_]{{{_MAX_TRAINING_WORD + 1},}}"
+)
 
 
 # The key that marks, among the added tokens of a tokenizer.json, one that ends documents in the
@@ -301,7 +305,12 @@ def _cut_long_words(text: str) -> str:
 
     The dot has no neighbour in its word, so that no pair of it is counted.
     """
-    return _LONG_WORD.sub(lambda run: f"{run[0]}\n.\n", text)
+
+    def cut(run: re.Match[str]) -> str:
+        starts = range(0, len(run[0]), _MAX_TRAINING_WORD)
+        return "\n.\n".join(run[0][start : start + _MAX_TRAINING_WORD] for start in starts)
+
+    return _LONG_WORD.sub(cut, text)
 
 
 def _from_json(data: bytes, requirement: str) -> Tokenizer:

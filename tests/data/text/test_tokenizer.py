@@ -1,6 +1,8 @@
 import json
+import os
 import random
 import re
+import threading
 import time
 from itertools import pairwise
 
@@ -13,11 +15,12 @@ from tokenizers import Tokenizer, models
 from data.text.tokenizer import (
     END_OF_TEXT,
     TextTokenizer,
+    _cut_long_words,
     gpt2_tokenizer,
     load_tokenizer,
     train_tokenizer,
 )
-from data.text.tokenizer_errors import check_memory
+from data.text.tokenizer_errors import check_growth, check_memory, silent_stderr
 
 ODD_TEXTS = ["", " ", "\n", "a", "  two  spaces ", "naïve café 東京 🦋", "x\r\ny\u2028z\x1cw"]
 
@@ -107,6 +110,14 @@ def test_long_words_alone_are_cut_for_training(monkeypatch):
     fine = "naïve 東京, " * 1000 + "x" * 4095 + "\n" * 4095
     train_tokenizer([fine, "x" * 10_000], 300)
     assert given == [fine, "\n.\n".join(["x" * 4096, "x" * 4096, "x" * 1808])]
+
+
+def test_looking_for_long_words_takes_time_in_proportion_to_the_text():
+    """A search from each letter to the end of its word took 10 s."""
+    text = ("x" * 4000 + " ") * 250 + ("-" * 4000 + "x") * 250
+    started = time.process_time()
+    assert _cut_long_words(text) == text
+    assert time.process_time() - started < 2
 
 
 def test_file_and_folder_load_the_same_tokenizer(tokenizer, tokenizer_file):
@@ -293,8 +304,68 @@ def test_replacements_that_would_fill_the_memory(tokenizer, tmp_path, part):
         path.write_text(json.dumps(spec))
         if n_steps == 3:
             load_tokenizer(str(path))
-    with pytest.raises(ValueError, match=rf"the {part} of .* 1,000,000,000,000 times as long"):
+    with pytest.raises(ValueError, match=rf"the {part} of .* 10,000 times as long"):
         load_tokenizer(str(path))
+
+
+def _replace(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _sequence(*steps):
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
+NAMES_OF_SPACES = [
+    _replace({"String": char}, f"<|{name}|>")
+    for char, name in {"\n": "newline", "\t": "tabulator", "\r": "carriage"}.items()
+]
+
+
+def test_replacements_of_different_characters_do_not_compound():
+    check_growth(_sequence({"type": "NFC"}, *NAMES_OF_SPACES), "normalizer")
+    letters = [_replace({"String": char}, "xy") for char in "abcdefghij"]
+    check_growth(_sequence(*letters), "normalizer")
+    check_growth(None, "normalizer")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # a letter of one content is the next pattern
+        [_replace({"String": char}, chr(ord(char) + 1) * 10) for char in "abcd"],
+        # a pattern that only two contents in a row hold
+        [_replace({"String": "ab"}, "ba" * 10)] * 3,
+        # a regular expression may match anything
+        [_replace({"Regex": "\\s"}, "x" * 10)] * 4,
+        # other forms of the letter, of which a step between makes the pattern
+        [_replace({"String": "a"}, "A" * 10), {"type": "Lowercase"}] * 4,
+        [_replace({"String": "e"}, "é" * 10), {"type": "StripAccents"}] * 4,
+        [*NAMES_OF_SPACES, {"type": "Precompiled", "precompiled_charsmap": ""}],
+        [{"type": "Prepend", "prepend": "x" * 40}] * 2,
+    ],
+)
+def test_replacements_that_compound(steps):
+    with pytest.raises(ValueError, match="the normalizer may make a text .* times as long"):
+        check_growth(_sequence(*steps), "normalizer")
+
+
+def test_threads_that_silence_stderr_do_not_lose_it():
+    before = os.fstat(2)
+    entered, left = threading.Event(), threading.Event()
+
+    def second():
+        with silent_stderr():
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=second)
+    with silent_stderr():
+        thread.start()
+        entered.wait(0.3)  # it would enter, if it could
+    left.set()
+    thread.join()
+    assert os.path.samestat(os.fstat(2), before)
 
 
 def test_memory_that_is_not_there_is_noticed_before_it_is_taken(tokenizer, monkeypatch):
