@@ -32,7 +32,7 @@ LARGEST = {
 """Bytes of a file that is read as a whole, by its name. What is larger is not ours: whoever opens
 somebody else's folder need not wait for it, nor hold it in memory."""
 _LARGEST = 256 * _MIB
-"""Of files of other names, and of metrics.jsonl: a million records."""
+"""Bytes of files of other names, and of metrics.jsonl, which holds a million records in them."""
 _BLOCK = 64 * _MIB
 """Bytes that are hashed at a time."""
 _DEEPEST = 30

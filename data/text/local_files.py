@@ -106,11 +106,16 @@ class LocalFiles:
         kind = file_format(path)
         if kind in ("text", None) and path.stat().st_size == 0:
             return "empty files"
-        if kind is not None or (self.as_text and is_text(path)):
+        if kind is not None:
             return None
         n_suffixes = 2 if path.suffix.lower() in COMPRESSIONS else 1
         suffix = "".join(path.suffixes[-n_suffixes:]).lower() or "without a suffix"
-        return f"{suffix} (not UTF-8)" if self.as_text else suffix
+        if not self.as_text:
+            return suffix
+        try:
+            return None if is_text(path) else f"{suffix} (not UTF-8)"
+        except ValueError:  # it cannot be decompressed
+            return f"{suffix} (damaged)"
 
 
 def _is_hidden(path: Path) -> bool:
@@ -134,7 +139,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _glob(pattern: Path) -> Iterator[Path]:
-    """What a pattern matches, in sorted order; with `**` files alone, none of them hidden."""
+    """Matches of a pattern, in sorted order; with `**` files alone, none of them hidden."""
     if _ANY_DEPTH not in pattern.parts:
         yield from map(Path, sorted(glob.glob(str(pattern))))
         return

@@ -41,7 +41,7 @@ class UnusableTextError(ValueError):
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """What such documents are counted by."""
+        """Name under which such documents are counted."""
 
 
 def file_format(path: Path) -> str | None:
@@ -120,7 +120,7 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".xz": lzma.open,
     ".zst": _zstd,
 }
-"""What opens a compressed file, by its suffix."""
+"""Functions that open a compressed file, by its suffix."""
 
 
 def _decode(data: bytes | bytearray, where: str) -> str:

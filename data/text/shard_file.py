@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data.files import check_regular
+
 
 class ShardFile:
     """Token ids of one shard.
@@ -25,6 +27,7 @@ class ShardFile:
         self.path, self._tokens, self._sha256 = path, tokens, sha256
         self._dtype = np.dtype(dtype).newbyteorder("<")
         try:
+            check_regular(path)  # to open a pipe is to wait for its writer
             self._file = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{path} is missing; prepare the folder again.") from error

@@ -1,5 +1,6 @@
 """Folders, globs, links, and what is left out of them."""
 
+import gzip
 import os
 
 import pytest
@@ -104,6 +105,17 @@ def test_other_files_as_text(tree):
     texts = [d.text for d in FileSource([str(root)], val_ratio=0.5, as_text=True).documents()]
     assert texts == [f"text of {path.name}" for path in files]
     assert found(root / "b.md", as_text=True)[0] == [root / "b.md"]
+
+
+def test_a_damaged_file_that_may_be_text_is_left_out(tree):
+    root = tree("a.txt")
+    (root / "b.gz").write_bytes(gzip.compress(b"text" * 1000)[:-9])
+    (root / "c.csv.xz").write_bytes(b"no xz")
+    (root / "d.zst").write_bytes(b"no zst")
+    left_out = {".gz (damaged)": 1, ".csv.xz (damaged)": 1, ".zst (damaged)": 1}
+    assert found(root, as_text=True) == ([root / "a.txt"], left_out)
+    with pytest.raises(ValueError, match=r"b\.gz cannot be read to its end"):
+        found(root / "b.gz", as_text=True)
 
 
 def test_a_named_file_is_not_left_out(tree):

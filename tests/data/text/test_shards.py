@@ -58,6 +58,15 @@ def test_torn_shard(make_shards):
         TokenStream(folder, "train")
 
 
+def test_a_pipe_is_not_waited_for(make_shards):
+    folder = make_shards([[1, 2, 3]])
+    path = folder / "train_00000.bin"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"train_00000\.bin is no regular file"):
+        TokenStream(folder, "train")
+
+
 def test_a_shard_that_is_cut_while_it_is_read(make_shards):
     folder = make_shards([[1] * 50_000])
     stream = TokenStream(folder, "train")
