@@ -18,6 +18,7 @@ import numpy as np
 
 from data.files import (
     check_settings,
+    leaves,
     load_json,
     lock_folder,
     remove_unfinished_files,
@@ -59,6 +60,9 @@ OnProgress = Callable[[SplitInfo, float], None]
 
 _WITHOUT_EFFECT = ("source.skip_bad", "source.left_out_files")
 """Settings that do not decide by themselves what is in the shards."""
+_TEXT_RULES = 2
+"""Version of the rules by which texts are read and cut, which resumed work must not mix. Version 1
+kept byte order marks and line ends, and did not cut a long document for every tokenizer."""
 _COMMIT_TOKENS = 1 << 23
 _PIECE_CHARS = 1 << 15
 _BATCH_CHARS = 1 << 21
@@ -88,6 +92,8 @@ class PrepareState:
     """Documents among those read that were left out, by reason."""
     tokenizer_sha256: str | None = None
     """Of the tokenizer.json beside the shards, once it is written."""
+    text_rules: int = _TEXT_RULES
+    """`_TEXT_RULES` of the work so far."""
     format_version: int = FORMAT_VERSION
 
     def save(self, out: Path) -> None:
@@ -99,13 +105,13 @@ class PrepareState:
         """Read progress.json, or begin it.
 
         Raises:
-            ValueError: It was begun with other settings, or is damaged.
+            ValueError: It was begun with other settings or by an older version, or is damaged.
         """
         if not (out / PROGRESS).exists():
             state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
             state.save(out)
             return state
-        values = load_json(out / PROGRESS)
+        values = {"text_rules": 1} | load_json(out / PROGRESS)
         try:
             values["splits"] = splits_from_json(values["splits"])
             state = PrepareState(**values)
@@ -114,6 +120,11 @@ class PrepareState:
                 f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
                 "again."
             ) from error
+        if state.text_rules != _TEXT_RULES:
+            raise ValueError(
+                f"{out} was begun by another version, which read and cut texts by other rules, and "
+                "cannot be finished: delete it, or choose another --out folder."
+            )
         _check_same(out, state, settings)
         state.settings = settings
         return state
@@ -211,12 +222,31 @@ def _check_same(out: Path, before: PrepareState | Manifest, settings: dict[str, 
 
     --skip-bad may be added, as nothing was left out without it, and removed until something is.
     """
-    check_settings(out, before.settings, settings, _WITHOUT_EFFECT)
+    try:
+        check_settings(out, before.settings, settings, _WITHOUT_EFFECT)
+    except ValueError as error:
+        if not _by_older_file_rules(before.settings, settings):
+            raise
+        raise ValueError(
+            f"{error} The older version that prepared it also read empty and hidden files of a "
+            "folder: train on it as it is, or prepare the files again without these."
+        ) from error
     if before.left_out and not settings["source"].get("skip_bad"):
         raise ValueError(
             f"{out} was begun with --skip-bad, which left out {sum(before.left_out.values()):,} "
             "documents: repeat it, choose another --out folder, or delete this one."
         )
+
+
+def _by_older_file_rules(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether version 0.2 or older found other files by the same names."""
+    old, new = dict(leaves(before)), dict(leaves(now))
+    return (
+        "source.files" in old
+        and "source.left_out_files" not in old
+        and old.get("source.names") == new.get("source.names")
+        and old.get("source.listing_sha256") != new.get("source.listing_sha256")
+    )
 
 
 def _choose_tokenizer(
