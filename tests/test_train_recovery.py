@@ -149,7 +149,7 @@ def test_what_killed_processes_left_is_cleared(run):
 def test_damaged_data_are_not_saved(run, corpus, tmp_path):
     data = shutil.copytree(corpus, tmp_path / "data")
     flip_a_bit(data / "train_00000.bin")
-    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.* the shard is damaged"):
+    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.* the file is damaged"):
         run(f"data.path={data}", "run.log_every=100", "run.save_every=1")
     assert checkpoints(run.out_dir) == []
 

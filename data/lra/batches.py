@@ -57,7 +57,7 @@ class SequenceExamples(Examples):
     def __init__(self, split: Sequences, context_length: int, device: torch.device) -> None:
         super().__init__(np.asarray(split.labels), device)
         # int16 holds all vocabularies here, in half the memory of int32
-        self._tokens = torch.from_numpy(np.asarray(split.tokens).astype(np.int16)).to(device)
+        self._tokens = torch.from_numpy(split.all_tokens().view(np.int16)).to(device)
         self._offsets = torch.from_numpy(np.array(split.offsets)).to(device)
         self._documents = split.manifest.documents_per_example
         self._columns = torch.arange(context_length, device=device)

@@ -182,13 +182,13 @@ def yardsticks(train: Sequences, test: Sequences) -> dict[str, float]:
 
 def _root_operators(split: Sequences) -> np.ndarray:
     """Index in OPERATORS of each formula's outermost operator, int64 (n)."""
-    return split.tokens[split.offsets[:-1]].astype(np.int64) - FIRST_OPERATOR_ID
+    return split.all_tokens()[split.offsets[:-1]].astype(np.int64) - FIRST_OPERATOR_ID
 
 
 def _roots_and_digits(split: Sequences) -> np.ndarray:
     """A code, int64 (n), of the outermost operator, its value of the digits among its direct
     arguments, and how many of these are formulas."""
-    tokens, n = np.asarray(split.tokens), len(split)
+    tokens, n = split.all_tokens(), len(split)
     closes = tokens == CLOSE_ID
     operators = (tokens >= FIRST_OPERATOR_ID) & ~closes
     # formulas are balanced and at most 9 deep, so the sum starts at 0 in each and fits int8

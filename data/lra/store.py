@@ -24,6 +24,7 @@ import numpy as np
 
 from data.arrays import check_npy
 from data.files import check_regular, load_sealed, sha256_of
+from data.token_file import TokenFile
 from data.verified import Verified
 
 FORMAT_VERSION = 1
@@ -140,8 +141,8 @@ class Sequences:
     """A split of token sequences."""
 
     manifest: Manifest
-    tokens: np.ndarray
-    """uint16 (n_tokens), ids from 1, all sequences end to end."""
+    tokens: TokenFile
+    """uint16 (n_tokens), ids from 1, all sequences end to end; they stay on the disk."""
     offsets: np.ndarray
     """int64 (n_sequences + 1): sequence i is tokens[offsets[i] : offsets[i + 1]]."""
     labels: np.ndarray
@@ -155,11 +156,15 @@ class Sequences:
         """Tokens of each sequence, int64 (n_sequences)."""
         return np.diff(self.offsets)
 
+    def all_tokens(self) -> np.ndarray:
+        """Read the token ids of all sequences, uint16 (n_tokens)."""
+        return self.tokens.read(0, len(self.tokens))
+
     def documents(self, example: int) -> list[np.ndarray]:
-        """The token ids of one example's documents, views of uint16 (length)."""
+        """Read the token ids of one example's documents, uint16 (length) each."""
         n = self.manifest.documents_per_example
         ends = self.offsets[example * n : (example + 1) * n + 1].tolist()
-        return [self.tokens[a:b] for a, b in pairwise(ends)]
+        return [self.tokens.read(a, b - a) for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,9 @@ def array_info(path: Path) -> ArrayInfo:
 
 
 def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLists:
-    """Read one split of a prepared task into memory; arrays are read-only.
+    """Open one split of a prepared task.
+
+    Tokens stay on the disk; other arrays are read into memory, and are read-only.
 
     Raises:
         FileNotFoundError: The folder, its manifest or an array is missing.
@@ -233,7 +240,12 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
             f"{folder / MANIFEST} lists {sorted(info.arrays)} for {split}, but kind="
             f"{manifest.kind!r} has {names}; prepare the task again."
         )
-    arrays = {n: _read_array(array_path(folder, split, n), a) for n, a in info.arrays.items()}
+    arrays = {
+        name: (_open_tokens if name == "tokens" else _read_array)(
+            array_path(folder, split, name), array
+        )
+        for name, array in info.arrays.items()
+    }
     opened = KINDS[manifest.kind](manifest, **arrays)
     for name, misfit in _misfits(opened, info.examples):
         raise ValueError(f"{array_path(folder, split, name)} {misfit}; prepare the task again.")
@@ -275,7 +287,12 @@ def _descr(dtype: np.dtype) -> Any:
     return json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
 
 
-def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
+def _map_array(path: Path, info: ArrayInfo) -> np.memmap:
+    """Map a .npy file, which must be what the manifest says; nothing of the array is read.
+
+    The map tells where the array is. Its content is to be read from the file instead: a file that
+    is cut while it is mapped ends the process by SIGBUS.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the task again.")
     check_regular(path)
@@ -294,8 +311,20 @@ def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
             f"{path} has shape {mapped.shape} of {dtype}, but the manifest says {shape} of "
             f"{info.dtype}; it is of another preparation: copy or prepare it again."
         )
-    # The map has told the size. The content is read instead, as a file that is cut while it is
-    # mapped ends the process by SIGBUS.
+    return mapped
+
+
+def _open_tokens(path: Path, info: ArrayInfo) -> TokenFile:
+    mapped = _map_array(path, info)
+    if mapped.dtype != np.uint16:
+        raise ValueError(f"{path} holds {mapped.dtype}, and must hold uint16; prepare it again.")
+    return TokenFile(
+        path, tokens=mapped.size, dtype=mapped.dtype, sha256=info.sha256, offset=mapped.offset
+    )
+
+
+def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
+    mapped, shape = _map_array(path, info), tuple(info.shape)
     content = np.fromfile(path, mapped.dtype, count=mapped.size, offset=mapped.offset)
     if content.size != mapped.size:
         raise ValueError(f"{path} was changed while it was read; copy it again.")

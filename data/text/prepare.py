@@ -111,7 +111,8 @@ class PrepareState:
             state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
             state.save(out)
             return state
-        values = {"text_rules": 1} | load_json(out / PROGRESS)
+        values = load_json(out / PROGRESS)
+        values.setdefault("text_rules", 1)
         try:
             values["splits"] = splits_from_json(values["splits"])
             state = PrepareState(**values)

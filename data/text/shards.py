@@ -24,7 +24,7 @@ from data.files import (
     to_json,
     write_atomically,
 )
-from data.text.shard_file import ShardFile
+from data.token_file import TokenFile
 from data.verified import Verified
 
 FORMAT_VERSION = 1
@@ -344,5 +344,10 @@ def _verify_shard(folder: Path, manifest: Manifest, shard: ShardInfo) -> None:
         )
 
 
-def _open_shard(folder: Path, shard: ShardInfo, dtype: str) -> ShardFile:
-    return ShardFile(folder / shard.name, tokens=shard.tokens, dtype=dtype, sha256=shard.sha256)
+def _open_shard(folder: Path, shard: ShardInfo, dtype: str) -> TokenFile:
+    return TokenFile(
+        folder / shard.name,
+        tokens=shard.tokens,
+        dtype=np.dtype(dtype).newbyteorder("<"),
+        sha256=shard.sha256,
+    )

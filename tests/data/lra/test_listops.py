@@ -1,5 +1,7 @@
 import statistics
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from data.lra.listops import (
     yardsticks,
 )
 from data.lra.listops_generator import CHUNK, candidates, generate
-from data.lra.store import Manifest, Sequences
+from data.lra.store import Manifest, open_split
+from data.lra.writer import preparing
 
 
 @pytest.fixture(scope="module")
@@ -200,13 +203,12 @@ def as_split(formulas):
     manifest = Manifest(
         task="listops", kind="sequences", vocab_size=16, n_classes=10, max_length=2000, source={}
     )
-    lengths = [len(tokens) for tokens, _ in formulas]
-    return Sequences(
-        manifest,
-        np.concatenate([tokens for tokens, _ in formulas]).astype(np.uint16),
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.array([value for _, value in formulas], np.uint8),
-    )
+    examples = [(value, [tokens.astype(np.uint16)]) for tokens, value in formulas]
+    with TemporaryDirectory() as folder:  # whose files stay open
+        with preparing(Path(folder), manifest) as writer:
+            writer.write_sequences("train", examples)
+            writer.finish()
+        return open_split(folder, "train")
 
 
 def of_sources(*sources):

@@ -1,4 +1,6 @@
 import json
+import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -42,11 +44,12 @@ def test_sequences_come_back(tmp_path):
     assert split.manifest == written == Manifest.load(tmp_path / "toy")
     assert len(split) == 3
     assert split.labels.tolist() == [0, 1, 1] and split.labels.dtype == np.uint8
-    assert split.tokens.tolist() == [1, 2, 299, 3, 4, 5] and split.tokens.dtype == np.uint16
+    tokens = split.all_tokens()
+    assert tokens.tolist() == [1, 2, 299, 3, 4, 5] and tokens.dtype == np.uint16
     assert split.offsets.tolist() == [0, 2, 3, 6] and split.offsets.dtype == np.int64
     assert split.lengths.tolist() == [2, 1, 3]
     assert [document.tolist() for document in split.documents(2)] == [[3, 4, 5]]
-    assert not split.tokens.flags.writeable
+    assert not split.labels.flags.writeable
     assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == [
         "manifest.json",
         "train.labels.npy",
@@ -213,6 +216,45 @@ def test_arrays_that_do_not_fit_together_are_refused(tmp_path, name, array, mess
     np.save(tmp_path / f"train.{name}.npy", array)
     with pytest.raises(ValueError, match=message):
         open_split(tmp_path, "train")
+
+
+def test_tokens_stay_on_the_disk(tmp_path):
+    """Every process of a machine opens the split, and Retrieval's has hundreds of megabytes."""
+    long = [(0, [np.ones(1_000_000, np.uint16)])] * 4
+    with preparing(tmp_path, sequences_manifest(max_length=1_000_000)) as writer:
+        writer.write_sequences("train", long)
+        writer.finish()
+    tracemalloc.start()
+    split = open_split(tmp_path, "train")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(split.tokens) == 4_000_000 and most < 2_000_000
+
+
+@pytest.mark.parametrize("size", [0, 64, 128, 4096])
+def test_tokens_that_are_cut_while_they_are_open(tmp_path, size):
+    with preparing(tmp_path, sequences_manifest(max_length=10_000)) as writer:
+        writer.write_sequences("train", [(0, [np.ones(10_000, np.uint16)])])
+        writer.finish()
+    split = open_split(tmp_path, "train")
+    os.truncate(tmp_path / "train.tokens.npy", size)
+    with pytest.raises(ValueError, match=rf"train\.tokens\.npy is torn: it has {size} bytes"):
+        split.documents(0)
+
+
+def test_tokens_that_are_overwritten_while_they_are_open(tmp_path):
+    write_toy(tmp_path)
+    split = open_split(tmp_path, "train")
+    path = tmp_path / "train.tokens.npy"
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(whole)
+    os.utime(path, ns=(0, 0))
+    assert split.documents(2)[0].tolist() == [3, 4, 5]  # the same content, of another time
+    with path.open("r+b") as file:
+        file.write(whole[:-1] + b"x")
+    with pytest.raises(ValueError, match=r"tokens\.npy has sha256=.*the file is damaged"):
+        split.documents(2)
 
 
 def test_verify_sees_a_changed_byte(tmp_path):

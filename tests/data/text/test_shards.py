@@ -54,7 +54,7 @@ def test_torn_shard(make_shards):
     folder = make_shards([[1, 2, 3]])
     with (folder / "train_00000.bin").open("r+b") as file:
         file.truncate(5)
-    with pytest.raises(ValueError, match=r"torn shard: it has 5 bytes.* 8 in all"):
+    with pytest.raises(ValueError, match=r"is torn: it has 5 bytes.* 8 in all"):
         TokenStream(folder, "train")
 
 
@@ -73,7 +73,7 @@ def test_a_shard_that_is_cut_while_it_is_read(make_shards):
     stream.read(0, 10)
     os.truncate(folder / "train_00000.bin", 4096)
     for first in (0, 40_000):
-        with pytest.raises(ValueError, match=r"train_00000.bin is a torn shard: it has 4096 bytes"):
+        with pytest.raises(ValueError, match=r"train_00000.bin is torn: it has 4096 bytes"):
             stream.read(first, 10)
 
 
@@ -83,7 +83,7 @@ def test_a_shard_that_is_overwritten_while_it_is_read(make_shards):
     stream.read(0, 4)
     with (folder / "train_00000.bin").open("r+b") as file:
         file.write(bytes(8))
-    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.*the shard is damaged"):
+    with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.*the file is damaged"):
         stream.read(0, 4)
 
 

@@ -10,22 +10,24 @@ import numpy as np
 from data.files import check_regular
 
 
-class ShardFile:
-    """Token ids of one shard.
+class TokenFile:
+    """Token ids of a shard, or of an .npy file.
 
     They are read from the open file instead of a memory map: a file that is cut while it is mapped
     ends the process by SIGBUS, without a message. A file of this name that comes later is not read.
     """
 
-    def __init__(self, path: Path, *, tokens: int, dtype: str, sha256: str) -> None:
-        """Open the file.
+    def __init__(
+        self, path: Path, *, tokens: int, dtype: np.dtype, sha256: str, offset: int = 0
+    ) -> None:
+        """Open the file, whose ids begin at byte `offset`; `sha256` is that of all of it.
 
         Raises:
             FileNotFoundError: It is missing.
             ValueError: Its size is not that of `tokens` ids.
         """
         self.path, self._tokens, self._sha256 = path, tokens, sha256
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._dtype, self._offset = dtype, offset
         try:
             check_regular(path)  # to open a pipe is to wait for its writer
             self._file = os.open(path, os.O_RDONLY)
@@ -39,7 +41,7 @@ class ShardFile:
         return self._tokens
 
     def read(self, first: int, n: int) -> np.ndarray:
-        """Token ids [first, first + n) as they are stored: (n,) uint16 or uint32.
+        """Token ids [first, first + n) as they are stored: (n,).
 
         Raises:
             ValueError: The file was changed since it was opened, and its sha256 is another now.
@@ -60,16 +62,18 @@ class ShardFile:
             ValueError: It is another one.
         """
         ids = self._read(0, self._tokens)
-        found = hashlib.sha256(ids.data).hexdigest()
+        digest = hashlib.sha256(os.pread(self._file, self._offset, 0))
+        digest.update(ids.data)
+        found = digest.hexdigest()
         if found != self._sha256:
             raise ValueError(
-                f"{self.path} has sha256={found}, but the manifest says {self._sha256}; the shard "
+                f"{self.path} has sha256={found}, but the manifest says {self._sha256}; the file "
                 "is damaged, prepare the folder again."
             )
         return ids
 
     def _read(self, first: int, n: int) -> np.ndarray:
-        ids, offset = np.empty(n, self._dtype), first * self._dtype.itemsize
+        ids, offset = np.empty(n, self._dtype), self._offset + first * self._dtype.itemsize
         filled = os.preadv(self._file, [ids.data], offset)
         while filled < ids.nbytes:  # one call reads 2 GiB at most
             count = os.preadv(self._file, [ids.view(np.uint8).data[filled:]], offset + filled)
@@ -81,10 +85,10 @@ class ShardFile:
 
     def _check_size(self) -> tuple[int, int]:
         state = self._read_state()
-        size, expected = state[0], self._tokens * self._dtype.itemsize
+        size, expected = state[0], self._offset + self._tokens * self._dtype.itemsize
         if size != expected:
             raise ValueError(
-                f"{self.path} is a torn shard: it has {size} bytes, but the manifest says "
+                f"{self.path} is torn: it has {size} bytes, but the manifest says "
                 f"{self._tokens} tokens of {self._dtype.itemsize} bytes, {expected} in all; copy "
                 "or prepare it again."
             )
