@@ -16,14 +16,17 @@ def escape(text: str) -> str:
 
     Line breaks and other control characters become spaces, and a long text is cut.
     """
-    flat = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MOST_CHARS])
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", flat)
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", _flat(text))
 
 
 def code(text: str) -> str:
     """A code span of a text, in which Markdown reads nothing but the backtick."""
-    flat = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MOST_CHARS])
-    return f"`{flat.replace('`', chr(39))}`"
+    return "`" + _flat(text).replace("`", "'") + "`"
+
+
+def _flat(text: str) -> str:
+    """At most 1,000 characters of a text, with spaces for line breaks and control characters."""
+    return "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MOST_CHARS])
 
 
 def escaped(values: Any) -> Any:

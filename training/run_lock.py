@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.files import lock_folder, remove_unfinished_files
 from data.text.shards import MANIFEST
-from training.checkpoint.folders import CHECKPOINTS, clear_unfinished
+from training.checkpoint.folders import clear_unfinished
 from training.config import RUN_CONFIG
 from training.distributed import Processes
 from training.metrics import METRICS
@@ -36,7 +36,8 @@ def check_folder(run: Path) -> None:
     Raises:
         ValueError: it is the current folder or one above it, a home, or prepared data.
     """
-    if any((run / name).exists() for name in (RUN_CONFIG, METRICS, CHECKPOINTS)):
+    # One of them alone may be another program's: a run overwrites config.yaml.
+    if all((run / name).exists() for name in (RUN_CONFIG, METRICS)):
         return
     here, home, resolved = Path.cwd(), Path(os.path.expanduser("~")).resolve(), run.resolve()
     if resolved in (here, *here.parents, home, *home.parents):

@@ -38,9 +38,19 @@ def test_a_folder_that_cannot_be_the_runs_own_is_refused(tmp_path, monkeypatch, 
 
 
 def test_a_run_in_the_current_folder_is_resumed_there(tmp_path, monkeypatch):
-    (tmp_path / "checkpoints").mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     check_folder(Path())
+
+
+@pytest.mark.parametrize("names", [["config.yaml", "checkpoints"], ["metrics.jsonl"]])
+def test_a_project_with_files_of_these_names_is_not_a_run(tmp_path, monkeypatch, names):
+    for name in names:
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is the current folder"):
+        check_folder(Path())
 
 
 @pytest.mark.parametrize("name", ["new", "empty", "with_logs", "a_run"])
