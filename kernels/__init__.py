@@ -1,4 +1,7 @@
-"""Attention in Triton. Importing this needs neither a GPU nor Triton."""
+"""FlashAttention in Triton, and the fused operators of a training step.
+
+Importing this needs neither a GPU nor Triton.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -7,23 +10,38 @@ from .one_copy import join_loaded_copy
 
 if TYPE_CHECKING:
     from .attention import flash_attention, flash_attention_packed
-    from .block_mask import BlockSparseMask
-    from .context_parallel import ContextGroup, context_attention
+    from .context.interface import ContextGroup, context_attention
+    from .fused.cross_entropy import linear_cross_entropy
+    from .fused.gelu_mlp import gelu_mlp
+    from .fused.layer_norm import add_layer_norm
+    from .fused.linear import linear
+    from .mask.block_mask import BlockSparseMask
+    from .mask.patterns import butterfly
 
 __all__ = [
     "BlockSparseMask",
     "ContextGroup",
+    "add_layer_norm",
+    "butterfly",
     "context_attention",
     "flash_attention",
     "flash_attention_packed",
+    "gelu_mlp",
+    "linear",
+    "linear_cross_entropy",
 ]
 
 _MODULES = {
     "flash_attention": ".attention",
     "flash_attention_packed": ".attention",
-    "BlockSparseMask": ".block_mask",
-    "ContextGroup": ".context_parallel",
-    "context_attention": ".context_parallel",
+    "BlockSparseMask": ".mask.block_mask",
+    "ContextGroup": ".context.interface",
+    "context_attention": ".context.interface",
+    "butterfly": ".mask.patterns",
+    "linear_cross_entropy": ".fused.cross_entropy",
+    "gelu_mlp": ".fused.gelu_mlp",
+    "add_layer_norm": ".fused.layer_norm",
+    "linear": ".fused.linear",
 }
 
 

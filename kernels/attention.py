@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import hopper, triton
 from .argument_types import check_tensors, plain_bool
-from .block_mask import BlockSparseMask
+from .autocast import in_autocast_dtype
 from .call import AttentionArguments, AttentionCall
 from .checks import (
     check_bools,
@@ -19,10 +19,10 @@ from .checks import (
     check_qkv,
     check_side_tensors,
 )
-from .choice import in_autocast_dtype
+from .mask.block_mask import BlockSparseMask
 from .ops import IMPLEMENTATIONS, attention
 from .options import make_options
-from .reference import sdpa, standard, unfused
+from .reference import eager, sdpa, standard
 
 # By name, what stands in the way of each implementation; the fastest first.
 OBSTACLES: dict[str, Callable[[AttentionCall], str | None]] = {
@@ -30,7 +30,7 @@ OBSTACLES: dict[str, Callable[[AttentionCall], str | None]] = {
     "triton": triton.obstacle,
     "sdpa": sdpa.obstacle,
     "reference": lambda call: None,
-    "unfused": unfused.obstacle,
+    "unfused": eager.obstacle,
 }
 IMPLS = tuple(OBSTACLES)
 
@@ -291,7 +291,7 @@ def _compute(
     if impl == "sdpa":
         return sdpa.sdpa_attention(call)
     if impl == "unfused":
-        return unfused.unfused_attention(call)
+        return eager.eager_attention(call)
     if impl == "reference":
         options = call.seeded()
         # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from .block_mask import BlockSparseMask
+from .mask.block_mask import BlockSparseMask
 
 
 class AttentionArguments(TypedDict, total=False):

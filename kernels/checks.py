@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from .argument_types import check_bool, check_number, check_tensor, is_whole_number
-from .block_mask import BlockSparseMask
 from .call import AttentionArguments
 from .limits import MAX_HEAD_DIM
+from .mask.block_mask import BlockSparseMask
 from .transforms import active_transform
 
 # The kernels add the start of a tile in int64 and offsets within it in int32, which spares

@@ -19,7 +19,7 @@ from .reference.standard import finite
 
 # name -> (module of the forward pass, module of the backward pass), within this package
 IMPLEMENTATIONS = {
-    "hopper": (".hopper.fwd", ".hopper.bwd"),
+    "hopper": (".hopper.forward.kernel", ".hopper.backward.kernel"),
     "triton": (".triton.fwd", ".triton.bwd"),
 }
 

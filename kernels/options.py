@@ -8,8 +8,8 @@ from typing import NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from .block_mask import BlockSparseMask
 from .call import AttentionCall
+from .mask.block_mask import BlockSparseMask
 
 # Kernels visit the tiles that need no mask in one loop, the others in another.
 UNMASKED_LOOP, MASKED_LOOP = 1, 2
@@ -20,7 +20,7 @@ class AttentionOptions(NamedTuple):
     """The options of one call, as the operators of kernels/ops.py take them, in their order.
 
     Meanings are those of `kernels.flash_attention`. The lists of a block-sparse mask are those of
-    `kernels.mask_lists.MaskLists`: none, the first four, or for the Hopper kernels all there are.
+    `kernels.mask.lists.MaskLists`: none, the first four, or for the Hopper kernels all there are.
     """
 
     dropout_seed: Tensor | None = None  # (2,) int64: seed, first query; needed for dropout_p > 0

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from kernels import ContextGroup, context_attention, flash_attention, flash_attention_packed
-from kernels.block_mask import BlockSparseMask
 from kernels.call import AttentionArguments
-from kernels.linear import linear
+from kernels.fused.linear import linear
+from kernels.mask.block_mask import BlockSparseMask
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary

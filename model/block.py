@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.block_mask import BlockSparseMask
-from kernels.gelu_mlp import gelu_mlp
-from kernels.linear import linear
+from kernels.fused.gelu_mlp import gelu_mlp
+from kernels.fused.linear import linear
+from kernels.mask.block_mask import BlockSparseMask
 from model.attention import SelfAttention
 from model.cache import KVCache
 from model.config import BlockConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM, MAX_VOCAB_SIZE
 
 if TYPE_CHECKING:
-    from kernels.block_mask import BlockSparseMask
+    from kernels.mask.block_mask import BlockSparseMask
 
 Attention = Literal["auto", "hopper", "triton", "sdpa", "reference", "unfused"]
 
@@ -32,9 +32,9 @@ class MaskConfig:
     """Which keys a layer visits: all that the causal mask leaves, or a pattern of blocks of them.
 
     The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3); what the
-    others are, `kernels.patterns` says. A window and global blocks are added to each by OR. Under a
-    causal mask the butterfly alone leaves some blocks that no path of layers connects (block 2 sees
-    neither 1 nor a block that does); a window of two mends that.
+    others are, `kernels.mask.patterns` says. A window and global blocks are added to each by OR.
+    Under a causal mask the butterfly alone leaves some blocks that no path of layers connects
+    (block 2 sees neither 1 nor a block that does); a window of two mends that.
 
     Raises:
         ValueError: a field that no mask can be built from.
@@ -107,8 +107,8 @@ def _mask(
     config: MaskConfig, n_blocks: int, n_drawn: int, last_query_only: bool
 ) -> "BlockSparseMask":
     # here, as a configuration is checked before PyTorch is loaded
-    from kernels import patterns
-    from kernels.block_mask import BlockSparseMask
+    from kernels.mask import patterns
+    from kernels.mask.block_mask import BlockSparseMask
 
     n = n_drawn
     layout = patterns.sliding_window(n, config.window_blocks)

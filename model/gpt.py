@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import ContextGroup
-from kernels.block_mask import BlockSparseMask
-from kernels.cross_entropy import linear_cross_entropy
+from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.mask.block_mask import BlockSparseMask
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.cache import KVCache
 from model.config import ModelConfig

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.choice import in_autocast_dtype
-from kernels.layer_norm import add_bias, add_branch, add_layer_norm
+from kernels.autocast import in_autocast_dtype
+from kernels.fused.layer_norm import add_bias, add_branch, add_layer_norm
 from model.config import BlockConfig
 
 RMS_EPS = 1e-6

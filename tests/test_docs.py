@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly
 
 ROOT = Path(__file__).resolve().parent.parent
 README, KERNELS = ROOT / "README.md", ROOT / "docs" / "kernels.md"

@@ -18,8 +18,7 @@ README_PROGRAM = re.findall(
 USE = """
 import importlib.util, torch
 import papilio
-from papilio.kernels import BlockSparseMask, flash_attention
-from papilio.kernels.patterns import butterfly
+from papilio.kernels import BlockSparseMask, butterfly, flash_attention
 for name in ("kernels", "configs", "data", "model", "train", "training", "scripts"):
     assert importlib.util.find_spec(name) is None, name
 q, k, v = (torch.randn(1, 64, 2, 16, requires_grad=True) for _ in range(3))

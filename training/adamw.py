@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from kernels import triton
-from kernels.casts import kept_casts
-from kernels.choice import module_of, pick
+from kernels.fused.cast_cache import kept_casts
+from kernels.fused.dispatch import module_of, pick
 from training.sharded import local
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.casts import KeptCasts
+from kernels.fused.cast_cache import KeptCasts
 
 # Calls in which torch.compile, cuBLAS, NCCL and the optimizer allocate what they keep. In the first
 # ten DistributedDataParallel also takes the time of its own doing.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.casts import kept_casts
+from kernels.fused.cast_cache import kept_casts
 from training.adamw import AdamW
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from kernels.casts import KeptCasts, kept_casts
+from kernels.fused.cast_cache import KeptCasts, kept_casts
 from training.config import Dtype
 
 
@@ -15,7 +15,7 @@ def autocast(dtype: Dtype, device: torch.device, *, keep_casts: bool = True) -> 
     """The context for forward passes whose activations and matrix products are in `dtype`.
 
     With `keep_casts`, for weights that stay where they are, one is cast once in it, by PyTorch and
-    by `kernels.casts`; where a step keeps its casts already, not even that.
+    by `kernels.fused.cast_cache`; where a step keeps its casts already, not even that.
     """
     if dtype == "float32":
         yield

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly, sliding_window
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly, sliding_window
 
 DROPOUT_SEED = 1
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from evaluation.style import save
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly, random, sliding_window, strided
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly, random, sliding_window, strided
 from kernels.reference.standard import visible_keys
 
 BLOCK_SIZE, N_BLOCKS = 16, 16

@@ -16,7 +16,7 @@ from torch import Tensor
 from data.lra.batches import PixelExamples
 from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import open_contours
-from kernels.layer_norm import add_bias
+from kernels.fused.layer_norm import add_bias
 from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 
 from evaluation.results import Row, collect_rows
 from experiments.reports import table
-from kernels.cross_entropy import linear_cross_entropy
+from kernels.fused.cross_entropy import linear_cross_entropy
 from kernels.testing import relative_error
 
 VOCAB, ROWS = 50_257, 50_304  # GPT-2's entries, padded as its table is

@@ -1,1 +1,1 @@
-"""Attention of a sequence that several processes share: what is behind context_parallel.py."""
+"""Context parallelism: attention of sequences that are sharded over processes."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..block_mask import MaskPart
+from ..mask.block_mask import MaskPart
 from .group import ContextGroup, all_gather, chunk_tokens, group_named
 
 torch.library.define(

@@ -22,6 +22,7 @@ Letters in shapes: B batch, t = T / P tokens of a process, c = t / 2 of a chunk,
 key and value heads, D head_dim.
 """
 
+import importlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .. import choice
 from ..ops import module_of
 from ..reference import partial
 from .exchange import Exchange, post
@@ -56,6 +56,13 @@ ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
 def _module(impl: str, backward: bool) -> ModuleType:
     """Who computes a step."""
     return partial if impl == "reference" else module_of(impl, backward)
+
+
+def merge_module(impl: str) -> ModuleType:
+    """Module whose `merge` adds up partial results; Triton is imported when first used."""
+    if impl == "reference":
+        return partial
+    return importlib.import_module("..triton.merge", __package__)
 
 
 def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
@@ -106,7 +113,7 @@ def _ring_attn_fwd(
     """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D) and kv (2, B, t, H_kv, D); P > 1."""
     ring = group_named(group)
     attend = _module(impl, backward=False).attn_fwd
-    merge = (partial if impl == "reference" else choice.module_of("triton", "merge")).merge
+    merge = merge_module(impl).merge
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
         keys_here = _Keys(ring, kv.contiguous())
         out = lse = None

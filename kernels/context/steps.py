@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..block_mask import MaskPart
+from ..mask.block_mask import MaskPart
 from ..options import AttentionOptions
 from .group import ContextGroup
 

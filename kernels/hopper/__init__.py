@@ -1,15 +1,15 @@
 """The kernels for Hopper, H100 and H200, in Gluon.
 
-Importing this needs neither a GPU nor Triton; fwd.py is imported by the first call.
+Importing this needs neither a GPU nor Triton; the kernels are imported by the first call.
 """
 
 import torch
 from torch import Tensor
 
 from .. import triton
-from ..block_mask import BlockSparseMask
 from ..call import AttentionCall
-from ..mask_packing import MOST_PACKED, PACKED_BLOCK
+from ..mask.block_mask import BlockSparseMask
+from ..mask.packing import MOST_PACKED, PACKED_BLOCK
 
 _SERVED = frozenset(
     {

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from ..hopper import describable, driver
+from . import describable, driver
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -74,7 +74,8 @@ def _numbers_map(address: int, size: int, box: int) -> bytes:
 
 def tile_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """How a tile lies in shared memory, as wgmma and the copy engine want it."""
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], DTYPES[dtype])
+    shape = [1, 1, rows, columns]
+    return gl.NVMMASharedLayout.get_default_for(shape, DTYPES[dtype])  # pyright: ignore
 
 
 def tile_type(rows: int, columns: int, dtype: torch.dtype) -> str:
@@ -102,7 +103,7 @@ def compile_kernel(
     Args:
         kernel: its last parameter is the plan.
         types: of the parameters before it; None where an argument is None.
-        plan: `kernels.hopper.tiles.Plan`, or that of the backward pass.
+        plan: `kernels.hopper.forward.plan.Plan`, or that of the backward pass.
         divisors: what a parameter is a multiple of, a pointer in bytes, where that is known.
     """
     arguments = {(i,): None for i, kind in enumerate(types) if kind is None}
@@ -185,7 +186,7 @@ def n_multiprocessors(device: torch.device) -> int:
 
 
 class TileCounters:
-    """Pairs of counters for `kernels.hopper.schedule`, at zero between two launches.
+    """Pairs of counters for `kernels.hopper.scheduler`, at zero between two launches.
 
     Launches of one stream follow each other, so they share a pair. A captured launch has one for
     itself, because its graph may be replayed next to anything but itself. No pair is ever used

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..block_mask import BlockSparseMask
+from ..mask.block_mask import BlockSparseMask
 from ..options import AttentionOptions
 from .standard import finite, standard_attention, visible_keys
 

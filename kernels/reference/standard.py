@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..block_mask import BlockSparseMask
+from ..mask.block_mask import BlockSparseMask
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: an odd stride that visits all 2^32 counters
 _SALT = 0x85EBCA6B  # tells the seed's halves apart

@@ -96,7 +96,7 @@ def attn_bwd(
         n_tiles=n_tiles,
         n_head=n_head,
         mask_head_stride=mask_head_stride(options.mask_rows),
-        HAS_DLSE=dlse is not None,
+        HAS_DLSE=dlse is not None,  # pyright: ignore
         **shared,
         **tiles.launch,
     )
@@ -127,7 +127,7 @@ def attn_bwd(
 
 
 def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:
-    """(B, key tiles, 2) int32: what `kernels.triton.walks.query_walk` wants to know of documents.
+    """(B, key tiles, 2) int32: what `block_ranges.query_walk` reads of documents.
 
     Counts of queries, from the first on: those before the first whose document begins after the
     tile's first key, and those up to the last whose document begins at or before the tile's last.

@@ -6,20 +6,20 @@ The mathematics is in kernels/triton/bwd.py.
 import triton
 import triton.language as tl
 
-from .primitives import (
-    cap_scores,
-    dropout_head_key,
-    dropout_keep,
-    load_tile,
-    store_tile,
-)
-from .walks import (
+from .block_ranges import (
     key_tile_start,
     load_doc_start,
     query_walk,
     visible_keys,
     walk_loop,
     walk_tile,
+)
+from .primitives import (
+    cap_scores,
+    dropout_head_key,
+    dropout_keep,
+    load_tile,
+    store_tile,
 )
 
 

@@ -7,6 +7,7 @@ kernels/triton/bwd.py.
 import triton
 import triton.language as tl
 
+from .block_ranges import key_walk, walk_loop, walk_tile
 from .primitives import (
     LOG2E,
     cap_scores,
@@ -15,7 +16,6 @@ from .primitives import (
     load_tile,
     store_tile,
 )
-from .walks import key_walk, walk_loop, walk_tile
 
 
 @triton.jit

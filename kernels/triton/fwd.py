@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..options import AttentionOptions
+from .block_ranges import key_walk, walk_loop, walk_tile
 from .operands import operand, worth_describing
 from .primitives import (
     LN2,
@@ -25,7 +26,6 @@ from .primitives import (
     store_tile,
 )
 from .tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_head
-from .walks import key_walk, walk_loop, walk_tile
 
 
 @triton.jit

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.block_mask import BlockSparseMask
-from kernels.mask_lists import MaskLists
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.lists import MaskLists
 
 
 def elements(

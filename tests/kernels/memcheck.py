@@ -11,8 +11,8 @@ import sys
 import torch
 
 from kernels import flash_attention
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly
 from kernels.triton import operands
 
 CUDA = torch.device("cuda")

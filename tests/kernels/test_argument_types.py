@@ -10,11 +10,11 @@ import torch
 
 from kernels import BlockSparseMask, ContextGroup, context_attention, flash_attention
 from kernels import flash_attention_packed as packed
-from kernels.cross_entropy import linear_cross_entropy
-from kernels.gelu_mlp import gelu_mlp
-from kernels.layer_norm import add_layer_norm
-from kernels.linear import linear
-from kernels.patterns import butterfly, random, sliding_window
+from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
+from kernels.fused.layer_norm import add_layer_norm
+from kernels.fused.linear import linear
+from kernels.mask.patterns import butterfly, random, sliding_window
 
 X = torch.randn(1, 16, 2, 16)
 QKV = torch.randn(1, 16, 3, 2, 16)

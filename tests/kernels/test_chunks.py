@@ -5,7 +5,7 @@ import torch
 
 from kernels import BlockSparseMask
 from kernels.attention import chunk_attention
-from kernels.patterns import butterfly
+from kernels.mask.patterns import butterfly
 from kernels.reference.standard import dropout_keep_mask, standard_attention
 from kernels.testing import make_qkv
 from tests.kernels.grids import each_of

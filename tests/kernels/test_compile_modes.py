@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels import BlockSparseMask, flash_attention
-from kernels.cross_entropy import linear_cross_entropy
-from kernels.gelu_mlp import gelu_mlp
-from kernels.layer_norm import add_layer_norm
-from kernels.patterns import butterfly
+from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
+from kernels.fused.layer_norm import add_layer_norm
+from kernels.mask.patterns import butterfly
 from kernels.testing import make_qkv
 
 pytestmark = pytest.mark.gpu

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly
 from kernels.testing import check_attention, make_qkv
 
 pytestmark = pytest.mark.gpu

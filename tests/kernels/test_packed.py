@@ -6,8 +6,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import BlockSparseMask, flash_attention, flash_attention_packed
+from kernels.mask.patterns import butterfly
 from kernels.options import AttentionOptions
-from kernels.patterns import butterfly
 from tests.kernels.grids import each_of
 
 on_gpu = pytest.mark.gpu

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kernels.block_mask import BlockSparseMask
+from kernels.mask.block_mask import BlockSparseMask
 from kernels.testing import check_attention, make_qkv, poison_empty
 from tests.kernels.implementations import attention_by
 

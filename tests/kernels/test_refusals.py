@@ -10,8 +10,8 @@ import torch
 
 from kernels import flash_attention
 from kernels.attention import IMPLS
-from kernels.block_mask import BlockSparseMask
 from kernels.limits import MAX_HEAD_DIM
+from kernels.mask.block_mask import BlockSparseMask
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
 

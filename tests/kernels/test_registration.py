@@ -6,9 +6,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import flash_attention
-from kernels.block_mask import BlockSparseMask
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly
 from kernels.options import MASKED_LOOP, OPTIONS_SCHEMA, AttentionOptions, Features
-from kernels.patterns import butterfly
 from kernels.reference.standard import visible_keys
 from kernels.testing import make_qkv
 from tests.kernels.grids import each_of

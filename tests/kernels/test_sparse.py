@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly, random, sliding_window, strided
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly, random, sliding_window, strided
 from kernels.reference.standard import dropout_keep_mask, visible_keys
 from kernels.testing import check_attention, make_qkv
 from tests.kernels.grids import (

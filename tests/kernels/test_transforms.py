@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernels import flash_attention
-from kernels.cross_entropy import linear_cross_entropy
-from kernels.gelu_mlp import gelu_mlp
-from kernels.layer_norm import add_layer_norm
-from kernels.linear import linear
+from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
+from kernels.fused.layer_norm import add_layer_norm
+from kernels.fused.linear import linear
 from kernels.testing import make_qkv
 
 ROWS, TABLE = torch.randn(5, 8), torch.randn(8, 8)

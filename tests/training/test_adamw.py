@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kernels import triton
-from kernels.casts import KeptCasts, cast_weight
+from kernels.fused.cast_cache import KeptCasts, cast_weight
 from training.adamw import AdamW, _obstacle
 from training.graphs import GraphedStep
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernels.casts import KeptCasts, cast_weight
+from kernels.fused.cast_cache import KeptCasts, cast_weight
 from training.adamw import AdamW
 from training.muon import Muon, orthogonalised
 

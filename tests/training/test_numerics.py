@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from kernels.casts import KeptCasts, kept_casts
-from kernels.linear import linear
+from kernels.fused.cast_cache import KeptCasts, kept_casts
+from kernels.fused.linear import linear
 from training.numerics import autocast
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data.lra.pixels import TILE, dihedral, pack_pixels, shifted, tile_order
-from kernels.patterns import butterfly
+from kernels.mask.patterns import butterfly
 
 
 def test_the_eight_changes_are_those_of_a_square() -> None:

@@ -20,7 +20,7 @@ from experiments.attention.peers import (
     sdpa,
     triton_tutorial,
 )
-from kernels.patterns import butterfly
+from kernels.mask.patterns import butterfly
 
 CPU = torch.device("cpu")
 SMALL = Case(batch=2, seq_len=48, n_head=2, head_dim=16, dtype=torch.float16)

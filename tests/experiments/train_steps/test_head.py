@@ -5,7 +5,7 @@ import json
 import torch
 
 from experiments.train_steps import head
-from kernels.cross_entropy import linear_cross_entropy
+from kernels.fused.cross_entropy import linear_cross_entropy
 
 
 def test_pytorchs_loss_is_ours():

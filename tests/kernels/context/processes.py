@@ -14,7 +14,7 @@ from kernels import ContextGroup
 from tests.interpreter import speed_up_interpreter
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "kernels.context_parallel"])
+_FORKS.set_forkserver_preload(["torch", "kernels.context.interface"])
 
 
 class Processes:

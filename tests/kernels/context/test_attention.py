@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from kernels import BlockSparseMask, ContextGroup, context_attention
-from kernels.patterns import butterfly, sliding_window
+from kernels.mask.patterns import butterfly, sliding_window
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
 from tests.kernels.context.whole import check_budget, results, whole_results

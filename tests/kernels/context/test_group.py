@@ -5,9 +5,9 @@ import torch
 
 from kernels import BlockSparseMask, ContextGroup, context_attention, flash_attention
 from kernels.context import group as groups
-from kernels.context_parallel import _pick_method, checked_call
+from kernels.context.interface import _pick_method, checked_call
 from kernels.limits import RING_LEAST_TOKENS
-from kernels.patterns import butterfly
+from kernels.mask.patterns import butterfly
 from kernels.testing import make_qkv
 
 

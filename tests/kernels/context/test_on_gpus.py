@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import BlockSparseMask, context_attention
-from kernels.patterns import butterfly
+from kernels.mask.patterns import butterfly
 from kernels.testing import make_qkv
 from tests.kernels.context.processes import Processes
 from tests.kernels.context.test_attention import packed

@@ -9,8 +9,8 @@ from kernels import BlockSparseMask, context_attention, flash_attention
 from kernels.context.gather import gather_kv, scatter_dkv
 from kernels.context.ring import ring_attn_bwd, ring_attn_fwd
 from kernels.context.steps import packed_masks
+from kernels.mask.patterns import butterfly
 from kernels.options import AttentionOptions, with_mask
-from kernels.patterns import butterfly
 from kernels.testing import make_qkv
 from tests.kernels.context.whole import device_of, on_device
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from triton import knobs
 
-from kernels.hopper.bwd import compile_bwd, compile_pieces, compile_rows
-from kernels.hopper.bwd_plan import BLOCK, KEYS, BackwardPlan, backward_plan
-from kernels.hopper.fwd import compile_fwd
+from kernels.hopper.backward.kernel import compile_bwd, compile_pieces, compile_rows
+from kernels.hopper.backward.plan import BLOCK, KEYS, BackwardPlan, backward_plan
+from kernels.hopper.forward.kernel import compile_fwd
+from kernels.hopper.forward.plan import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
 from kernels.hopper.launch import DTYPES, parameter_layout
-from kernels.hopper.tiles import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import cuobjdump
 
@@ -87,7 +87,7 @@ def cases() -> Iterator[Case]:
 
 
 def backward_cases() -> Iterator[Case]:
-    """What `kernels.hopper.bwd.attn_bwd` can ask for, each once, in bf16; and one in fp16."""
+    """What `attn_bwd` can ask for, each once, in bf16; and one in fp16."""
     for head_dim in BACKWARD_HEAD_DIMS:
         for keys, causal in itertools.product([4096, 4000], [True, False]):
             plan = backward_plan(head_dim, keys, Features(causal=causal))
@@ -109,7 +109,7 @@ def backward_cases() -> Iterator[Case]:
 
 
 def forward_cases() -> Iterator[Case]:
-    """What `kernels.hopper.fwd.attn_fwd` can ask for, each once, in bf16; and one in fp16."""
+    """What `attn_fwd` can ask for, each once, in bf16; and one in fp16."""
     head_dims = [64, 128, 256]
     dense = itertools.product(
         head_dims, QUERIES, KEYS_OF_A_CALL, [Features(causal=True), Features()]

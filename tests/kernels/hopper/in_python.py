@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from kernels.block_mask import BlockSparseMask
+from kernels.mask.block_mask import BlockSparseMask
 from kernels.options import Features
 from kernels.reference.standard import visible_keys
 
@@ -50,12 +50,12 @@ GL = SimpleNamespace(
 
 
 def packed_in_python(monkeypatch):
-    """The functions of packed.py in Python."""
-    from kernels.hopper import packed  # needs Triton
+    """The functions for packed lists in Python."""
+    from kernels.hopper import block_list  # needs Triton
 
     for name in ("PART", "ALL_PARTS"):
-        monkeypatch.setattr(packed, name, getattr(packed, name).value)
-    return {name: getattr(packed, name).fn for name in ("number_of", "parts_of", "in_parts")}
+        monkeypatch.setattr(block_list, name, getattr(block_list, name).value)
+    return {name: getattr(block_list, name).fn for name in ("number_of", "parts_of", "in_parts")}
 
 
 def all_in_parts(in_parts, parts):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import flash_attention, hopper, ops
-from kernels.block_mask import BlockSparseMask
+from kernels.mask.block_mask import BlockSparseMask
 from kernels.testing import make_qkv
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kernels import flash_attention
-from kernels.block_mask import BlockSparseMask
-from kernels.patterns import butterfly, random
+from kernels.mask.block_mask import BlockSparseMask
+from kernels.mask.patterns import butterfly, random
 from kernels.testing import check_attention, make_qkv, poison_empty
 
 hopper_attention = partial(flash_attention, impl="hopper", return_lse=True)

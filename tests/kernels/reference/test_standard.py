@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.block_mask import BlockSparseMask
+from kernels.mask.block_mask import BlockSparseMask
 from kernels.reference.standard import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import make_qkv, relative_error
 

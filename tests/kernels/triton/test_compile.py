@@ -75,7 +75,7 @@ def matrix_instruction(capability, dtype, precision, **_):
 
 @pytest.mark.slow
 def test_kernels_of_a_step_fit_every_gpu_and_spill_next_to_nothing(printed_by):
-    found = printed_by("tests/kernels/triton/compile_step_kernels.py")
+    found = printed_by("tests/kernels/fused/triton/compile_kernels.py")
     assert {x["capability"] for x in found} == {80, 90, 100}
     assert {x["dtype"] for x in found} == {"bf16", "fp32"}
     for result in found:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from kernels.block_mask import BlockSparseMask
 from kernels.checks import MAX_ROW_STRIDE
+from kernels.mask.block_mask import BlockSparseMask
 from kernels.options import AttentionOptions
 from kernels.triton.tiles import FP32, MAX_BLOCK, TABLES, Tiles
 

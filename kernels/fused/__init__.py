@@ -1,0 +1,1 @@
+"""Operators of a training step other than attention."""

@@ -1,0 +1,288 @@
+"""`linear_cross_entropy`: the loss of a language model's head, without its logits in memory.
+
+The logits of 32,768 tokens over 50,304 entries take 3 GiB, and their gradient as much again. Here
+they exist for a chunk of rows at a time, and turn into their own gradient in place. As the gradient
+of a sum of losses is known when the losses are, one pass over the chunks gives both.
+
+Shapes: N rows, C width of a hidden state, V rows of the weight.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .. import triton
+from ..argument_types import check_number, check_tensors, check_whole_number
+from ..autocast import in_autocast_dtype
+from ..limits import chunk_rows
+from ..options import LossOptions
+from ..transforms import refuse_derivatives
+from .cast_cache import cast_weight
+from .dispatch import module_of, pick
+from .matmul import add_product
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    vocab_size: int | None = None,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    ignore_index: int = -100,
+    impl: str | None = None,
+) -> Tensor:
+    """Cross-entropy of `hidden @ weight.T`, with a gradient, in memory linear in N + V.
+
+    The loss of a row with logits x and target t is lse - x[t] + z_loss * lse^2, where lse is the
+    logarithm of the sum of exp(x). Products are in the dtype of `hidden`, or that of autocast;
+    losses and the gradient of the weight add up in fp32 (fp64 for fp64). Repeated calls give the
+    same bits.
+
+    Args:
+        hidden: (..., C) states, fp16, bf16, fp32 or fp64. A position's target is that of the token
+            after it: whoever has the tokens shifts them.
+        weight: (V, C), of any floating dtype; its gradient has that dtype.
+        targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another number makes the loss
+            NaN where impl="triton", as looking for it would stall the GPU.
+        reduction: the mean over the targets that count, their sum, or "none": the loss of each, 0
+            where it does not count. The mean of no targets at all is NaN, its gradients are 0. With
+            "none" the backward pass computes the logits again.
+        vocab_size: rows of the weight that count, at most V; the others are padding. None: all.
+        softcap: c > 0 replaces a logit x by c * tanh(x / c) (Gemma 2, arXiv 2408.00118).
+        z_loss: weight of lse^2, which keeps logits from drifting (PaLM, arXiv 2204.02311, 5.).
+        ignore_index: target of positions without a loss.
+        impl: "triton" (a kernel, for a GPU) or "reference" (PyTorch, anywhere); None picks.
+
+    Returns:
+        The loss, in nats and fp32 (fp64 for fp64): a scalar, or of the shape of `targets`.
+
+    Raises:
+        ValueError: an argument is malformed, or the named impl cannot serve the call.
+    """
+    refuse_derivatives("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    _check_types(hidden, weight, targets, vocab_size, softcap, z_loss, ignore_index)
+    hidden = in_autocast_dtype(hidden)
+    vocab_size = weight.shape[0] if vocab_size is None else vocab_size
+    _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
+    options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
+    obstacles = {"triton": triton.device_obstacle(hidden, "hidden"), "reference": None}
+    impl = pick(impl, hidden, obstacles)
+    inputs = hidden.flatten(0, -2), weight, targets.flatten(), impl, *options
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if reduction == "none" or not needs_grad:
+        losses = torch.ops.papilio.linear_cross_entropy(*inputs)
+        if reduction == "none":
+            return losses.view_as(targets)
+        loss = losses.sum()
+    else:
+        loss, _, _ = torch.ops.papilio.linear_cross_entropy_grad(*inputs, None)
+    if reduction == "sum":
+        return loss
+    n_counted = (targets != ignore_index).sum()
+    # none: NaN, as PyTorch's, but not by 0 / 0, which would make the gradients NaN
+    return torch.where(n_counted > 0, loss / n_counted.clamp(min=1), torch.nan)
+
+
+def _check_types(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int | None,
+    softcap: float | None,
+    z_loss: float,
+    ignore_index: int,
+) -> None:
+    check_tensors(hidden=hidden, weight=weight, targets=targets)
+    check_whole_number("vocab_size", vocab_size, or_none=True)
+    check_number("softcap", softcap, or_none=True)
+    check_number("z_loss", z_loss)
+    check_whole_number("ignore_index", ignore_index)
+
+
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    reduction: str,
+    vocab_size: int,
+    softcap: float | None,
+    z_loss: float,
+) -> None:
+    if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden must be (..., C) and weight (V, C), got {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if not hidden.is_floating_point() or not weight.is_floating_point():
+        raise ValueError(
+            f"hidden and weight must be floating-point, got {hidden.dtype} and {weight.dtype}"
+        )
+    if targets.shape != hidden.shape[:-1] or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets must be int64 and {tuple(hidden.shape[:-1])}, one for each state of hidden, "
+            f"got {targets.dtype} and {tuple(targets.shape)}"
+        )
+    if not hidden.device == weight.device == targets.device:
+        raise ValueError(
+            f"hidden, weight and targets must be on one device, got {hidden.device}, "
+            f"{weight.device} and {targets.device}"
+        )
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if not 1 <= vocab_size <= weight.shape[0]:
+        raise ValueError(
+            f"vocab_size must lie in [1, {weight.shape[0]}], the rows of weight, got {vocab_size}"
+        )
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap must be None or a finite number above 0, got {softcap}")
+    if not 0 <= z_loss < float("inf"):
+        raise ValueError(f"z_loss must be a finite number of at least 0, got {z_loss}")
+
+
+# row_weights: (N,) fp32, a factor on each row's loss; None: 1.
+_OPTIONS = "int vocab_size, float softcap, float z_loss, int ignore_index"
+torch.library.define(
+    "papilio::linear_cross_entropy",
+    f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}) -> Tensor",
+)
+torch.library.define(
+    "papilio::linear_cross_entropy_grad",
+    f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}, Tensor? row_weights) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.impl("papilio::linear_cross_entropy", "CompositeExplicitAutograd")
+def _losses(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
+    """(N,) losses."""
+    losses, _, _ = _by_chunks(hidden, weight, targets, impl, LossOptions(*options))
+    return losses
+
+
+@torch.library.register_fake("papilio::linear_cross_entropy")
+def _(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
+    return hidden.new_empty(targets.shape, dtype=_sum_dtype(hidden))
+
+
+@torch.library.impl("papilio::linear_cross_entropy_grad", "CompositeExplicitAutograd")
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses times their weights, (); its gradients in the shapes of the inputs."""
+    *options, row_weights = rest
+    losses, dhidden, dweight = _by_chunks(
+        hidden, weight, targets, impl, LossOptions(*options), row_weights, with_gradients=True
+    )
+    assert dhidden is not None and dweight is not None
+    if row_weights is not None:
+        losses = losses * row_weights
+    return losses.sum(), dhidden, dweight
+
+
+@torch.library.register_fake("papilio::linear_cross_entropy_grad")
+def _(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    loss = hidden.new_empty((), dtype=_sum_dtype(hidden))
+    return loss, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
+
+
+def _by_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    impl: str,
+    options: LossOptions,
+    row_weights: Tensor | None = None,
+    *,
+    with_gradients: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Losses (N,) and, if wanted, the gradients of their weighted sum."""
+    n_rows, table = hidden.shape[0], cast_weight(weight, hidden.dtype)
+    targets = targets.contiguous()
+    if row_weights is not None:
+        row_weights = row_weights.contiguous()  # of a sum's gradient all are one number
+    losses = hidden.new_empty(n_rows, dtype=_sum_dtype(hidden))
+    dhidden = hidden.new_empty(hidden.shape) if with_gradients else None
+    # the first chunk's is stored, those of the others are added
+    make = weight.new_empty if n_rows > 0 else weight.new_zeros
+    dweight = make(weight.shape, dtype=losses.dtype) if with_gradients else None
+    rows_of = module_of(impl, "cross_entropy")
+    rows = chunk_rows(n_rows, table.shape[0] * table.element_size())
+    room = hidden.new_empty(min(rows, n_rows), table.shape[0])
+    # Triton launches on the current GPU, which need not be the one that holds the tensors; and the
+    # dtype of the products was chosen above.
+    with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
+        for first in range(0, n_rows, rows):
+            chunk = slice(first, first + rows)
+            states = hidden[chunk]
+            logits = torch.mm(states, table.T, out=room[: len(states)])
+            weights = None if row_weights is None else row_weights[chunk]
+            rows_of.cross_entropy_of_rows(
+                logits, targets[chunk], losses[chunk], options, weights, with_gradients
+            )
+            if dhidden is not None and dweight is not None:
+                torch.mm(logits, table, out=dhidden[chunk])
+                add_product(dweight, logits.T, states, keep=first > 0)
+    return losses, dhidden, None if dweight is None else dweight.to(weight.dtype)
+
+
+def _sum_dtype(hidden: Tensor) -> torch.dtype:
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    hidden, weight, targets, *ctx.others = inputs
+    ctx.save_for_backward(hidden, weight, targets)
+
+
+def _backward_of_losses(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
+    _, dhidden, dweight = torch.ops.papilio.linear_cross_entropy_grad(
+        *ctx.saved_tensors, *ctx.others, dlosses
+    )
+    return dhidden, dweight, None, *(None for _ in ctx.others)
+
+
+def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, dhidden, dweight = output
+    ctx.save_for_backward(dhidden, dweight)
+    ctx.n_others = len(inputs) - 2
+    ctx.set_materialize_grads(False)
+
+
+def _scale_gradients(
+    ctx: Any, dloss: Tensor | None, *second: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    if any(grad is not None for grad in second):
+        raise RuntimeError(
+            "linear_cross_entropy has no second derivative: differentiate "
+            "torch.nn.functional.cross_entropy twice instead"
+        )
+    dhidden, dweight = ctx.saved_tensors
+    others = (None,) * ctx.n_others
+    if dloss is None:
+        return None, None, *others
+    return (dhidden * dloss).to(dhidden.dtype), (dweight * dloss).to(dweight.dtype), *others
+
+
+torch.library.register_autograd(
+    "papilio::linear_cross_entropy", _backward_of_losses, setup_context=_save_inputs
+)
+torch.library.register_autograd(
+    "papilio::linear_cross_entropy_grad", _scale_gradients, setup_context=_save_gradients
+)
+
+
+@register_flop_formula(torch.ops.papilio.linear_cross_entropy)
+def _flops(hidden_shape: tuple, weight_shape: tuple, *_: Any, **__: Any) -> int:
+    """One product of (N, C) and (V, C)."""
+    return 2 * hidden_shape[0] * weight_shape[0] * weight_shape[1]
+
+
+@register_flop_formula(torch.ops.papilio.linear_cross_entropy_grad)
+def _flops_with_gradients(hidden_shape: tuple, weight_shape: tuple, *_: Any, **__: Any) -> int:
+    """Three of them."""
+    return 3 * _flops(hidden_shape, weight_shape)

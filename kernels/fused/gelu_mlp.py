@@ -1,0 +1,199 @@
+"""`gelu_mlp`: two linear layers with a GELU in between, as a Transformer's block has them.
+
+What comes between the products takes one step each way: the bias and the GELU forward; and
+backward the gradient of the GELU, that of the bias, and the GELU itself once more, so that it need
+not be kept. On an H100 or H200 that step is the end of the product before it; elsewhere it is a
+pass over memory. The other products are cuBLAS's.
+
+Shapes: N rows, C width of the residual stream, F width in between.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .. import hopper, triton
+from ..argument_types import check_bool, check_tensor, check_tensors
+from ..autocast import in_autocast_dtype
+from ..transforms import refuse_derivatives
+from .cast_cache import cast_weight
+from .dispatch import module_of, pick
+from .matmul import product
+
+
+def gelu_mlp(
+    x: Tensor,
+    w_in: Tensor,
+    b_in: Tensor | None,
+    w_out: Tensor,
+    *,
+    recompute: bool = False,
+    impl: str | None = None,
+) -> Tensor:
+    """gelu(x @ w_in.T + b_in) @ w_out.T, with the GELU's tanh form, which is GPT-2's.
+
+    Products are in the dtype of `x`, or that of autocast. The bias and the gradients of weights are
+    never rounded to it: they add up in fp32, or in fp64 for fp64. Repeated calls give the same
+    bits.
+
+    Args:
+        x: (..., C), fp16, bf16, fp32 or fp64.
+        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, that of their gradients;
+            b_in may be None, for 0.
+        recompute: keep (N, F) numbers for the backward pass, not twice as many, and compute the
+            GELU again there.
+        impl: "hopper" (kernels for H100 and H200), "triton" (for any GPU) or "reference" (PyTorch,
+            anywhere); None picks.
+
+    Returns:
+        (..., C) in the dtype of the products. The bias of the second layer is left to the caller,
+        who has an addition to come.
+
+    Raises:
+        ValueError: an argument is malformed, or the named impl cannot serve the call.
+
+    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415).
+    """
+    refuse_derivatives("gelu_mlp", "write it out in PyTorch")
+    check_tensors(x=x, w_in=w_in, w_out=w_out)
+    check_tensor("b_in", b_in, or_none=True)
+    check_bool("recompute", recompute)
+    x = in_autocast_dtype(x)
+    _check(x, w_in, b_in, w_out)
+    obstacles = {
+        "hopper": hopper.linear_obstacle(x, w_in),
+        "triton": triton.device_obstacle(x, "x"),
+        "reference": None,
+    }
+    impl = pick(impl, x, obstacles)
+    y, *_ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
+    return y.view(x.shape)
+
+
+def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
+    width = w_in.shape[0] if w_in.dim() else 0
+    if x.dim() < 2 or w_in.shape != (width, x.shape[-1]) or w_out.shape != (x.shape[-1], width):
+        raise ValueError(
+            "x must be (..., C), w_in (F, C) and w_out (C, F), got "
+            f"{tuple(x.shape)}, {tuple(w_in.shape)} and {tuple(w_out.shape)}"
+        )
+    if b_in is not None and b_in.shape != (width,):
+        raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
+    weights = {"w_in": w_in, "b_in": b_in, "w_out": w_out}
+    there = {name: w for name, w in weights.items() if w is not None}
+    floating = x.is_floating_point() and w_in.is_floating_point()
+    if not floating or any(w.dtype != w_in.dtype for w in there.values()):
+        dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in {"x": x, **there}.items())
+        raise ValueError(
+            f"x and the weights must be floating-point, the weights of one dtype, got {dtypes}"
+        )
+    if any(w.device != x.device for w in there.values()):
+        places = ", ".join(f"{name} on {t.device}" for name, t in {"x": x, **there}.items())
+        raise ValueError(f"all must be on one device, got {places}")
+
+
+# h: (N, F), the first product, without its bias. g: (N, F), the GELU, or (0, F) where it is
+# computed again.
+torch.library.define(
+    "papilio::gelu_mlp",
+    "(Tensor x, Tensor w_in, Tensor? b_in, Tensor w_out, bool recompute, str impl) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "papilio::gelu_mlp_bwd",
+    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor? b_in, Tensor w_out, str impl) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
+def _forward(
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (N, C), h and g."""
+    with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
+        h, g = module_of(impl, "gelu").linear_gelu(x, cast_weight(w_in, x.dtype), b_in)
+        y = g @ cast_weight(w_out, x.dtype).T
+    return y, h, g.new_empty(0, g.shape[1]) if recompute else g
+
+
+@torch.library.register_fake("papilio::gelu_mlp")
+def _(
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width = x.shape[0], w_in.shape[0]
+    kept = 0 if recompute else rows
+    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
+
+
+@torch.library.impl("papilio::gelu_mlp_bwd", "CompositeExplicitAutograd")
+def _backward(
+    dy: Tensor,
+    x: Tensor,
+    h: Tensor,
+    g: Tensor,
+    w_in: Tensor,
+    b_in: Tensor | None,
+    w_out: Tensor,
+    impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, w_in, b_in and w_out, each in its dtype; (0,) for no b_in."""
+    first, second = cast_weight(w_in, x.dtype), cast_weight(w_out, x.dtype)
+    with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
+        recompute = g.shape[0] != h.shape[0]
+        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, second, h, b_in, recompute)
+        dw_out = product(dy.T, again if recompute else g, w_out.dtype)
+        dw_in = product(dh.T, x, w_in.dtype)
+        return dh @ first, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out
+
+
+@torch.library.register_fake("papilio::gelu_mlp_bwd")
+def _(
+    dy: Tensor,
+    x: Tensor,
+    h: Tensor,
+    g: Tensor,
+    w_in: Tensor,
+    b_in: Tensor | None,
+    w_out: Tensor,
+    impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    db_in = x.new_empty(0) if b_in is None else b_in.new_empty(b_in.shape)
+    return x.new_empty(x.shape), w_in.new_empty(w_in.shape), db_in, w_out.new_empty(w_out.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    x, w_in, b_in, w_out, _, ctx.impl = inputs
+    _, h, g = output
+    ctx.save_for_backward(x, h, g, w_in, b_in, w_out)
+    ctx.has_bias = b_in is not None
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 6
+    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
+    return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError("gelu_mlp has no second derivative: write it out in PyTorch for that")
+
+
+torch.library.register_autograd("papilio::gelu_mlp", _gradients, setup_context=_setup_context)
+torch.library.register_autograd("papilio::gelu_mlp_bwd", _no_second_derivative)
+
+
+@register_flop_formula(torch.ops.papilio.gelu_mlp)
+def _flops(x_shape: tuple, w_in_shape: tuple, *_: Any, **__: Any) -> int:
+    """Two products of (N, C) and (F, C)."""
+    return 4 * x_shape[0] * w_in_shape[0] * w_in_shape[1]
+
+
+@register_flop_formula(torch.ops.papilio.gelu_mlp_bwd)
+def _flops_of_backward(dy_shape: tuple, x_shape: tuple, h_shape: tuple, *_: Any, **__: Any) -> int:
+    """Four of them."""
+    return 8 * h_shape[0] * h_shape[1] * x_shape[1]

@@ -1,0 +1,1 @@
+"""Reference implementations of the fused operators, in PyTorch."""

@@ -1,0 +1,160 @@
+"""Losses of rows of logits and their gradient, in one visit of a row.
+
+A row of 50,304 logits in bf16 is 98 KiB: too long for registers, but what runs at a time fits into
+the L2 cache, so that only the first of two passes over a row reads it from memory.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...options import LossOptions
+from ...triton.primitives import LN2, LOG2E, tanh_ratio
+
+# The fastest on an H100. With 32 registers a thread two rows are at work on a multiprocessor: one
+# can load while the other computes.
+BLOCK_V, NUM_WARPS, MAX_REGISTERS = 4096, 32, 32
+# Below all scores, and finite: the difference of two infinities would be NaN.
+LOWEST = tl.constexpr(-1e38)
+
+
+@triton.jit
+def to_scores(logits, softcap, HAS_SOFTCAP: tl.constexpr):
+    """fp32 logits, capped."""
+    scores = logits.to(tl.float32)
+    if HAS_SOFTCAP:
+        numerator, denominator = tanh_ratio(scores / softcap)
+        scores = softcap * (numerator / denominator)
+    return scores
+
+
+@triton.jit
+def add_scores(scores, highest, total):
+    """Running maximum and sum of exponentials, of each place of a block its own."""
+    before = highest
+    highest = tl.maximum(highest, scores)
+    total = total * tl.exp2((before - highest) * LOG2E) + tl.exp2((scores - highest) * LOG2E)
+    return highest, total
+
+
+@triton.jit
+def gradient_of(
+    scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP: tl.constexpr
+):
+    """Of the loss by the logits: what `linear_cross_entropy` says, differentiated."""
+    # not by way of lse, where adding its two parts rounds off what matters here
+    gradient = tl.exp2((scores - top) * LOG2E - log2_total) * factor
+    gradient = tl.where(columns == target, gradient - 1.0, gradient)
+    if HAS_SOFTCAP:
+        inner = scores / softcap
+        gradient *= 1.0 - inner * inner
+    return gradient * weight
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits_ptr,  # (N, n_columns): become their gradient
+    targets_ptr,  # (N,) int64
+    weights_ptr,  # (N,) fp32, or None
+    losses_ptr,  # (N,) fp32
+    logits_stride,
+    n_columns,
+    vocab_size,
+    softcap,
+    z_loss,
+    ignore_index,
+    HAS_SOFTCAP: tl.constexpr,
+    WITH_GRADIENTS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """One row a program: blocks that are whole, then the one that is not."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * logits_stride
+    dtype: tl.constexpr = logits_ptr.dtype.element_ty
+    target = tl.load(targets_ptr + row)
+    block = tl.arange(0, BLOCK_V)
+    if target == ignore_index:
+        tl.store(losses_ptr + row, 0.0)
+        if WITH_GRADIENTS:
+            for start in range(0, n_columns, BLOCK_V):
+                columns = start + block
+                tl.store(logits_ptr + columns, tl.zeros((BLOCK_V,), dtype), columns < n_columns)
+    else:
+        is_known = (target >= 0) & (target < vocab_size)
+        at_target = tl.load(logits_ptr + tl.where(is_known, target, 0))
+        at_target = to_scores(at_target, softcap, HAS_SOFTCAP)
+
+        highest = tl.full((BLOCK_V,), LOWEST, tl.float32)
+        total = tl.zeros((BLOCK_V,), tl.float32)
+        whole = vocab_size // BLOCK_V * BLOCK_V
+        for start in range(0, whole, BLOCK_V):
+            # to be read again soon
+            logits = tl.load(logits_ptr + start + block, eviction_policy="evict_last")
+            scores = to_scores(logits, softcap, HAS_SOFTCAP)
+            highest, total = add_scores(scores, highest, total)
+        last = whole + block
+        logits = tl.load(logits_ptr + last, last < vocab_size, other=0.0)
+        last_scores = to_scores(logits, softcap, HAS_SOFTCAP)
+        seen = tl.where(last < vocab_size, last_scores, -float("inf"))
+        highest, total = add_scores(seen, highest, total)
+
+        top = tl.max(highest, 0)
+        log2_total = tl.log2(tl.sum(total * tl.exp2((highest - top) * LOG2E), 0))
+        lse = top + log2_total * LN2
+        loss = (top - at_target) + log2_total * LN2 + z_loss * lse * lse
+        tl.store(losses_ptr + row, tl.where(is_known, loss, float("nan")))
+
+        if WITH_GRADIENTS:
+            factor = 1.0 + 2.0 * z_loss * lse
+            weight = 1.0
+            if weights_ptr is not None:
+                weight = tl.load(weights_ptr + row)
+            gradient = gradient_of(
+                last_scores, last, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
+            )
+            gradient = tl.where(last < vocab_size, gradient, 0.0)
+            for start in range(whole, n_columns, BLOCK_V):  # padding may fill blocks of its own
+                columns = start + block
+                tl.store(logits_ptr + columns, gradient.to(dtype), columns < n_columns)
+                gradient = tl.zeros((BLOCK_V,), tl.float32)
+            for start in range(0, whole, BLOCK_V):
+                columns = start + block
+                logits = tl.load(logits_ptr + columns, eviction_policy="evict_first")
+                scores = to_scores(logits, softcap, HAS_SOFTCAP)
+                gradient = gradient_of(
+                    scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
+                )
+                tl.store(logits_ptr + columns, gradient.to(dtype), eviction_policy="evict_first")
+
+
+def cross_entropy_of_rows(
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    options: LossOptions,
+    row_weights: Tensor | None,
+    with_gradients: bool,
+) -> None:
+    """Write the loss of each row and, if wanted, turn the logits into its gradient.
+
+    As `cross_entropy_of_rows` of kernels/fused/reference, except that a target outside of the
+    vocabulary makes its loss NaN. All rows are contiguous.
+    """
+    cross_entropy_kernel[(len(logits),)](
+        logits,
+        targets,
+        row_weights,
+        losses,
+        logits.stride(0),
+        logits.shape[1],
+        options.vocab_size,
+        options.softcap,
+        options.z_loss,
+        options.ignore_index,
+        HAS_SOFTCAP=options.softcap > 0,
+        WITH_GRADIENTS=with_gradients,
+        BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])),
+        num_warps=NUM_WARPS,
+        # a cap takes more of them
+        maxnreg=None if options.softcap else MAX_REGISTERS,
+    )

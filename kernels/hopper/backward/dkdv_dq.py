@@ -1,0 +1,177 @@
+"""A group of keys in the Hopper backward at 128 columns, where there are no registers for a third
+group: four warps own dk and dv of 64 keys, and half of the columns of dq."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ..gluon import opaque, reinterpret
+from ..scheduler import peek
+from .dq import PANEL, add_dq
+from .mma import (
+    View,
+    add_dk,
+    await_rows,
+    dropout_key,
+    finish_step,
+    gradients,
+    head_skips,
+    pass_over,
+    put_dk_and_dv,
+    row_tile_of,
+    scores,
+    share_ds,
+    store_ds,
+    tile_in_loop,
+)
+from .semaphores import end_turn, place_in_turn, take_turn
+from .tiles import (
+    GROUP_N,
+    M,
+    group_view,
+    head_walk,
+    piece_of,
+    take_walk,
+)
+
+
+@gluon.jit
+def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
+    return tile_in_loop(tiles, 0, c, plan).slice(cid * GROUP_N, GROUP_N)
+
+
+@gluon.jit
+def _await_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Wait for the other group: until it is done with the last step, and with it no longer needs
+    the ds that this group replaces in step c; and if `there`, until it has shared its last ds."""
+    DS: gl.constexpr = plan.ds_stages
+    stage = (c + 1) % DS  # of the last step, too: there are two
+    phase = ((c - 1) // DS) & 1
+    mbarrier.wait(shared.empty[1 - cid].index(stage), phase, pred=c > 0)
+    mbarrier.wait(shared.ds_full[1 - cid].index(stage), phase, pred=there)
+
+
+@gluon.jit
+def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
+    stage = c % plan.ds_stages
+    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
+    k_cols = tile_in_loop(shared.k, 0, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
+    return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _put_dq(
+    part, s, t, first, end, batch, head, key_tile, way, dq, sums_ptr, shared, call,
+    cid: gl.constexpr, plan: gl.constexpr,
+):  # fmt: skip
+    """Add the part of the s-th row tile of a walk to what is there, in the turn of this program.
+
+    Returns how many turns this group has had, which were t before.
+    """
+    STEPS: gl.constexpr = plan.block // M
+    TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
+    if s % TILES == 0:
+        take_turn(shared.turns, t, plan)
+    row_tile, before, after = place_in_turn(
+        shared.turns, t, s, first, end, key_tile, batch, way, call, plan
+    )
+    tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, plan.block) * STEPS) + row_tile
+    staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
+    # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
+    add_dq(
+        part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
+        [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
+    )  # fmt: skip
+    if s % TILES == TILES - 1:
+        end_turn(shared.turns, t, plan)
+        t += 1
+    return t
+
+
+@gluon.jit
+def own_keys_and_dq(
+    dq, dk_out, dv_out, sums_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr
+):
+    """dk and dv of the keys of group cid, and 64 columns of dq, of all keys of the program.
+
+    dq of a row tile is made one step later than its ds, so that no group waits for the other.
+    """
+    D: gl.constexpr = plan.block_d
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    STEPS: gl.constexpr = plan.block // M
+    kv_heads = call.n_head // call.group
+    i = 0  # key tiles so far
+    c = 0  # row tiles so far: stages of all rings
+    t = 0  # turns so far
+    ticket = peek(box, 0)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
+        batch = batch_kv // kv_heads
+        start_n = key_tile * plan.block + cid * GROUP_N
+        skipped, whole_from, whole_to = group_view(
+            key_tile, first, end, cid, batch, way, call, plan
+        )
+        slot = i % plan.kv_stages
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
+        dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        for h in range(call.group):
+            head = batch_kv % kv_heads * call.group + h
+            head_key = dropout_key(batch, head, call, plan)
+            view = View(start_n, batch, whole_from, whole_to, head_key, 0)
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
+            n = (h_end - h_first) * STEPS
+            skips = head_skips(skipped, c, n, key_tile, shared, cid, call, plan)
+            if skips > 0:
+                await_rows(c, True, shared, plan)
+                _await_partner(c, False, shared, cid, plan)
+                pass_over(c, shared, cid, plan, S)
+                c += 1
+            st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
+            for step in range(skips, n):
+                row_tile = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
+                v_t = _rows_of(shared.v, c, cid, plan)
+                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
+                _await_partner(c, step > 0, shared, cid, plan)
+                store_ds(ds, c, shared, cid, plan)
+                # of the last step; before the first it is nothing, of a stage that exists
+                part = _part_of_dq(c + plan.ds_stages - 1, shared, cid, plan, S)
+                dk, dr = add_dk(dk, ds, c, shared, plan, O)
+                share_ds(c, shared, cid, plan)
+                part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
+                if step > 0:
+                    t = _put_dq(
+                        part, step - 1, t, h_first, h_end, batch, head, key_tile, way,
+                        dq, sums_ptr, shared, call, cid, plan,
+                    )  # fmt: skip
+                # of the next row tile; of the last one again, for the compiler's sake
+                k_t = _rows_of(shared.k, c, cid, plan)
+                st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
+                finish_step(c, shared, cid, plan)
+                c += 1
+            st = warpgroup_mma_wait(0, deps=(st,))
+            if n > 0:
+                _await_partner(c, True, shared, cid, plan)
+                part = _part_of_dq(c - 1, shared, cid, plan, S)
+                part = warpgroup_mma_wait(0, deps=(part,))
+                t = _put_dq(
+                    part, n - 1, t, h_first, h_end, batch, head, key_tile, way,
+                    dq, sums_ptr, shared, call, cid, plan,
+                )  # fmt: skip
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
+        at = [batch, batch_kv % kv_heads, start_n, 0]
+        put_dk_and_dv(
+            dk, dv, dk_out, dv_out, at, piece_of(way, batch_kv, order, plan),
+            shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
+        )  # fmt: skip
+        i += 1
+        ticket = peek(box, i)
+    tma.store_wait(0)

@@ -1,0 +1,143 @@
+"""dq in the Hopper backward: dq^T = k^T ds^T for a row tile, added to what other programs found.
+
+The first key tile to visit a block of queries stores its part in a sum in memory, in fp32 and in
+the order in which wgmma leaves it; those between add theirs; the last adds the sum to its own part,
+and what it has is dq. So nothing has to be set to zero before, or converted after.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ..gluon import discard_lines, round_to, tma_store
+from ..scheduler import peek
+from .semaphores import end_turn, place_in_turn, take_turn
+from .tiles import (
+    GROUP_N,
+    M,
+    head_walk,
+    take_walk,
+)
+
+PANEL = gl.constexpr(64)  # columns of dq that a group makes
+LINE = gl.constexpr(32)  # numbers of fp32 in a line of a cache
+
+
+@gluon.jit
+def _in_rows(part):
+    """part, (64 columns, M queries) as wgmma leaves it, as 64 * M numbers in a row: each thread has
+    four neighbours at a time, which are 16 bytes of memory."""
+    # (4 warps, 2 halves, 8 rows) x (M / 8, 4 lanes, 2)
+    x = gl.reshape(part, [4, 2, 8, M // 8, 4, 2])
+    x = gl.permute(x, (3, 0, 2, 4, 1, 5))
+    return gl.reshape(x, [PANEL * M])
+
+
+@gluon.jit
+def _addresses(sum_ptr, x):
+    return sum_ptr + gl.arange(0, PANEL * M, layout=x.type.layout)
+
+
+@gluon.jit
+def _plus_sum(x, sum_ptr):
+    """x, `_in_rows`, and what other programs have added up, from where all see it, the L2 cache."""
+    return x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
+
+
+@gluon.jit
+def _finish_dq(x, dq, at, staging, scale):
+    """Write the whole sum x, `_in_rows`, to the tile (M, 64) of dq at `at`, by way of staging."""
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    y = gl.reshape(x, [M // 8, 4, 8, 4, 2, 2])
+    y = gl.permute(y, (1, 4, 2, 0, 3, 5))
+    y = gl.convert_layout(gl.reshape(y, [PANEL, M]), S, assert_trivial=True)
+    tma.store_wait(0)
+    staging.reshape([M, PANEL]).permute((1, 0)).store(round_to(y * scale, dq.dtype))
+    fence_async_shared()
+    tma_store(dq, at, staging)
+
+
+@gluon.jit
+def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
+    """Add part to a row tile of the sums, or finish it: others add to it `before`, and `after`."""
+    x = _in_rows(part)
+    if after:
+        address = _addresses(sum_ptr, x)
+        if before:
+            gl.atomic_add(address, x, sem="relaxed")
+        else:
+            # where the others find it, if it stays in the L2 cache
+            gl.store(address, x, eviction_policy="evict_last")
+    else:
+        if before:
+            x = _plus_sum(x, sum_ptr)
+        _finish_dq(x, dq, at, staging, scale)
+        if before:  # all threads have read, for one of them has sent the tile away
+            layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+            discard_lines(sum_ptr + LINE * gl.arange(0, PANEL * M // LINE, layout=layout))
+
+
+@gluon.jit
+def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
+    """The group that makes dq of all 64 columns, from ds of both groups of keys."""
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    STEPS: gl.constexpr = plan.block // M
+    DS: gl.constexpr = plan.ds_stages
+    TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
+    scale = call.scale
+    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
+    kv_heads = call.n_head // call.group
+    n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
+    i = 0
+    t = 0  # turns so far
+    c = 0  # row tiles so far
+    ticket = peek(box, 0)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
+        batch = batch_kv // kv_heads
+        slot = i % plan.kv_stages
+        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
+        keys = shared.k.index(slot).reshape([plan.block, PANEL])
+        k0 = keys.slice(0, GROUP_N).permute((1, 0)).load(K)
+        k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
+        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
+        for h in range(call.group):
+            head = batch_kv % kv_heads * call.group + h
+            head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
+                M * PANEL
+            )
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
+            for step in range((h_end - h_first) * STEPS):
+                stage = c % DS
+                phase = (c // DS) & 1
+                ds = shared.ds.index(stage)
+                mbarrier.wait(shared.ds_full[0].index(stage), phase)
+                part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
+                mbarrier.wait(shared.ds_full[1].index(stage), phase)
+                part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
+                part = warpgroup_mma_wait(0, deps=(part,))
+                mbarrier.arrive(shared.ds_empty[0].index(stage), count=1)
+                mbarrier.arrive(shared.ds_empty[1].index(stage), count=1)
+                c += 1
+                if step % TILES == 0:
+                    take_turn(shared.turns, t, plan)
+                row_tile, before, after = place_in_turn(
+                    shared.turns, t, step, h_first, h_end, key_tile, batch, way, call, plan
+                )
+                add_dq(
+                    part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
+                    [batch, head, row_tile * M, 0], shared.out.index(4), before, after, scale,
+                )  # fmt: skip
+                if step % TILES == TILES - 1:
+                    end_turn(shared.turns, t, plan)
+                    t += 1
+        i += 1
+        ticket = peek(box, i)
+    tma.store_wait(0)

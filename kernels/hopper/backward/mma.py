@@ -1,0 +1,267 @@
+"""What a group of keys in the Hopper backward does with a row tile: from scores to dk and dv.
+
+Scores lie transposed, (keys, queries): then p^T and ds^T are where wgmma reads its left operand,
+and go into dv = p^T dout and dk = ds^T q without leaving the registers.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ...triton.block_ranges import visible_keys
+from ...triton.primitives import dropout_head_key, dropout_keep
+from ..block_list import ALL_PARTS, in_parts
+from ..forward.softmax import capped
+from ..forward.tiles import doc_starts
+from ..gluon import exp2, log2, round_to, tma_store
+from ..scheduler import read_number
+from .tiles import GROUP_N, M, n_keys, passes_over, row_tile_at
+
+
+@gluon.jit
+def _rows(shared, stage, FIRST: gl.constexpr, S: gl.constexpr):
+    """lse or delta of the queries of a stage: (1, M), in the threads that hold their columns."""
+    numbers = shared.rows.index(stage).slice(FIRST, M).load(gl.SliceLayout(0, S))
+    return gl.expand_dims(numbers, 0)
+
+
+class View(NamedTuple):
+    """The keys of a group, and the queries from which nothing of them is hidden."""
+
+    start_n: gl.tensor
+    batch: gl.tensor
+    whole_from: gl.tensor
+    whole_to: gl.tensor
+    head_key: gl.tensor  # of dropout, for the query head at hand
+    parts: gl.tensor  # of the row tile at hand, in a packed list
+
+
+@gluon.jit
+def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
+    """s (keys, queries) with what a query does not see at -inf."""
+    features: gl.constexpr = plan.features
+    S: gl.constexpr = s.type.layout
+    n = gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S))
+    m = gl.arange(0, M, layout=gl.SliceLayout(0, S))
+    key = gl.expand_dims(view.start_n + n, 1)
+    query = start_m + m
+    end = n_keys(view.batch, call, plan)
+    lower, upper = visible_keys(query, end, call.seq_k - call.seq_q, call.window_size, features)
+    seen = key < gl.expand_dims(upper, 0)
+    if features.packed:
+        seen = seen & in_parts(view.parts, gl.expand_dims(m, 0), gl.expand_dims(n, 1))
+    if features.window or features.documents:
+        if features.documents:
+            lower = gl.maximum(lower, doc_starts(query, view.batch, call))
+        seen = seen & (key >= gl.expand_dims(lower, 0))
+    return gl.where(seen, s, -float("inf"))
+
+
+@gluon.jit
+def _hides(start_m, view, plan: gl.constexpr):
+    """Whether something of the keys is hidden from a query of a row tile."""
+    hides = start_m < view.whole_from
+    if plan.features.window or plan.features.documents:
+        hides = hides | (start_m + M > view.whole_to)
+    if plan.features.packed:
+        hides = hides | (view.parts != ALL_PARTS)
+    return hides
+
+
+@gluon.jit
+def _keep(start_m, view, call, S: gl.constexpr):
+    """Which probabilities (keys, queries) dropout keeps."""
+    m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
+    n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
+    return dropout_keep(view.head_key, start_m, m, view.start_n, n, call.threshold)
+
+
+@gluon.jit
+def dropout_key(batch, head, call, plan: gl.constexpr):
+    """What the mask of a query head is drawn from, for `View`; 0 without dropout."""
+    if plan.features.dropout:
+        return dropout_head_key(call.seed_ptr, batch * call.n_head + head)
+    else:
+        return 0
+
+
+@gluon.jit
+def store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Put the c-th ds of this group into shared memory, for those that make dq."""
+    DS: gl.constexpr = plan.ds_stages
+    stage = c % DS
+    if plan.dq_group:
+        mbarrier.wait(shared.ds_empty[cid].index(stage), ((c // DS) & 1) ^ 1)
+    shared.ds.index(stage).slice(cid * GROUP_N, GROUP_N).store(ds)
+
+
+@gluon.jit
+def share_ds(c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """Let those that make dq have the c-th ds of this group."""
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full[cid].index(c % plan.ds_stages), count=1)
+
+
+@gluon.jit
+def gradients(
+    st, dv, v_t, c, start_m, view, shared, call,
+    plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
+):  # fmt: skip
+    """ds (keys, queries) of the row tile in stage c, whose scores st are on their way.
+
+    Returns:
+        (ds, the operand p of dv + p dout, which is under way, dv).
+    """
+    D: gl.constexpr = plan.block_d
+    DTYPE: gl.constexpr = shared.q.dtype
+    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    stage = c % plan.stages
+    dout = shared.dout.index(stage).reshape([M, D])
+    lse = _rows(shared, stage, 0, S)
+    zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
+    s = warpgroup_mma_wait(0, deps=(st,))
+    dpt = warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
+    delta = _rows(shared, stage, M, S)
+    s = capped(s, call, plan)
+    if plan.masks and _hides(start_m, view, plan):
+        s = _masked_scores(s, start_m, view, call, plan)
+    p = exp2(s * call.scale_log2 - lse)
+    kept = p
+    if plan.features.dropout:
+        # a dropped probability lives on below zero: its sign needs no further register
+        p = gl.where(_keep(start_m, view, call, S), p, -p)
+        kept = gl.where(p < 0.0, 0.0, p)
+    pr = gl.convert_layout(round_to(kept, DTYPE), P)
+    dv = warpgroup_mma(pr, dout, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dpt,))
+    if plan.features.dropout:
+        dp = gl.where(p < 0.0, 0.0, dp * call.keep_scale)
+        p = gl.abs(p)
+    if plan.features.softcap:
+        # what tanh was, from p, so that it needs no register in between; where p = 0 it is -1 here
+        t = (log2(p) + _rows(shared, stage, 0, S)) * (1.0 / call.scale_log2)
+        t = gl.minimum(gl.maximum(t, -1.0), 1.0)
+        p *= 1.0 - t * t
+    ds = round_to(p * (dp - delta), DTYPE)
+    return ds, pr, dv
+
+
+@gluon.jit
+def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
+    """Issue dk + ds q; returns the operand ds too, which must live until the product is done."""
+    q = shared.q.index(c % plan.stages).reshape([M, plan.block_d])
+    dr = gl.convert_layout(ds, gl.DotOperandLayout(0, O, 2))
+    return warpgroup_mma(dr, q, dk, is_async=True), dr
+
+
+@gluon.jit
+def await_rows(c, there, shared, plan: gl.constexpr):
+    """Wait until the row tile of stage c is there, if it is or is coming."""
+    mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1, pred=there)
+
+
+@gluon.jit
+def row_tile_of(c, step, first, end, way, shared, call, plan: gl.constexpr):
+    """The row tile in stage c, the step-th of its walk, of a packed list with its parts; 0 where
+    the plan does not ask for it."""
+    if not plan.asks_for_rows:
+        return 0
+    elif plan.listed:
+        return read_number(shared.row_tile.index(c % plan.stages))
+    else:
+        return row_tile_at(step, first, end, way, call, plan)
+
+
+@gluon.jit
+def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
+    """How many of the n row tiles from stage c on, the walk of a query head, group cid passes over
+    at the beginning: without a block-sparse mask as many as `group_view` says, `skipped`."""
+    if not plan.listed:
+        return skipped
+    elif plan.features.causal and cid > 0:
+        await_rows(c, n > 0, shared, plan)
+        row_tile = read_number(shared.row_tile.index(c % plan.stages))
+        return gl.where((n > 0) & passes_over(row_tile, key_tile, cid, call, plan), 1, 0)
+    else:
+        return 0
+
+
+@gluon.jit
+def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
+    """A tile of keys or values in shared memory, (block, D), for a step of a loop that counts c.
+
+    The term with c is 0, but the compiler cannot tell. If it could, it would make all descriptors
+    of the tile before the loop, and spill them: at 128 columns 48 registers.
+    """
+    return tiles.index(slot + gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
+
+
+@gluon.jit
+def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
+    """Issue the scores (keys, queries) of the row tile in stage c, if it is there or coming."""
+    await_rows(c, there, shared, plan)
+    q = shared.q.index(c % plan.stages).reshape([M, plan.block_d]).permute((1, 0))
+    zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
+    return warpgroup_mma(k_t, q, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def finish_step(c, shared, cid: gl.constexpr, plan: gl.constexpr):
+    """The group is done with stage c of q and dout, and if it makes dq with the ds before."""
+    mbarrier.arrive(shared.empty[cid].index(c % plan.stages), count=1)
+
+
+@gluon.jit
+def pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Give back stage c, which is there, of a row tile that the group does not see; its ds is 0."""
+    store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
+    share_ds(c, shared, cid, plan)
+    finish_step(c, shared, cid, plan)
+
+
+@gluon.jit
+def put_dk_and_dv(
+    dk, dv, dk_out, dv_out, at, piece, dk_tile, dv_tile, call, cid: gl.constexpr,
+    plan: gl.constexpr,
+):  # fmt: skip
+    """Write dk and dv of a group's keys to the tiles at `at`, by way of two in shared memory; or in
+    fp32 to where a `piece_of` their column belongs."""
+    if plan.features.dropout:
+        dv *= call.keep_scale
+    dk *= call.scale
+    if plan.listed:
+        if piece >= 0:
+            _put_piece(dk, 2 * piece, call, cid, plan)
+            _put_piece(dv, 2 * piece + 1, call, cid, plan)
+        else:
+            _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+    else:
+        _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+
+
+@gluon.jit
+def _put_piece(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
+    layout: gl.constexpr = grad.type.layout
+    key = cid * GROUP_N + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, layout))
+    column = gl.arange(0, plan.block_d, layout=gl.SliceLayout(0, layout))
+    first = call.pieces_ptr + place.to(gl.int64) * (plan.block * plan.block_d)
+    gl.store(first + gl.expand_dims(key, 1) * plan.block_d + gl.expand_dims(column, 0), grad)
+
+
+@gluon.jit
+def _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexpr):
+    D: gl.constexpr = plan.block_d
+    tma.store_wait(0)
+    dv_tile.reshape([GROUP_N, D]).store(round_to(dv, dv_out.dtype))
+    dk_tile.reshape([GROUP_N, D]).store(round_to(dk, dk_out.dtype))
+    fence_async_shared()
+    tma_store(dv_out, at, dv_tile)
+    tma_store(dk_out, at, dk_tile)

@@ -1,0 +1,163 @@
+"""What the Hopper backward kernel is compiled for, measured on an H100: docs/hopper.md."""
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import triton
+
+from ...options import Features
+
+KEYS = 64  # of a group
+QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
+BLOCK = 2 * KEYS  # of a program of two groups, and as many queries: what it visits at once
+TURNS_AHEAD = 512  # queries, in whose turns a program looks ahead
+SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
+MOST_HEADS = 16  # that are worked on together
+LONG_GROUP = 4  # query heads of a key-value head, from which on few programs have long walks
+# Under a block-sparse mask a row tile is read again much later, so that less is in the cache.
+SPARSE_SECTION_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Tiles, roles and features of the backward kernel: one compilation for each that is used.
+
+    Attributes:
+        block_d: columns of a tile, D rounded up to 64 or 128.
+        stages: row tiles of q and dout in shared memory; ds_stages: of ds.
+        kv_stages: tiles of keys and values in shared memory.
+        key_registers: of a thread in the second group of keys; the first gets what is left.
+        dq_registers: of a thread in the group that makes dq; 0 where the groups of keys make it.
+        groups: of keys in a program, with 64 keys each: two, or one for masks in blocks of 64.
+        programs: of a multiprocessor.
+        keys_in_registers: whether a group of keys reads them from there for its scores.
+        ragged: whether the last key tile has keys that do not exist.
+        features: what the call asks for.
+    """
+
+    block_d: int
+    stages: int
+    ds_stages: int
+    kv_stages: int
+    key_registers: int
+    dq_registers: int
+    max_registers: int
+    groups: int = 2
+    programs: int = 1
+    keys_in_registers: bool = False
+    ragged: bool = False
+    features: Features = field(default_factory=Features)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What Triton's compiler is told. Contraction is named because releases differ on it."""
+        return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
+
+    @property
+    def block(self) -> int:
+        """Keys of a program, and how many queries it visits at once."""
+        return self.groups * KEYS
+
+    @property
+    def dq_group(self) -> bool:
+        """Whether a group of its own makes dq; at 128 columns there are no registers for it, and
+        beside one group of keys it would have little to do."""
+        return self.dq_registers > 0
+
+    @property
+    def posts_places(self) -> bool:
+        """Whether a warp of turns works out for the groups if others add to a block, too: with
+        windows, documents and lists they lack the registers. Elsewhere to read it costs up to
+        6%."""
+        return self.listed or self.features.window or self.features.documents
+
+    @property
+    def turn(self) -> int:
+        """Queries whose dq passes from program to program at once: a block, or under a block-sparse
+        mask, where programs are more often at the same rows, a row tile. A group that makes dq all
+        the time cannot take turns that often."""
+        return QUERIES if self.listed and not self.dq_group else self.block
+
+    @property
+    def turns_ahead(self) -> int:
+        """How many turns ahead a program looks."""
+        return TURNS_AHEAD // self.turn
+
+    @property
+    def listed(self) -> bool:
+        """Whether the queries of a key tile come from the list of a block-sparse mask."""
+        return self.features.mask_block_size > 0
+
+    @property
+    def asks_for_rows(self) -> bool:
+        """Whether a group of keys must know at which queries it is."""
+        return self.masks or self.features.dropout
+
+    @property
+    def masks(self) -> bool:
+        """Whether some row tile hides something."""
+        features = self.features
+        limited = features.causal or features.window or features.documents or features.lengths
+        return limited or features.packed or self.ragged
+
+
+NARROW = BackwardPlan(
+    64, stages=4, ds_stages=2, kv_stages=2, key_registers=192, dq_registers=104, max_registers=128
+)
+WIDE = BackwardPlan(
+    128, stages=2, ds_stages=2, kv_stages=1, key_registers=240, dq_registers=0, max_registers=168
+)
+
+# For masks in blocks of 64, by columns: a multiprocessor has two programs, one of which runs under
+# the other's beginnings and ends.
+ONE_GROUP = {
+    64: BackwardPlan(
+        64, stages=4, ds_stages=1, kv_stages=2, key_registers=0, dq_registers=0, max_registers=128,
+        groups=1, programs=2,
+    ),
+    128: BackwardPlan(
+        128, stages=2, ds_stages=1, kv_stages=1, key_registers=0, dq_registers=0,
+        max_registers=128, groups=1, programs=2,
+    ),
+}  # fmt: skip
+
+# What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
+# Without it most of what 64 columns take is 4 to 12% slower.
+KEYS_FIT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
+
+
+@functools.cache  # a call would cost the CPU some microseconds
+def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan | None:
+    """The plan for q (B, T_q, H, D) and k (B, T_k, H_kv, D); None if the kernel does not serve it.
+
+    A sink is in lse already, and asks nothing of the kernel.
+    """
+    if head_dim > 128:
+        return None
+    plan = WIDE if head_dim > 64 else replace(NARROW, keys_in_registers=KEYS_FIT)
+    if features.mask_block_size == KEYS:
+        if head_dim <= 64 and not features.packed:
+            return None  # two kernels that add nothing are faster, the portable ones
+        plan = ONE_GROUP[plan.block_d]
+    # of a sink and of empty rows the kernel need not know, nor whether a list has full blocks
+    asked = replace(features, sinks=False, empty_rows=False, unmasked_loop=True, masked_loop=True)
+    return replace(plan, ragged=seq_k % plan.block != 0, features=asked)
+
+
+def heads_together(seq_q: int, group: int, n_heads: int, plan: BackwardPlan) -> int:
+    """How many of `n_heads` key-value heads are worked on at a time.
+
+    The fewer heads, the more programs share what they read in the L2 cache; the more, the fewer
+    wait for each other where walks are short, or of different lengths, as causal lists are. Causal
+    walks of grouped heads are long and unequal: few heads are best worked on all together.
+    """
+    head_bytes = seq_q * group * plan.block_d * (2 + 2 + 4)
+    if not plan.listed:
+        unequal = plan.features.causal and not plan.features.window
+        if unequal and group >= LONG_GROUP and n_heads <= MOST_HEADS:
+            return n_heads
+        return max(1, min(n_heads, MOST_HEADS, SECTION_BYTES // head_bytes))
+    uneven = 2 if plan.features.causal else 1
+    most = min(MOST_HEADS, uneven * SPARSE_SECTION_BYTES // head_bytes)
+    return min(n_heads, max(uneven, most))

@@ -1,0 +1,145 @@
+"""Turns: the programs that add to a block of dq do it one after the other, so runs repeat.
+
+A number in memory counts, for each block of 128 queries or each row tile, the key tiles that have
+added to it. Two warps of a program carry the latency: one looks ahead for the turns that are
+coming, the other tells the next program, behind those that add.
+
+No program waits for ever. Key tiles are drawn from a counter, and a turn is only waited for from a
+key tile that was drawn before. Of those not done, the one drawn first is in work in the program
+that drew it, because a program works in the order in which it draws, and it waits for nobody.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ..block_list import number_of
+from ..gluon import thread_barrier
+from ..scheduler import make_numbers, peek, post_number, read_number
+from .tiles import (
+    M,
+    head_walk,
+    row_tile_at,
+    take_walk,
+    turn,
+    visit_at,
+)
+
+
+class Turns(NamedTuple):
+    """The turns of a program that are coming, as many as it looks ahead.
+
+    Barriers say that a turn has come, is over, is told.
+    """
+
+    # 1 if other key tiles add to the block before this one, 2 if others do so after it, and 4 times
+    # the block; nobody writes it where groups work that out themselves
+    place: gl.shared_memory_descriptor
+    come: gl.shared_memory_descriptor
+    over: gl.shared_memory_descriptor
+    told: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def make_turns(groups: gl.constexpr, plan: gl.constexpr):
+    """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
+    AHEAD: gl.constexpr = plan.turns_ahead
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    place = make_numbers(AHEAD)
+    come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    over = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    for i in gl.static_range(AHEAD):
+        mbarrier.init(come.index(i), count=1)
+        mbarrier.init(over.index(i), count=groups)
+        mbarrier.init(told.index(i), count=1)
+    return Turns(place, come, over, told)
+
+
+@gluon.jit
+def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan: gl.constexpr):
+    """One of the two warps: go through the blocks of the program in their order, and wait until
+    all earlier key tiles have added to a block if COMING, else tell that this one has."""
+    AHEAD: gl.constexpr = plan.turns_ahead
+    TURNS: gl.constexpr = plan.block // plan.turn  # of a block
+    turns = shared.turns
+    n_blocks = gl.cdiv(call.seq_q, plan.block)
+    i = 0  # key tiles so far
+    t = 0  # turns so far
+    ticket = peek(box, i)
+    while ticket < order.n_tiles * order.n_heads:
+        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
+        batch = batch_kv // (call.n_head // call.group)
+        for h in range(call.group):
+            head_blocks = (batch_kv * call.group + h) * n_blocks
+            head = batch_kv % (call.n_head // call.group) * call.group + h
+            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
+            next_visit = visit_at(0, h_first, h_end, way, call, plan)
+            for step in range((h_end - h_first) * TURNS):
+                listed, place = next_visit
+                block = number_of(listed, plan)
+                next_visit = visit_at((step + 1) // TURNS, h_first, h_end, way, call, plan)
+                flag = flags_ptr + ((head_blocks + block) * TURNS + step % TURNS)
+                rank, last = turn(block, place, key_tile, batch, way, call, plan)
+                slot = t % AHEAD
+                phase = (t // AHEAD) & 1
+                if COMING:
+                    mbarrier.wait(turns.over.index(slot), phase ^ 1)
+                    if rank > 0:
+                        _await_flag(flag, rank)
+                    if plan.posts_places:
+                        number = (rank > 0) + 2 * (rank < last) + 4 * block
+                        post_number(turns.place.index(slot), number)
+                    mbarrier.arrive(turns.come.index(slot), count=1)
+                else:
+                    mbarrier.wait(turns.over.index(slot), phase)
+                    gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
+                    mbarrier.arrive(turns.told.index(slot), count=1)
+                t += 1
+        i += 1
+        ticket = peek(box, i)
+
+
+@gluon.jit
+def _await_flag(flag, rank):
+    """Wait until `rank` key tiles have added to the block of this flag."""
+    # An acquire empties the L1 cache, and with it what registers were spilled: it is not for
+    # polling. An atomic addition of 0 is a load.
+    while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < rank:
+        while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
+            pass
+
+
+@gluon.jit
+def take_turn(turns, t, plan: gl.constexpr):
+    """Wait until all earlier key tiles have added where the t-th turn of this program does."""
+    mbarrier.wait(turns.come.index(t % plan.turns_ahead), (t // plan.turns_ahead) & 1)
+
+
+@gluon.jit
+def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: gl.constexpr):
+    """(row tile of a step of a walk, whether other key tiles add to it before this one, whether
+    others do so after it), once the turn of this program has come, its t-th."""
+    STEPS: gl.constexpr = plan.block // M
+    if plan.posts_places:
+        place = read_number(turns.place.index(t % plan.turns_ahead))
+        if plan.listed:
+            row_tile = place // 4 * STEPS + step % STEPS
+        else:
+            row_tile = row_tile_at(step, first, end, way, call, plan)
+        return row_tile, place % 2 > 0, place % 4 > 1
+    else:
+        row_tile = row_tile_at(step, first, end, way, call, plan)
+        rank, last = turn(row_tile // STEPS, 0, key_tile, batch, way, call, plan)
+        return row_tile, rank > 0, rank < last
+
+
+@gluon.jit
+def end_turn(turns, t, plan: gl.constexpr):
+    """All threads of this group have added in the t-th turn."""
+    slot = t % plan.turns_ahead
+    mbarrier.wait(turns.told.index(slot), ((t // plan.turns_ahead) & 1) ^ 1)
+    thread_barrier()  # one thread arrives for all
+    mbarrier.arrive(turns.over.index(slot), count=1)

@@ -1,0 +1,56 @@
+"""dk and dv of the columns of a block-sparse mask that are cut into pieces: their sums."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+ROWS = gl.constexpr(16)  # keys of a program
+
+
+@gluon.jit
+def attn_bwd_pieces_kernel(
+    pieces_ptr,
+    cuts_ptr,
+    dk_ptr,
+    dv_ptr,
+    dk_batch,
+    dk_token,
+    dk_head,
+    dv_batch,
+    dv_token,
+    dv_head,
+    seq_k,
+    head_dim,
+    n_head,
+    n_heads,
+    plan: gl.constexpr,
+):
+    """Programs (cuts, n_heads, 2, plan.block / ROWS): of dk, then of dv, ROWS keys of a column.
+
+    Pieces are (pieces, n_heads, 2, plan.block, D) fp32, n_heads those of all batches; cuts (n, 3)
+    as in `kernels.mask.lists.MaskLists`. They are added up in the order of their rows.
+    """
+    D: gl.constexpr = plan.block_d
+    PARTS: gl.constexpr = plan.block // ROWS
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
+    part = gl.program_id(0) % PARTS
+    which = gl.program_id(0) // PARTS % 2
+    batch_head = gl.program_id(0) // (2 * PARTS) % n_heads
+    cut = cuts_ptr + gl.program_id(0) // (2 * PARTS * n_heads) * 3
+    row = part * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    d = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, layout)), 0)
+    key = gl.load(cut) * plan.block + row
+    inside = gl.expand_dims(key < seq_k, 1) & (d < head_dim)
+    total = gl.zeros([ROWS, D], gl.float32, layout=layout)
+    for piece in range(gl.load(cut + 1), gl.load(cut + 2)):
+        tile = ((piece * n_heads + batch_head) * 2 + which).to(gl.int64)
+        at = pieces_ptr + tile * (plan.block * D) + gl.expand_dims(row, 1) * D + d
+        total += gl.load(at, mask=inside, other=0.0)
+    batch = (batch_head // n_head).to(gl.int64)
+    head = (batch_head % n_head).to(gl.int64)
+    key = gl.expand_dims(key, 1).to(gl.int64)
+    if which == 0:
+        to = dk_ptr + batch * dk_batch + head * dk_head + key * dk_token + d
+        gl.store(to, total.to(dk_ptr.dtype.element_ty), mask=inside)
+    else:
+        to = dv_ptr + batch * dv_batch + head * dv_head + key * dv_token + d
+        gl.store(to, total.to(dv_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,222 @@
+"""A consumer group of the Hopper forward: four warps, which attend from 64 queries at a time."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ..gluon import announce, exp2, meet, round_to, tma_store
+from ..scheduler import first_tile, receive
+from .softmax import (
+    as_operand,
+    finish_rows,
+    make_rows,
+    masked_scores,
+    probabilities,
+    row_max,
+    times_rows,
+)
+from .tiles import M, first_tile_of, group_tiles, row_of, tile_of
+
+FIRST_TURN = gl.constexpr(8)  # the named barrier at which group 0 waits for its turn; others follow
+
+
+@gluon.jit
+def _scores(shared, q_slot, stage, S: gl.constexpr):
+    """Issue q k^T for one tile: (M, N) in layout S, to be waited for."""
+    D: gl.constexpr = shared.q.shape[4]
+    N: gl.constexpr = shared.k.shape[3]
+    q = shared.q.index(q_slot).reshape([M, D])
+    k = shared.k.index(stage).reshape([N, D]).permute((1, 0))
+    zero = gl.zeros([M, N], gl.float32, layout=S)
+    return warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _add_values(acc, p, shared, stage):
+    """Issue acc + p v for one tile: (M, D), to be waited for."""
+    D: gl.constexpr = shared.v.shape[4]
+    N: gl.constexpr = shared.v.shape[3]
+    return warpgroup_mma(p, shared.v.index(stage).reshape([N, D]), acc, is_async=True)
+
+
+@gluon.jit
+def _take_turn(cid: gl.constexpr, plan: gl.constexpr):
+    """Wait, where groups take turns, until the group before has its scores."""
+    if plan.turns:
+        meet(FIRST_TURN + cid)
+
+
+@gluon.jit
+def _give_turn(cid: gl.constexpr, plan: gl.constexpr):
+    """Let the next group issue its products: behind the values of this one, under its softmax."""
+    if plan.turns:
+        announce(FIRST_TURN + (cid + 1) % plan.groups)
+
+
+@gluon.jit
+def _attend(
+    n, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
+    cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Fold n key tiles before `key_tile` into the running sums, from the last one down.
+
+    acc (M, D) lacks the values that p, the probabilities of the tile before, weighs; m_i is the
+    maximum of the scores in log2, l_i (M, 4) the sums of probabilities by thread; c counts stages.
+    """
+    for _ in range(n):
+        key_tile -= 1
+        start_n, parts = tile_of(key_tile, row, call, plan)
+        stage = c % plan.stages
+        mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
+        _take_turn(cid, plan)
+        s = _scores(shared, q_slot, stage, S)
+        acc = _add_values(acc, p, shared, stage)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        _give_turn(cid, plan)
+        s = masked_scores(s, start_n, parts, rows, call, plan, MASKED)
+        m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
+        # p is a register operand: it must live until its product is done
+        acc, p = warpgroup_mma_wait(0, deps=(acc, p))
+        mbarrier.arrive(shared.empty.index(stage), count=1)
+        p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
+        alpha = exp2(m_i - pivot)
+        l_i = times_rows(l_i, alpha) + l
+        acc = times_rows(acc, alpha)
+        p = as_operand(p, shared.q.dtype, O)
+        m_i = m_new
+        c += 1
+    return acc, p, m_i, l_i, key_tile, c
+
+
+@gluon.jit
+def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr, S: gl.constexpr):
+    """Issue q k^T for the first tile that the group sees of a row tile, if there is more.
+
+    c is the stage of the row tile's first keys, which are there. The group waits for the tiles
+    that it passes over, and holds them until the product is done.
+    """
+    mbarrier.wait(shared.q_full.index(q_slot), q_phase, pred=more)
+    if plan.skips:
+        for _ in range(skipped):
+            c += 1
+            mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1)
+    return _scores(shared, q_slot, c % plan.stages, S)
+
+
+@gluon.jit
+def _release_first(shared, c, skipped, plan: gl.constexpr):
+    """Give back what `_first_scores` held; returns the stage of the next tile."""
+    mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+    c += 1
+    if plan.skips:
+        for _ in range(skipped):
+            mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+            c += 1
+    return c
+
+
+@gluon.jit
+def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.constexpr):
+    """Attend from the queries of a group, by its number in the program, row tile after row tile.
+
+    The first scores of the next row tile are issued behind the last values of this one, so that
+    the tensor cores work while the output is scaled and stored; but for an output that takes the
+    place of the queries, which those scores wait for.
+    """
+    team: gl.constexpr = number // plan.groups
+    cid: gl.constexpr = number % plan.groups
+    shared, box = teams[team]
+    D: gl.constexpr = plan.block_d
+    N: gl.constexpr = plan.block_n
+    STAGES: gl.constexpr = plan.stages
+    DTYPE: gl.constexpr = shared.q.dtype
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
+    total = order.n_tiles * order.n_heads
+    if cid == plan.groups - 1:
+        _give_turn(cid, plan)  # the first group begins
+    i = 0
+    c = 0
+    tile = first_tile(team, plan.teams)
+    start_m, batch_head, row = row_of(tile, order, call, plan)
+    batch = batch_head // call.n_head
+    skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
+    more = tile < total  # a team may find no tile at all
+    if plan.skips:
+        skipped = gl.where(more, skipped, 0)
+    mbarrier.wait(shared.full.index(0), 0)
+    s = _first_scores(shared, cid, 0, c, skipped, more, plan, S)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    c = _release_first(shared, c, skipped, plan)
+    while tile < total:
+        q_slot = (i % plan.q_stages) * plan.groups + cid
+        own_m = start_m + cid * M
+        head = batch_head % call.n_head
+        lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
+        rows = make_rows(own_m, batch, batch_head, row, call, plan, S)
+        key_tile = last
+        start_n, parts = first_tile_of(skipped, last, row, plan)
+        s = masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
+        m_i = row_max(s, plan) * call.scale_log2
+        p, l_i, _ = probabilities(s, m_i, start_n, rows, call, plan, FIRST_MASKED)
+        p = as_operand(p, DTYPE, O)
+        acc = gl.zeros([M, D], gl.float32, layout=O)
+        if plan.cut > 1:
+            acc, p, m_i, l_i, key_tile, c = _attend(
+                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
+                cid, plan, S, O, True,
+            )  # fmt: skip
+        acc, p, m_i, l_i, key_tile, c = _attend(
+            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
+            cid, plan, S, O, False,
+        )  # fmt: skip
+        if plan.low:
+            acc, p, m_i, l_i, key_tile, c = _attend(
+                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
+                cid, plan, S, O, True,
+            )  # fmt: skip
+
+        # The last values of this row tile, and behind it the first scores of the next one
+        slot_left = q_slot
+        if not plan.out_over_q:
+            mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
+        stage = c % STAGES
+        mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
+        acc = _add_values(acc, p, shared, stage)
+        lse, factor = finish_rows(m_i, l_i, head, call, plan)
+        out_at = [batch, head, own_m, 0]
+        tile = receive(box, i)
+        i += 1
+        more = tile < total
+        start_m, batch_head, row = row_of(tile, order, call, plan)
+        batch = gl.where(more, batch_head // call.n_head, 0)
+        skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
+        q_slot = (i % plan.q_stages) * plan.groups + cid
+        q_phase = (i // plan.q_stages) & 1
+        if plan.skips:
+            skipped = gl.where(more, skipped, 0)
+        if not plan.out_over_q:
+            s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
+
+        m = gl.arange(0, M, layout=gl.SliceLayout(1, S))
+        gl.store(lse_tile + m, lse, mask=m < call.seq_q - own_m)
+        acc, p = warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
+        acc = times_rows(acc, factor)
+        tma.store_wait(0)
+        shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
+        fence_async_shared()
+        tma_store(out, out_at, shared.out.index(cid))
+        if plan.out_over_q:
+            tma.store_wait(0)
+            mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
+            s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        c = _release_first(shared, c, skipped, plan)
+    tma.store_wait(0)

@@ -1,0 +1,166 @@
+"""What the Hopper forward kernel is compiled for, measured on an H100: docs/hopper.md."""
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...options import Features
+
+MOST_TEAMS = 3  # of a program
+ROWS = 64  # queries of a consumer group: the rows of one wgmma
+# queries, up to which four small groups are ahead of three large ones
+SHORT_CAUSAL, SHORT_FULL = 4096, 1024
+SECTION_BYTES = 8 * 2**20  # of keys and values that are worked on together: L2 has 50 MB
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tiles, roles and features of the forward kernel: one compilation for each that is used.
+
+    Attributes:
+        block_d: columns of a tile, D rounded up to 64, 128 or 256; block_n: keys of a tile.
+        groups: of consumers in a team, with 64 queries each.
+        stages: of the ring of keys and values; q_stages: row tiles whose queries lie in memory.
+        consumer_registers: of a thread in all consumer groups but the first, which gets what is
+            left of max_registers a thread when the roles have shared them out.
+        teams: of a producer and its groups, each with row tiles of its own, in a program.
+        cut: how many of the key tiles that a group visits first may hide keys that come too late:
+            none, 1, or 2 for more than one.
+        features: what the call asks for.
+    """
+
+    block_d: int
+    block_n: int
+    groups: int
+    stages: int
+    q_stages: int
+    consumer_registers: int
+    max_registers: int
+    producer_registers: int = 24
+    teams: int = 1
+    cut: int = 0
+    features: Features = field(default_factory=Features)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What Triton's compiler is told. Contraction is named because releases differ on it."""
+        return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
+
+    @property
+    def worker_warps(self) -> list[int]:
+        """Of the roles of a program but the first consumer: other consumers, and producers."""
+        return [4] * (self.teams * self.groups - 1) + [1] * MOST_TEAMS
+
+    @property
+    def worker_registers(self) -> list[int]:
+        """Of a thread in these roles."""
+        consumers = self.teams * self.groups - 1
+        return [self.consumer_registers] * consumers + [self.producer_registers] * MOST_TEAMS
+
+    @property
+    def out_over_q(self) -> bool:
+        """Whether the output takes the place of the queries: shared memory cannot hold both."""
+        return self.block_d == 256
+
+    @property
+    def two_chains(self) -> bool:
+        """Whether a thread takes the maximum of a row in two chains.
+
+        That is 1% faster at 64 columns, and at 128 under a causal mask, without which it is 1%
+        slower. At 256 columns the two were not compared.
+        """
+        return self.features.causal or self.block_d == 64
+
+    @property
+    def turns(self) -> bool:
+        """Whether the groups take turns at the tensor cores: three gain 5% where nothing is causal.
+        All of them must visit the same number of tiles."""
+        return self.groups == 3 and not self.features.causal
+
+    @property
+    def low(self) -> bool:
+        """Whether the key tiles that a group visits last may hide keys that come too early."""
+        return self.features.window or self.features.documents
+
+    @property
+    def listed(self) -> bool:
+        """Whether the key tiles of a row tile come from the list of a block-sparse mask."""
+        return self.features.mask_block_size > 0
+
+    @property
+    def skips(self) -> bool:
+        """Whether a group may see none of the key tiles that its row tile visits first."""
+        if self.listed:
+            return self.features.causal and self.features.mask_block_size > self.block_n
+        if self.features.window or self.features.documents:
+            return True
+        return self.features.causal and (self.groups * ROWS > self.block_n or self.cut > 1)
+
+
+TWO_GROUPS = Plan(64, 128, 2, 4, 2, consumer_registers=240, max_registers=168)
+THREE_GROUPS = Plan(64, 128, 3, 4, 2, consumer_registers=160, max_registers=128)
+FOUR_GROUPS = Plan(64, 64, 4, 4, 2, consumer_registers=112, max_registers=96)
+WIDE = Plan(128, 128, 2, 2, 2, consumer_registers=240, max_registers=168)
+WIDEST = Plan(256, 64, 2, 2, 1, consumer_registers=240, max_registers=168)
+
+# By columns and block size, for a block-sparse mask: a row tile is a row of blocks. Rows are short,
+# so that teams run under each other's beginnings and ends. A producer reads ahead in the list, for
+# which 24 registers are too few.
+LISTED = {
+    (64, 64): Plan(64, 64, 1, 3, 2, 152, max_registers=128, producer_registers=40, teams=3),
+    (64, 128): Plan(64, 64, 2, 4, 2, 112, max_registers=96, producer_registers=32, teams=2),
+    (128, 64): Plan(128, 64, 1, 2, 2, 232, max_registers=168, producer_registers=40, teams=2),
+    (128, 128): replace(WIDE, consumer_registers=232, producer_registers=40),
+    (256, 128): replace(WIDEST, consumer_registers=232, producer_registers=40),
+}
+
+
+@functools.cache  # a call would cost the CPU some microseconds
+def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> Plan:
+    """The plan for q (B, T_q, H, D) and k (B, T_k, H_kv, D).
+
+    At 64 columns more groups keep the tensor cores busier: four with small key tiles, which waste
+    little under a causal mask, or on long rows three with larger ones. What masks more than a
+    diagonal or the end of the keys, or caps scores, wants the registers that two groups have.
+    """
+    causal = features.causal
+    if features.mask_block_size > 0:
+        block_d = next(d for d in (64, 128, 256) if head_dim <= d)
+        plan = LISTED[block_d, features.mask_block_size]
+    elif head_dim > 128:
+        plan = WIDEST
+    elif head_dim > 64:
+        plan = WIDE
+    else:
+        short = SHORT_CAUSAL if causal else SHORT_FULL
+        long = seq_q > short and not features.dropout
+        plan = THREE_GROUPS if long else FOUR_GROUPS
+        edges = max(causal, features.lengths)
+        uncommon = features.window or features.documents or features.softcap
+        if uncommon or cut_tiles(seq_q, seq_k, plan.block_n, features) > edges:
+            plan = TWO_GROUPS
+    if features.softcap or (features.dropout and causal):
+        # so much code for a score that the instruction cache holds it for small tiles alone
+        plan = replace(plan, block_n=64, stages=plan.stages * plan.block_n // 64)
+    cut = cut_tiles(seq_q, seq_k, plan.block_n, features)
+    plan = replace(plan, cut=cut, features=features)
+    if plan.low and not plan.listed:
+        # the producer computes where keys begin to be seen, which 24 registers cannot hold
+        plan = replace(plan, consumer_registers=232, producer_registers=40)
+    return plan
+
+
+def cut_tiles(seq_q: int, seq_k: int, block_n: int, features: Features) -> int:
+    """`Plan.cut` of a call: a diagonal on the edge of a tile stays in one tile of each group."""
+    if features.mask_block_size > 0:
+        if not features.masked_loop:
+            return 1 if features.empty_rows else 0
+        limited = features.window or features.documents or features.lengths
+        if features.packed or limited or not features.causal:
+            return 2
+        block_n = features.mask_block_size
+    if features.causal:
+        return 1 if seq_k >= seq_q and (seq_k - seq_q) % block_n == 0 else 2
+    if features.window:
+        return 2
+    return 0 if seq_k % block_n == 0 and not features.lengths else 1

@@ -1,0 +1,151 @@
+"""The producer of the Hopper forward: one warp, which draws row tiles and loads what they need."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ..block_list import last_tile, listed_row, listed_tile, n_places, number_of
+from ..gluon import tma_load
+from ..scheduler import draw, finish, first_tile, locate, post
+from .tiles import M, row_tile_keys
+
+
+@gluon.jit
+def _load_v(v, shared, stage, batch, head, tile, there, N: gl.constexpr):
+    tma_load(v, [batch, head, tile * N, 0], shared.full.index(stage), shared.v.index(stage), there)
+
+
+@gluon.jit
+def _load_q(q, shared, slot, phase, batch, head, start_m):
+    mbarrier.wait(shared.q_empty.index(slot), phase)
+    mbarrier.expect(shared.q_full.index(slot), q.block_type.nbytes)
+    at = [batch, head, start_m, 0]
+    tma_load(q, at, shared.q_full.index(slot), shared.q.index(slot))
+
+
+@gluon.jit
+def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.constexpr):
+    """Draw row tiles, load their queries, and walk over their keys from the last to the first."""
+    if team < plan.teams:
+        shared, box = teams[team]
+        tile = first_tile(team, plan.teams)
+        if plan.listed:
+            _produce_listed(q, k, v, shared, box, tile, counter, order, call, plan)
+        else:
+            _produce(q, k, v, shared, box, tile, counter, order, call, plan)
+        finish(counter, plan.teams)
+
+
+@gluon.jit
+def _load_stage(
+    k, v, shared, c, batch, kv_head, key_tile, v_batch, v_head, v_tile, plan: gl.constexpr
+):
+    """Fill the c-th stage with the keys of a tile, and unless it is the first, with the values of
+    the tile before."""
+    N: gl.constexpr = plan.block_n
+    stage = c % plan.stages
+    mbarrier.wait(shared.empty.index(stage), ((c // plan.stages) & 1) ^ 1)
+    mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
+    mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
+    at = [batch, kv_head, key_tile * N, 0]
+    tma_load(k, at, shared.full.index(stage), shared.k.index(stage))
+    _load_v(v, shared, stage, v_batch, v_head, v_tile, c > 0, N)
+
+
+@gluon.jit
+def _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan: gl.constexpr):
+    stage = c % plan.stages
+    mbarrier.wait(shared.empty.index(stage), ((c // plan.stages) & 1) ^ 1)
+    mbarrier.expect(shared.full.index(stage), k.block_type.nbytes)
+    _load_v(v, shared, stage, v_batch, v_head, v_tile, True, plan.block_n)
+
+
+@gluon.jit
+def _load_queries(
+    q, shared, i, batch, head, start_m, FIRST: gl.constexpr, END: gl.constexpr, plan: gl.constexpr
+):
+    """Load the queries of some groups for the i-th row tile."""
+    slot = i % plan.q_stages * plan.groups
+    phase = ((i // plan.q_stages) & 1) ^ 1
+    for g in gl.static_range(FIRST, END):
+        _load_q(q, shared, slot + g, phase, batch, head, start_m + g * M)
+
+
+@gluon.jit
+def _produce(q, k, v, shared, box, tile, counter, order, call, plan: gl.constexpr):
+    GROUPS: gl.constexpr = plan.groups
+    # Queries come behind the first keys, but for those of the first group, so that it can begin. If
+    # an output takes their place, all of them do: it has to leave, and waits for these values.
+    EARLY: gl.constexpr = 0 if plan.out_over_q else 1
+    i = 0  # row tiles so far
+    c = 0  # stages of the ring so far
+    v_batch = 0  # where the values of the tile before this one are
+    v_head = 0
+    v_tile = 0
+    while tile < order.n_tiles * order.n_heads:
+        row_tile, batch_head = locate(tile, order, plan.features.causal)
+        batch = batch_head // call.n_head
+        head = batch_head % call.n_head
+        kv_head = head // call.group
+        start_m = row_tile * (GROUPS * M)
+        first, end = row_tile_keys(start_m, batch, call, plan)
+        for step in range(end - first):
+            key_tile = end - 1 - step
+            if step == 0:
+                _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
+            _load_stage(k, v, shared, c, batch, kv_head, key_tile, v_batch, v_head, v_tile, plan)
+            if step == 0:
+                _load_queries(q, shared, i, batch, head, start_m, EARLY, GROUPS, plan)
+            v_batch = batch
+            v_head = kv_head
+            v_tile = key_tile
+            c += 1
+        tile = draw(counter, plan.teams)
+        post(box, i, tile)
+        i += 1
+    _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan)
+
+
+@gluon.jit
+def _produce_listed(q, k, v, shared, box, tile, counter, order, call, plan: gl.constexpr):
+    """The same for rows of a block-sparse mask. They are short, so that what the next ones need is
+    read ahead: the number of the row after the next, the entry of the next, the next block."""
+    GROUPS: gl.constexpr = plan.groups
+    EARLY: gl.constexpr = 0 if plan.out_over_q else 1
+    i = 0
+    c = 0
+    v_batch = 0
+    v_head = 0
+    v_tile = 0
+    total = order.n_tiles * order.n_heads
+    row, batch_head = listed_row(tile, order, call, plan)
+    next_tile = draw(counter, plan.teams)
+    while tile < total:
+        post(box, i, next_tile)
+        next_row, next_batch_head = listed_row(next_tile, order, call, plan)
+        later_tile = draw(counter, plan.teams)
+        batch = batch_head // call.n_head
+        head = batch_head % call.n_head
+        kv_head = head // call.group
+        start_m = row.number * (GROUPS * M)
+        n = n_places(row, plan)
+        key_tile = last_tile(row, plan)
+        for step in range(n):
+            ahead = listed_tile(n - 2 - step, row, call, plan)
+            if step == 0:
+                _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
+            number = number_of(key_tile, plan)
+            _load_stage(k, v, shared, c, batch, kv_head, number, v_batch, v_head, v_tile, plan)
+            if step == 0:
+                _load_queries(q, shared, i, batch, head, start_m, EARLY, GROUPS, plan)
+            v_batch = batch
+            v_head = kv_head
+            v_tile = number
+            key_tile = ahead
+            c += 1
+        tile = next_tile
+        row = next_row
+        batch_head = next_batch_head
+        next_tile = later_tile
+        i += 1
+    _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan)

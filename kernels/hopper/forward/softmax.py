@@ -1,0 +1,133 @@
+"""The online softmax of a consumer group: scores in, probabilities and running sums out.
+
+Scores are (M, N) in registers, as wgmma leaves them: two rows a thread, four threads a row.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
+from ..block_list import in_parts
+from ..gluon import exp2, reciprocal, round_to
+from .tiles import M, doc_starts, row_bounds
+
+
+class Rows(NamedTuple):
+    """The queries of a consumer group in one row tile."""
+
+    start_m: gl.tensor  # the first
+    lower: gl.tensor  # (M,) each sees the keys [lower, upper) of the tiles that it visits
+    upper: gl.tensor
+    head_key: gl.tensor  # of dropout
+
+
+@gluon.jit
+def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.constexpr):
+    """`Rows` of the M queries from start_m on; S is the layout of their scores."""
+    query = start_m + gl.arange(0, M, layout=gl.SliceLayout(1, S))
+    lower, upper = row_bounds(query, batch, call, plan)
+    if plan.features.documents:
+        lower = gl.maximum(lower, doc_starts(query, batch, call))
+    if plan.features.empty_rows:
+        upper = gl.where(row.n_full + row.n_partial > 0, upper, 0)
+    head_key = 0
+    if plan.features.dropout:
+        head_key = dropout_head_key(call.seed_ptr, batch_head)
+    return Rows(start_m, lower, upper, head_key)
+
+
+@gluon.jit
+def capped(s, call, plan: gl.constexpr):
+    """tanh of products of q and k with a cap, else these: either times scale_log2 is a score."""
+    if plan.features.softcap:
+        numerator, denominator = tanh_ratio(s * call.softcap_scale)
+        s = numerator * reciprocal(denominator)
+    return s
+
+
+@gluon.jit
+def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
+    """Products of q and k, capped, and those of hidden keys at -inf."""
+    s = capped(s, call, plan)
+    if MASKED:
+        n = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        key = start_n + n
+        seen = gl.expand_dims(key, 0) < gl.expand_dims(rows.upper, 1)
+        if plan.features.packed:
+            m = gl.arange(0, M, layout=gl.SliceLayout(1, s.type.layout))
+            seen = seen & in_parts(parts, gl.expand_dims(m, 1), gl.expand_dims(n, 0))
+        if plan.low:
+            seen = seen & (gl.expand_dims(key, 0) >= gl.expand_dims(rows.lower, 1))
+        s = gl.where(seen, s, -float("inf"))
+    return s
+
+
+@gluon.jit
+def row_max(s, plan: gl.constexpr):
+    """The maximum of each row (M,), taken in one chain of steps or in two that do not wait for
+    each other, of even and of odd columns."""
+    S: gl.constexpr = s.type.layout
+    if plan.two_chains:
+        chains = gl.max(s.reshape([M, s.shape[1] // 8, 4, 2]), 1)
+        m = gl.max(gl.max(chains, 2), 1)
+        return gl.convert_layout(m, gl.SliceLayout(1, S), assert_trivial=True)
+    else:
+        return gl.max(s, 1)
+
+
+@gluon.jit
+def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
+    """Softmax's numerators for row maxima m_i, in log2, a maximum -inf taken for 0.
+
+    Returns:
+        (p (M, N), the operand of the product with the values; l (M, 4), sums of what each thread
+        holds of a row, before dropout; the maxima that were subtracted (M,)).
+    """
+    pivot = m_i
+    if MASKED:
+        pivot = gl.where(m_i == -float("inf"), 0.0, pivot)
+    p = exp2(s * call.scale_log2 - gl.expand_dims(pivot, 1))
+    l = gl.sum(gl.sum(p.reshape([M, p.shape[1] // 8, 4, 2]), 3), 1)
+    if plan.features.dropout:
+        S: gl.constexpr = s.type.layout
+        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(1, S)), 1)
+        n = gl.expand_dims(gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, S)), 0)
+        keep = dropout_keep(rows.head_key, rows.start_m, m, start_n, n, call.threshold)
+        p = gl.where(keep, p, 0.0)
+    return p, l, pivot
+
+
+@gluon.jit
+def as_operand(p, dtype: gl.constexpr, O: gl.constexpr):
+    """p (M, N) rounded to the dtype of the values, in the registers where wgmma reads it."""
+    return gl.convert_layout(round_to(p, dtype), gl.DotOperandLayout(0, O, 2))
+
+
+@gluon.jit
+def times_rows(x, factor):
+    """x with each row times its factor, which lies in the thread that needs it."""
+    rows: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    return x * gl.expand_dims(gl.convert_layout(factor, rows, assert_trivial=True), 1)
+
+
+@gluon.jit
+def finish_rows(m_i, l_i, head, call, plan: gl.constexpr):
+    """(lse, factor on the sum of values) of rows with maxima m_i (M,) and sums l_i (M, 4)."""
+    l = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
+    m = m_i
+    factor = 1.0
+    if plan.features.sinks:
+        # a sink is one more score: it may exceed the others by so much that they vanish
+        sink = gl.load(call.sinks_ptr + head) * LOG2E
+        m_new = gl.maximum(m, sink)
+        pivot = gl.where(m_new == -float("inf"), 0.0, m_new)
+        factor = exp2(m - pivot)
+        l = l * factor + exp2(sink - pivot)
+        m = m_new
+    lse = (m + gl.log2(l)) * LN2
+    if plan.features.dropout:
+        factor = factor * call.keep_scale
+    # a row that sees no key: 0 / 1
+    return lse, factor / gl.where(l == 0.0, 1.0, l)

@@ -1,0 +1,173 @@
+"""Which key tiles the queries of a row tile visit, and which of them a consumer group must mask.
+
+All groups of a program go through the same ring of tiles, from the last key to the first. A group
+passes over the tiles at the top that none of its own queries sees; then it masks some, sees some
+whole, and at the bottom, under a window or packed documents, masks some again.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...triton.block_ranges import visible_keys
+from ..block_list import last_tile, listed_row, listed_tile, n_places, number_of, parts_of
+from ..scheduler import locate
+from .plan import ROWS
+
+M = gl.constexpr(ROWS)  # queries of a consumer group
+
+
+class Call(NamedTuple):
+    """What a call asks for, as `kernels.options.AttentionOptions` has it."""
+
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+    n_head: gl.tensor
+    group: gl.tensor  # query heads of a key-value head
+    window_size: gl.tensor
+    scale_log2: gl.tensor  # turns what is left of a product of q and k into a score in log2
+    softcap_scale: gl.tensor
+    keep_scale: gl.tensor
+    threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
+    seed_ptr: gl.tensor  # and other pointers: None where a feature is off
+    doc_ptr: gl.tensor
+    lengths_ptr: gl.tensor
+    sinks_ptr: gl.tensor
+    rows_ptr: gl.tensor  # of a block-sparse mask, its `MaskLists`
+    row_blocks_ptr: gl.tensor
+    mask_stride: gl.tensor  # from one head to the next in rows, 0 if all share them
+
+
+@gluon.jit
+def row_bounds(query, batch, call, plan: gl.constexpr):
+    """[lower, upper): the keys that `query`, a vector or a number, sees, but for documents."""
+    features: gl.constexpr = plan.features
+    n_keys = call.seq_k
+    if features.lengths:
+        n_keys = gl.minimum(n_keys, gl.load(call.lengths_ptr + batch))
+    diagonal = call.seq_k - call.seq_q
+    return visible_keys(query, n_keys, diagonal, call.window_size, features)
+
+
+@gluon.jit
+def doc_starts(query, batch, call):
+    """Where the documents of these queries begin; past the end, that of the last query."""
+    row = batch.to(gl.int64) * call.seq_q
+    return gl.load(call.doc_ptr + row + gl.minimum(query, call.seq_q - 1))
+
+
+@gluon.jit
+def _doc_range(start_m, batch, call):
+    """The least and the greatest start of the documents of M queries."""
+    # every warp holds all of them, so that none waits for another
+    layout: gl.constexpr = gl.BlockedLayout([M // 32], [32], [gl.num_warps()], [0])
+    starts = doc_starts(start_m + gl.arange(0, M, layout=layout), batch, call)
+    return gl.min(starts, 0), gl.max(starts, 0)
+
+
+@gluon.jit
+def row_tile_keys(start_m, batch, call, plan: gl.constexpr):
+    """[first, end): the key tiles that the queries of the row tile see; at least one."""
+    N: gl.constexpr = plan.block_n
+    GROUPS: gl.constexpr = plan.groups
+    end_m = gl.minimum(start_m + GROUPS * M, call.seq_q)
+    lower, _ = row_bounds(start_m, batch, call, plan)
+    _, upper = row_bounds(end_m - 1, batch, call, plan)
+    end = gl.maximum(gl.cdiv(upper, N), 1)
+    first = 0
+    if plan.low:
+        if plan.features.documents:
+            least, _ = _doc_range(start_m, batch, call)
+            for g in gl.static_range(1, GROUPS):
+                next_least, _ = _doc_range(start_m + g * M, batch, call)
+                least = gl.minimum(least, next_least)
+            lower = gl.maximum(lower, least)
+        first = gl.minimum(gl.maximum(lower, 0) // N, end - 1)
+    return first, end
+
+
+@gluon.jit
+def row_of(tile, order, call, plan: gl.constexpr):
+    """(first query, batch times heads, row of the mask if there is one) of a tile number."""
+    if plan.listed:
+        row, batch_head = listed_row(tile, order, call, plan)
+        return row.number * (plan.groups * M), batch_head, row
+    else:
+        row_tile, batch_head = locate(tile, order, plan.features.causal)
+        return row_tile * (plan.groups * M), batch_head, 0
+
+
+@gluon.jit
+def _listed_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
+    """`group_tiles` under a block-sparse mask, with places in the row of blocks for tiles."""
+    N: gl.constexpr = plan.block_n
+    TILES: gl.constexpr = plan.features.mask_block_size // N
+    end = n_places(row, plan)
+    skipped = 0
+    if plan.skips:
+        _, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
+        unseen = last_tile(row, plan) - gl.maximum(gl.cdiv(upper, N) - 1, 0)
+        skipped = gl.minimum(gl.maximum(unseen, 0), gl.minimum(TILES, end) - 1)
+    last = end - 1 - skipped
+    high = 0
+    if plan.cut > 1:
+        high = gl.maximum(gl.minimum(row.n_partial * TILES - 1 - skipped, last), 0)
+    return skipped, last, high, last - high, 0
+
+
+@gluon.jit
+def first_tile_of(skipped, last, row, plan: gl.constexpr):
+    """`tile_of` the key tile that a group sees first, from what `group_tiles` gave."""
+    tile = last
+    if plan.listed:
+        tile = last_tile(row, plan) - skipped
+    return number_of(tile, plan) * plan.block_n, parts_of(tile, plan)
+
+
+@gluon.jit
+def tile_of(key_tile, row, call, plan: gl.constexpr):
+    """(the first key, which parts are there) of a key tile, or of the one in this place of a row of
+    the mask."""
+    tile = key_tile
+    if plan.listed:
+        tile = listed_tile(key_tile, row, call, plan)
+    return number_of(tile, plan) * plan.block_n, parts_of(tile, plan)
+
+
+@gluon.jit
+def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr):
+    """What group cid does with the key tiles of the row tile at start_m, from the last one down.
+
+    Returns:
+        (skipped, last, high, whole, low): tiles that it does not see at all; the number of its
+        first one; and of those after it, tiles to mask, tiles that it sees whole, tiles to mask.
+    """
+    if plan.listed:
+        return _listed_group_tiles(start_m + cid * M, row, batch, call, plan)
+    else:
+        return _range_group_tiles(start_m, cid, batch, call, plan)
+
+
+@gluon.jit
+def _range_group_tiles(start_m, cid: gl.constexpr, batch, call, plan: gl.constexpr):
+    N: gl.constexpr = plan.block_n
+    first, end = row_tile_keys(start_m, batch, call, plan)
+    own_m = start_m + cid * M
+    lower, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
+    last = end - 1
+    if plan.skips:
+        last = gl.maximum(gl.minimum(gl.cdiv(upper, N), end) - 1, first)
+    rest = last - first
+    high = 0
+    if plan.cut > 1:
+        _, whole_to = row_bounds(own_m, batch, call, plan)
+        high = gl.minimum(gl.maximum(last - gl.maximum(whole_to, 0) // N, 0), rest)
+    low = 0
+    if plan.low:
+        if plan.features.documents:
+            _, greatest = _doc_range(own_m, batch, call)
+            lower = gl.maximum(lower, greatest)
+        whole_from = gl.maximum(gl.cdiv(gl.maximum(lower, 0), N), first)
+        low = gl.minimum(gl.maximum(whole_from - first, 0), rest - high)
+    return end - 1 - last, last, high, rest - high - low, low

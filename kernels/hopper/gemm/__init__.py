@@ -1,0 +1,1 @@
+"""Matrix products on Hopper, with what follows them in the same kernel."""

@@ -1,0 +1,134 @@
+"""What follows a product of `kernels.hopper.gemm.gemm` in its tile: bias, GELU, their gradients.
+
+A tile ends in two halves of columns. What leaves is put into a buffer, of which a group has one for
+each half, and the copy engine takes it from there. A third buffer would spare a wait, but it takes
+the place of a stage of the factors, which costs more (H100).
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from ...fused.triton.gelu import CUBIC, TWICE
+from ...triton.primitives import LOG2E
+from ..gluon import exp2, reciprocal, round_to, tma_load, tma_store
+
+HALVES = gl.constexpr(2)
+
+
+class Ends(NamedTuple):
+    """Where the tiles of a result end: descriptors of (rows, columns), and pointers."""
+
+    h: gl.tensor  # products without the bias: stored, or read where a product is a gradient
+    g: gl.tensor  # the GELU, or None where it is not asked for
+    dh: gl.tensor  # the gradient of h, or None
+    bias_ptr: gl.tensor  # (columns of all tiles,) fp32; or None
+    sums_ptr: gl.tensor  # (tiles down, columns of all tiles) fp32: of dh in a tile; or None
+    n_columns: gl.tensor  # of all tiles
+    buffers: gl.shared_memory_descriptor  # (2 * HALVES, 1, 1, M, half of N)
+    h_full: gl.shared_memory_descriptor  # of each group, a barrier that h is in its buffers
+
+
+@gluon.jit
+def load_h(m, n, ends, group: gl.constexpr):
+    """Fetch h for the tile that begins at row m and column n, when the tile before has left."""
+    HALF: gl.constexpr = ends.h.block_type.shape[3]
+    full = ends.h_full.index(group)
+    tma.store_wait(0)
+    mbarrier.expect(full, HALVES * ends.h.block_type.nbytes)
+    for half in gl.static_range(HALVES):
+        buffer = ends.buffers.index(group * HALVES + half)
+        tma_load(ends.h, [0, 0, m, n + half * HALF], full, buffer)
+
+
+@gluon.jit
+def end_gelu(low, high, m, n, ends, group: gl.constexpr):
+    """Store the products, low and high half, and the GELU of their sum with the bias."""
+    HALF: gl.constexpr = low.shape[1]
+    DTYPE: gl.constexpr = ends.h.dtype
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    # the GELU is that of the rounded product, as the backward pass sees it
+    low = round_to(gl.convert_layout(low, L), DTYPE)
+    high = round_to(gl.convert_layout(high, L), DTYPE)
+    first = ends.buffers.index(group * HALVES)
+    second = ends.buffers.index(group * HALVES + 1)
+    tma.store_wait(0)
+    _put(ends.h, m, n, low, first)
+    _put(ends.h, m, n + HALF, high, second)
+    low = _gelu(low, n, ends, L)
+    tma.store_wait(1)  # of the two, the first has left
+    _put(ends.g, m, n, low, first)
+    high = _gelu(high, n + HALF, ends, L)
+    tma.store_wait(1)
+    _put(ends.g, m, n + HALF, high, second)
+
+
+@gluon.jit
+def end_gelu_gradient(low, high, m, n, ends, j, group: gl.constexpr):
+    """Store the gradient of h from that of the GELU, which is the product; its sums, for the
+    gradient of the bias; and the GELU, where it is asked for. This is the group's j-th tile."""
+    M: gl.constexpr = low.shape[0]
+    HALF: gl.constexpr = low.shape[1]
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    mbarrier.wait(ends.h_full.index(group), j & 1)
+    low_sums = _end_half(low, m, n, ends, ends.buffers.index(group * HALVES), L)
+    high_sums = _end_half(high, m, n + HALF, ends, ends.buffers.index(group * HALVES + 1), L)
+    if ends.sums_ptr is not None:
+        columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
+        sums = ends.sums_ptr + m // M * ends.n_columns + columns
+        gl.store(sums, low_sums)
+        gl.store(sums + HALF, high_sums)
+
+
+@gluon.jit
+def _end_half(dg, m, n, ends, buffer, L: gl.constexpr):
+    """Store from row m and column n on what dg and h, which is in the buffer, give; the sums by
+    columns are returned."""
+    M: gl.constexpr = dg.shape[0]
+    HALF: gl.constexpr = dg.shape[1]
+    x = _with_bias(buffer.reshape([M, HALF]).load(L), n, ends, L)
+    s = _gate(x)
+    g = x * s
+    dx = gl.convert_layout(dg, L) * (s + (g - g * s) * (TWICE + x * x * (3.0 * CUBIC * TWICE)))
+    g = round_to(g, ends.dh.dtype)
+    _put(ends.dh, m, n, round_to(dx, ends.dh.dtype), buffer)
+    sums = gl.sum(dx, 0)
+    if ends.g is not None:
+        tma.store_wait(0)
+        _put(ends.g, m, n, g, buffer)
+    return sums
+
+
+@gluon.jit
+def _gelu(h, n, ends, L: gl.constexpr):
+    """The GELU of h (M, half of N) and the bias, in the dtype of h."""
+    x = _with_bias(h, n, ends, L)
+    return round_to(x * _gate(x), h.dtype)
+
+
+@gluon.jit
+def _with_bias(h, n, ends, L: gl.constexpr):
+    """h (M, half of N) in fp32, and the bias from column n on if there is one."""
+    x = h.to(gl.float32)
+    if ends.bias_ptr is not None:
+        columns = n + gl.arange(0, h.shape[1], layout=gl.SliceLayout(0, L))
+        x += gl.expand_dims(gl.load(ends.bias_ptr + columns), 0)
+    return x
+
+
+@gluon.jit
+def _gate(x):
+    """What the GELU multiplies x with: `kernels.fused.triton.gelu.gate` in fewer instructions."""
+    return reciprocal(1.0 + exp2(x * (-TWICE * LOG2E + x * x * (-TWICE * LOG2E * CUBIC))))
+
+
+@gluon.jit
+def _put(out, m, n, x, buffer):
+    """Store x from row m and column n on, through a buffer that is free."""
+    M: gl.constexpr = x.shape[0]
+    HALF: gl.constexpr = x.shape[1]
+    buffer.reshape([M, HALF]).store(x)
+    fence_async_shared()
+    tma_store(out, [0, 0, m, n], buffer)

@@ -1,0 +1,285 @@
+"""Matrix products for Hopper (H100, H200), in Gluon, with what follows them in the same pass.
+
+One program runs on each multiprocessor and works on every so-many-th tile of the result. Its
+producer warp loads the factors with the copy engine, into a ring of stages in shared memory. Two
+groups of four warps take tiles in turns: while one multiplies, the other ends its tile, which is to
+add a bias, to apply a GELU, to store. So the tensor cores need not wait for the end of a tile, and
+what follows a product takes no pass over memory of its own. (CUTLASS calls this ping-pong.)
+
+Letters: M rows and N columns of a tile of the result, K what a stage adds up.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from triton import runtime
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ..gluon import tma_load
+from ..launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
+from .epilogue import (
+    HALVES,
+    Ends,
+    end_gelu,
+    end_gelu_gradient,
+    load_h,
+)
+
+ROWS, COLUMNS, DEPTH = 128, 128, 64  # of a tile, and of a stage
+M, N, K = gl.constexpr(ROWS), gl.constexpr(COLUMNS), gl.constexpr(DEPTH)
+HALF = gl.constexpr(COLUMNS // 2)
+STAGES = gl.constexpr(5)
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """A compilation of the kernel.
+
+    Attributes:
+        transposed: whether b is (columns of the result, depth), not (depth, columns).
+        gradient: whether the product is the gradient of a GELU, not what one is applied to.
+        gelu: whether the GELU is stored: always, unless gradient.
+        bias: whether one is added before the GELU, and has a gradient: always, unless gradient.
+    """
+
+    transposed: bool
+    gradient: bool
+    gelu: bool = True
+    bias: bool = True
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What Triton's compiler is told."""
+        return {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
+
+
+class Ring(NamedTuple):
+    """Stages of the factors, and for each a barrier that it is full and one that it is empty."""
+
+    a: gl.shared_memory_descriptor  # (STAGES, 1, 1, M, K)
+    b: gl.shared_memory_descriptor  # (STAGES, 1, 1, N, K) or (STAGES, 1, 1, K, N)
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+
+class Tiles(NamedTuple):
+    """How the result is cut."""
+
+    down: gl.tensor
+    across: gl.tensor
+    steps: gl.tensor  # stages of a tile
+
+
+@gluon.jit
+def _n_tiles(tiles):
+    """How many tiles are this program's."""
+    return gl.cdiv(tiles.down * tiles.across - gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def _place(i, tiles):
+    """The first row and column of its i-th tile: neighbours at work share rows."""
+    tile = gl.program_id(0) + i * gl.num_programs(0)
+    return tile // tiles.across * M, tile % tiles.across * N
+
+
+@gluon.jit
+def _produce(a, b, ring, tiles, plan: gl.constexpr):
+    """Load the factors of tile after tile."""
+    c = 0
+    for i in range(_n_tiles(tiles)):
+        m, n = _place(i, tiles)
+        for step in range(tiles.steps):
+            stage = c % STAGES
+            full = ring.full.index(stage)
+            mbarrier.wait(ring.empty.index(stage), ((c // STAGES) & 1) ^ 1)
+            mbarrier.expect(full, a.block_type.nbytes + b.block_type.nbytes)
+            tma_load(a, [0, 0, m, step * K], full, ring.a.index(stage))
+            if plan.transposed:
+                tma_load(b, [0, 0, n, step * K], full, ring.b.index(stage))
+            else:
+                tma_load(b, [0, 0, step * K, n], full, ring.b.index(stage))
+            c += 1
+
+
+@gluon.jit
+def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
+    """The product of a tile, (M, N) fp32 in layout L, to be waited for; its stages begin at c."""
+    acc = gl.zeros([M, N], gl.float32, layout=L)
+    for step in range(tiles.steps):
+        stage = c % STAGES
+        mbarrier.wait(ring.full.index(stage), (c // STAGES) & 1)
+        a = ring.a.index(stage).reshape([M, K])
+        if plan.transposed:
+            b = ring.b.index(stage).reshape([N, K]).permute((1, 0))
+        else:
+            b = ring.b.index(stage).reshape([K, N])
+        acc = warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        before = (c + STAGES - 1) % STAGES
+        mbarrier.arrive(ring.empty.index(before), count=1, pred=step > 0)
+        c += 1
+    return acc
+
+
+@gluon.jit
+def _consume(ring, turns, ends, tiles, group: gl.constexpr, plan: gl.constexpr):
+    """Every second tile of the program.
+
+    A group multiplies when the other has issued its last product: the barriers of stages alone
+    would not do, for they cannot tell this filling of a stage from that two rounds before.
+    """
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    for i in range(group, _n_tiles(tiles), 2):
+        j = i // 2
+        m, n = _place(i, tiles)
+        if plan.gradient:
+            load_h(m, n, ends, group)
+        mbarrier.wait(turns.index(group), (j & 1) ^ (1 - group))
+        acc = _multiply(i * tiles.steps, ring, tiles, plan, L)
+        mbarrier.arrive(turns.index(1 - group), count=1)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        last = (i * tiles.steps + tiles.steps - 1) % STAGES
+        mbarrier.arrive(ring.empty.index(last), count=1)
+        low, high = gl.split(acc.reshape([M, 2, HALF]).permute((0, 2, 1)))
+        if plan.gradient:
+            end_gelu_gradient(low, high, m, n, ends, j, group)
+        else:
+            end_gelu(low, high, m, n, ends, group)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def product_kernel(
+    a,
+    b,
+    h,
+    g,
+    dh,
+    bias_ptr,
+    sums_ptr,
+    n_columns,
+    down,
+    across,
+    steps,
+    plan: gl.constexpr,
+):
+    B_ROWS: gl.constexpr = b.block_type.shape[2]
+    B_COLUMNS: gl.constexpr = b.block_type.shape[3]
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    ring = Ring(
+        gl.allocate_shared_memory(a.dtype, [STAGES, 1, 1, M, K], a.layout),
+        gl.allocate_shared_memory(b.dtype, [STAGES, 1, 1, B_ROWS, B_COLUMNS], b.layout),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+    )
+    buffers = gl.allocate_shared_memory(h.dtype, [2 * HALVES, 1, 1, M, HALF], h.layout)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    # where nothing is read at the end, nobody looks at these barriers
+    h_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier) if plan.gradient else turns
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ring.full.index(stage), count=1)
+        mbarrier.init(ring.empty.index(stage), count=1)
+    for group in gl.static_range(2):
+        mbarrier.init(turns.index(group), count=1)
+        if plan.gradient:
+            mbarrier.init(h_full.index(group), count=1)
+    fence_async_shared()
+    ends = Ends(h, g, dh, bias_ptr, sums_ptr, n_columns, buffers, h_full)
+    tiles = Tiles(down, across, steps)
+    gl.warp_specialize(
+        [
+            (_consume, (ring, turns, ends, tiles, 0, plan)),
+            (_consume, (ring, turns, ends, tiles, 1, plan)),
+            (_produce, (a, b, ring, tiles, plan)),
+        ],
+        [4, 1],
+        [232, 40],
+    )
+
+
+# ---- the launch
+
+
+def compile_product(plan: ProductPlan, dtype: torch.dtype) -> Any:
+    """The kernel for this plan and for factors of this dtype: this needs no GPU."""
+    half = tile_type(ROWS, COLUMNS // 2, dtype)
+    types = [
+        tile_type(ROWS, DEPTH, dtype),
+        tile_type(COLUMNS, DEPTH, dtype) if plan.transposed else tile_type(DEPTH, COLUMNS, dtype),
+        half,
+        half if plan.gelu else None,
+        half if plan.gradient else None,
+        "*fp32" if plan.bias else None,
+        "*fp32" if plan.bias and plan.gradient else None,
+        *["i32"] * 4,
+    ]
+    return compile_kernel(product_kernel, types, plan)
+
+
+@functools.cache
+def _kernel(device: int, dtype: torch.dtype, plan: ProductPlan) -> Kernel:
+    return Kernel(compile_product(plan, dtype))
+
+
+def launch_product(
+    a: Tensor,
+    b: Tensor,
+    h: Tensor,
+    g: Tensor | None,
+    dh: Tensor | None,
+    bias: Tensor | None,
+    plan: ProductPlan,
+) -> Tensor | None:
+    """Multiply a and b, and do what the plan says.
+
+    Args:
+        a: (rows, depth), b as the plan says: bf16 or fp16, depth and columns multiples of 8. A copy
+            is made of what the copy engine cannot stride through.
+        h, g, dh: (rows, columns) of the same dtype, as in `Ends`; what is stored is contiguous and
+            begins at a multiple of 16 bytes.
+        bias: (columns,), floating; None where the plan has none.
+
+    Returns:
+        The sums of dh by columns, in parts: (parts, columns) fp32; None unless the plan
+        has a gradient and a bias.
+    """
+    (rows, depth), columns = a.shape, h.shape[1]
+    down, across = -(-rows // ROWS), -(-columns // COLUMNS)
+    # whole tiles of it, so that the kernel asks nowhere whether a column is there
+    width = across * COLUMNS
+    sums = None
+    if bias is not None:
+        bias = bias.float() if width == columns else F.pad(bias.float(), (0, width - columns))
+        if plan.gradient:
+            sums = h.new_empty(down, width, dtype=torch.float32)
+    a_map, a = _described(a, ROWS)
+    b_map, b = _described(b, COLUMNS if plan.transposed else DEPTH)
+    h_map, h = _described(h, ROWS)
+    stored = [_described(x, ROWS)[0] for x in (g, dh) if x is not None]
+    _kernel(h.device.index, h.dtype, plan).launch(
+        min(n_multiprocessors(h.device), down * across),
+        runtime.driver.active.get_current_stream(h.device.index),
+        a_map, b_map, h_map, *stored,
+        *[x.data_ptr() for x in (bias, sums) if x is not None],
+        width, down, across, -(-depth // DEPTH),
+    )  # fmt: skip
+    return None if sums is None else sums[:, :columns]
+
+
+def _described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
+    """The tensor map of a matrix, and what it describes: x, or a copy, to be kept."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    return described(x[None, :, None], rows)

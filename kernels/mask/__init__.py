@@ -1,0 +1,1 @@
+"""Block-sparse masks: layouts, and the lists of blocks that the kernels read."""

@@ -1,0 +1,144 @@
+"""Block layouts for `BlockSparseMask`: which blocks of keys each block of queries sees.
+
+A layout is a bool tensor (n_q_blocks, n_k_blocks), True where queries of block i see keys of
+block j. Everything here counts in blocks, knows nothing of their size, and is square. Layouts are
+combined by OR, and those of different heads by stacking:
+
+    butterfly(64, global_blocks=1) | sliding_window(64, 3)
+    torch.stack([random(64, 8, seed=head) for head in range(n_head)])
+
+A causal mask is not a layout: it cuts through blocks, and whoever reads the layout applies it.
+"""
+
+import torch
+from torch import Tensor
+
+from ..argument_types import check_whole_number
+
+
+def butterfly(
+    n_blocks: int,
+    *,
+    n_factors: int | None = None,
+    global_blocks: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Flat block butterfly: block i sees block j iff i == j or i XOR j is a power of two.
+
+    The sum of the factors of a butterfly matrix: 1 + n_factors blocks a row, and paths of at most
+    n_factors layers from each block to every other. With 8 blocks and all 3 factors:
+
+        1 1 1 . 1 . . .
+        1 1 . 1 . 1 . .
+        1 . 1 1 . . 1 .
+        . 1 1 1 . . . 1
+        1 . . . 1 1 1 .
+        . 1 . . 1 1 . 1
+        . . 1 . 1 . 1 1
+        . . . 1 . 1 1 1
+
+    Args:
+        n_blocks: any positive number. Partners from n_blocks on do not exist, so that rows of a
+            number that is no power of two may have fewer blocks.
+        n_factors: i XOR j is at most 2^(n_factors - 1). Default and maximum: ceil(log2(n_blocks)),
+            which connects all blocks.
+        global_blocks: so many first rows and columns are all True.
+
+    Returns:
+        (n_blocks, n_blocks) bool, on `device`.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Source: Pixelated Butterfly (arXiv 2112.00029), and FlatBlockButterflySparsityConfig in
+    src/models/layers/blocksparse_linear.py of HazyResearch/fly, which takes powers of two only.
+    """
+    i, j = _rows_and_columns(n_blocks, device)
+    most_factors = (n_blocks - 1).bit_length()
+    if n_factors is None:
+        n_factors = most_factors
+    _check_range("n_factors", n_factors, 0, most_factors, n_blocks)
+    _check_range("global_blocks", global_blocks, 0, n_blocks, n_blocks)
+    difference = i ^ j
+    at_most_one_bit = (difference & (difference - 1)) == 0
+    return (at_most_one_bit & (difference < 2**n_factors)) | (torch.minimum(i, j) < global_blocks)
+
+
+def sliding_window(
+    n_blocks: int, window_blocks: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Block i sees block j iff |i - j| < window_blocks: a band of 2 window_blocks - 1 blocks.
+
+    The sliding window of Longformer (arXiv 2004.05150), as a layout (n_blocks, n_blocks), bool.
+
+    Raises:
+        ValueError: n_blocks or window_blocks is below 1.
+    """
+    i, j = _rows_and_columns(n_blocks, device)
+    _check_range("window_blocks", window_blocks, 1, None, n_blocks)
+    return (i - j).abs() < window_blocks
+
+
+def global_blocks(n_blocks: int, count: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """The first `count` blocks see every block, and every block sees them.
+
+    The global tokens of Longformer (arXiv 2004.05150) and BigBird (arXiv 2007.14062), as a layout
+    (n_blocks, n_blocks), bool.
+
+    Raises:
+        ValueError: n_blocks is below 1, or count outside of [0, n_blocks].
+    """
+    i, j = _rows_and_columns(n_blocks, device)
+    _check_range("count", count, 0, n_blocks, n_blocks)
+    return torch.minimum(i, j) < count
+
+
+def strided(n_blocks: int, stride: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Block i sees block j iff (i - j) is a multiple of `stride`, as it is on the diagonal.
+
+    A layout (n_blocks, n_blocks), bool. Together with `sliding_window(n_blocks, stride)` it is the
+    strided attention of the Sparse Transformer (arXiv 1904.10509, section 4.3), in blocks.
+
+    Raises:
+        ValueError: n_blocks or stride is below 1.
+    """
+    i, j = _rows_and_columns(n_blocks, device)
+    _check_range("stride", stride, 1, None, n_blocks)
+    return (i - j) % stride == 0
+
+
+def random(
+    n_blocks: int, n_per_row: int, *, seed: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Each block sees itself and n_per_row - 1 other blocks, drawn without replacement.
+
+    The random attention of BigBird (arXiv 2007.14062), as a layout (n_blocks, n_blocks), bool. It
+    is a pure function of the arguments: PyTorch's generators are neither read nor changed.
+
+    Raises:
+        ValueError: n_per_row is not in [1, n_blocks], or seed not in [0, 2^63).
+    """
+    _check_range("n_blocks", n_blocks, 1, None, n_blocks)
+    _check_range("n_per_row", n_per_row, 1, n_blocks, n_blocks)
+    check_whole_number("seed", seed)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
+    # drawn on the CPU, whose numbers are the same on every machine
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(n_blocks, n_blocks, generator=generator, dtype=torch.float64, device="cpu")
+    chosen = scores.fill_diagonal_(1.0).topk(n_per_row).indices  # all others are below 1
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True).to(device)
+
+
+def _rows_and_columns(n_blocks: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """i (n_blocks, 1) and j (1, n_blocks), the numbers of the rows and columns."""
+    _check_range("n_blocks", n_blocks, 1, None, n_blocks)
+    numbers = torch.arange(n_blocks, device=device)
+    return numbers.unsqueeze(1), numbers.unsqueeze(0)
+
+
+def _check_range(name: str, value: int, least: int, most: int | None, n_blocks: int) -> None:
+    check_whole_number(name, value)
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
+        raise ValueError(f"{name} must be {bounds} for n_blocks={n_blocks}, got {value}")

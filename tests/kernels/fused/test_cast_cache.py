@@ -1,0 +1,117 @@
+"""Casts of weights: how often they are made, and that they are never of an older weight."""
+
+import pytest
+import torch
+from torch import nn
+
+from kernels.fused import cast_cache
+from kernels.fused.cast_cache import KeptCasts, cast_weight
+from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
+
+HALF = torch.float16
+
+
+@pytest.fixture
+def weight():
+    return nn.Parameter(torch.randn(5, 3))
+
+
+@pytest.fixture
+def n_made(monkeypatch):
+    """How many casts have been made or renewed so far."""
+    made = []
+    cast, renew = cast_cache._cast, cast_cache._Kept.renew
+    monkeypatch.setattr(cast_cache, "_cast", lambda *args: made.append(1) or cast(*args))
+    monkeypatch.setattr(cast_cache._Kept, "renew", lambda kept: made.append(1) or renew(kept))
+    return lambda: len(made)
+
+
+def test_without_keeping_each_use_has_its_own(weight):
+    first, second = cast_weight(weight, HALF), cast_weight(weight, HALF)
+    assert first is not second and torch.equal(first, weight.half())
+    assert cast_weight(weight, torch.float32).data_ptr() == weight.data_ptr()
+    assert cast_weight(weight.T, HALF).is_contiguous()
+
+
+def test_a_step_has_one_cast_and_the_next_step_another_in_its_place(weight, n_made):
+    kept = KeptCasts()
+    places = set()
+    for step in (1, 2):
+        with kept.on():
+            for _ in range(3):
+                cast = cast_weight(weight, HALF)
+                assert torch.equal(cast, weight.half())
+                places.add(cast.data_ptr())
+        assert n_made() == step
+        weight.data.mul_(2.0)
+    assert len(places) == 1
+
+
+def test_within_a_step_a_changed_weight_is_cast_again(weight):
+    with KeptCasts().on():
+        cast_weight(weight, HALF)
+        with torch.no_grad():
+            weight.add_(1.0)
+        assert torch.equal(cast_weight(weight, HALF), weight.half())
+        assert cast_weight(weight, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_what_an_optimizer_follows_is_not_cast_again(weight, n_made):
+    kept = KeptCasts()
+    for _ in range(3):
+        with kept.on():
+            assert torch.equal(cast_weight(weight, HALF), weight.half())
+            with torch.no_grad():
+                weight.add_(1.0)
+                kept.find(weight).add_(1.0)
+                kept.find(weight).copy_(weight)
+            kept.follow([weight])
+    assert n_made() == 1
+
+
+def test_what_others_change_is_renewed_before_a_step(weight):
+    kept = KeptCasts()
+    with kept.on():
+        cast = cast_weight(weight, HALF)
+        kept.follow([weight])
+    with torch.no_grad():
+        weight.copy_(torch.randn(5, 3))
+    assert not torch.equal(cast, weight.half())
+    with kept.on():  # a captured step reads it without asking
+        assert torch.equal(cast, weight.half())
+
+
+def test_only_parameters_are_kept(weight):
+    kept = KeptCasts()
+    with kept.on():
+        cast_weight(weight * 2.0, HALF)
+        cast_weight(weight.detach(), HALF)
+        assert not kept._kept
+        cast_weight(weight, HALF)
+        assert kept.find(weight) is cast_weight(weight.detach(), HALF)
+    assert cast_cache.kept_casts() is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_both_passes_of_all_micro_batches_share_casts(compiled, n_made):
+    torch.compiler.reset()
+    mlp = [nn.Parameter(torch.randn(shape)) for shape in ((16, 8), (16,), (8, 16))]
+    head = nn.Parameter(torch.randn(11, 8))
+    targets = torch.arange(6)
+
+    def loss_of(x):
+        return linear_cross_entropy(gelu_mlp(x, *mlp), head, targets)
+
+    run = torch.compile(loss_of, backend="aot_eager", fullgraph=True) if compiled else loss_of
+    batches = torch.randn(3, 6, 8).half()
+    expected = []
+    for batch in batches:
+        expected += torch.autograd.grad(run(batch), [*mlp, head])
+    before = n_made()
+    actual = []
+    with KeptCasts().on():
+        for batch in batches:
+            actual += torch.autograd.grad(run(batch), [*mlp, head])
+    assert n_made() - before == 3 < before
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

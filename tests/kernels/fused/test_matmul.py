@@ -1,0 +1,37 @@
+"""Products whose result is of higher precision than their factors."""
+
+import pytest
+import torch
+
+from kernels.fused.matmul import add_product, product
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def factors(dtype, device):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator) for shape in ((24, 40), (40, 16)))
+    return a.to(device, dtype), b.to(device, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32,) * 2],
+)
+def test_a_product_is_not_rounded_to_the_dtype_of_its_factors(dtype, wide, device):
+    a, b = factors(dtype, device)
+    exact = a.double() @ b.double()
+    torch.testing.assert_close(product(a, b, wide).double(), exact, atol=1e-4, rtol=1e-5)
+    total = torch.ones_like(exact, dtype=wide)
+    add_product(total, a, b)
+    torch.testing.assert_close(total.double(), exact + 1, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_total_that_is_not_kept_may_hold_anything(dtype, device):
+    a, b = factors(dtype, device)
+    total = torch.full((24, 16), torch.nan, device=device)
+    add_product(total, a, b, keep=False)
+    assert torch.equal(total, product(a, b, torch.float32))

@@ -1,0 +1,120 @@
+"""Compile the kernels of a training step beside those of attention; print what each needs, as JSON.
+
+For sm_80, sm_90 and sm_100. A program of its own, as compile_kernels.py is one.
+"""
+
+import json
+import sys
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.fused.triton import adamw, cross_entropy, gelu, layer_norm, sums
+from kernels.triton import merge
+from tests.kernels.triton.compile_kernels import registers_and_stack
+
+TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
+LOSS = {"BLOCK_V": cross_entropy.BLOCK_V, "weights_ptr": None}
+# name -> kernel, its constants, and what it is launched with
+KERNELS = {
+    "adamw": (
+        adamw.adamw_kernel,
+        {"BETA1": 0.9, "BETA2": 0.95, "LOG2_BETA1": -0.152, "LOG2_BETA2": -0.074}
+        | {"CAST": tl.bfloat16, "ALIGNED": True, "BLOCK": adamw.BLOCK},
+        {"num_warps": adamw.NUM_WARPS},
+    ),
+    "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
+    "bias_gelu": (gelu.bias_gelu_kernel, TILES, {"num_warps": gelu.NUM_WARPS}),
+    "bias_gelu_bwd": (
+        gelu.bias_gelu_bwd_kernel,
+        TILES | {"STEPS": gelu.STEPS, "NUM_STAGES": gelu.NUM_STAGES},
+        {"num_warps": gelu.NUM_WARPS},
+    ),
+    "cross_entropy": (
+        cross_entropy.cross_entropy_kernel,
+        LOSS | {"HAS_SOFTCAP": False, "WITH_GRADIENTS": True},
+        {"num_warps": cross_entropy.NUM_WARPS, "maxnreg": cross_entropy.MAX_REGISTERS},
+    ),
+    "cross_entropy, softcap": (
+        cross_entropy.cross_entropy_kernel,
+        LOSS | {"HAS_SOFTCAP": True, "WITH_GRADIENTS": True},
+        {"num_warps": cross_entropy.NUM_WARPS},
+    ),
+    **{
+        f"merge, {head_dim}": (
+            merge.merge_kernel,
+            {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "ROWS": merge.ROWS},
+            {},
+        )
+        for head_dim, block_d in ((64, 64), (96, 128), (256, 256))
+    },
+    **{
+        f"layer_norm_bwd, {width}": (
+            layer_norm.layer_norm_bwd_kernel,
+            {"BLOCK_C": width, "NUM_STAGES": layer_norm.NUM_STAGES},
+            {"num_warps": width // layer_norm.COLUMNS_PER_WARP},
+        )
+        for width in (1024, 2048)
+    },
+}
+FP32 = (
+    *("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss"),
+    *("mean_ptr", "rstd_ptr", "weight_ptr", "parts_ptr"),
+    *("lse_ptr", "part_lse_ptr"),
+    *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay"),
+)
+
+
+def type_of(name: str, dtype: str) -> str:
+    """Of a parameter that is no constant."""
+    if name in ("targets_ptr", "addresses_ptr", "sizes_ptr"):
+        return "*i64"
+    if name == "blocks_ptr":
+        return "*i32"
+    if name.endswith("_ptr"):
+        return f"*{'fp32' if name in FP32 else dtype}"
+    return "fp32" if name in FP32 else "i32"
+
+
+def measure(name: str, capability: int, dtype: str) -> dict[str, object]:
+    kernel, constants, options = KERNELS[name]
+    names = kernel.arg_names
+    signature = {arg: "constexpr" if arg in constants else type_of(arg, dtype) for arg in names}
+    places = {(names.index(arg),): value for arg, value in constants.items()}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, arg in enumerate(names)
+        if arg not in constants
+        and (arg.endswith("_ptr") or arg in ("width", "logits_stride", "n_columns", "parts_stride"))
+    }
+    compiled = triton.compile(
+        ASTSource(kernel, signature, places, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
+    registers, stack = registers_and_stack(compiled.asm["cubin"])
+    shared = compiled.metadata.shared
+    return {
+        "kernel": name,
+        "capability": capability,
+        "dtype": dtype,
+        "registers": registers,
+        "stack": stack,
+        "shared": shared,
+    }
+
+
+def main() -> None:
+    found = [
+        measure(name, capability, dtype)
+        for name in KERNELS
+        for capability in (80, 90, 100)
+        for dtype in ("bf16", "fp32")
+    ]
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

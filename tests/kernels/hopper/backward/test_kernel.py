@@ -1,0 +1,228 @@
+"""The backward pass for Hopper on its own GPU, against standard attention.
+
+What its tiles, its turns and its schedule may get wrong; what all kernels promise is in the folder
+above, and test_fwd.py compares the gradients of many lengths.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from kernels import flash_attention
+from kernels.options import AttentionOptions
+from kernels.testing import check_attention, make_qkv, poison_empty, relative_error
+
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
+from kernels.hopper.backward.kernel import attn_bwd
+
+hopper_attention = partial(flash_attention, impl="hopper", return_lse=True)
+BF16, FP16 = torch.bfloat16, torch.float16
+
+pytestmark = pytest.mark.gpu
+causal_or_full = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 128])
+
+
+@pytest.fixture(autouse=True)
+def on_hopper():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("these kernels are for H100 and H200")
+
+
+def a_backward_pass(batch, seq, n_head, n_kv_head, head_dim, causal, dtype=BF16):
+    """What runs one, with dq, dk and dv as its result; and its q, k, v and dout."""
+    q, k, v = (
+        x.detach() for x in make_qkv(
+            batch, seq, seq, n_head, n_kv_head, head_dim, dtype=dtype, device="cuda"
+        )
+    )  # fmt: skip
+    out, lse = hopper_attention(q, k, v, causal=causal)
+    dout = torch.randn_like(out)
+    options = AttentionOptions(causal=causal, softmax_scale=head_dim**-0.5)
+
+    def run():
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        attn_bwd(dout, None, q, k, v, out, lse, options, grads)
+        return grads
+
+    return run, (q, k, v, dout)
+
+
+# on both sides of the 64 keys of a group and the 128 of a program
+@causal_or_full
+@each_head_dim
+@pytest.mark.parametrize("seq_k", [1, 63, 64, 65, 127, 128, 129, 192, 320])
+@pytest.mark.parametrize("seq_q", [1, 64, 65, 129, 200])
+def test_any_two_lengths(seq_q, seq_k, head_dim, causal):
+    qkv = make_qkv(2, seq_q, seq_k, 4, 2, head_dim, dtype=BF16, device="cuda")
+    with poison_empty():
+        check_attention(hopper_attention, *qkv, with_dlse=True, causal=causal)
+
+
+@causal_or_full
+@each_head_dim
+@pytest.mark.parametrize("seq", [8192, 16_384])
+def test_long_rows(seq, head_dim, causal):
+    # of one head, in fp32: all of it
+    run, (q, k, v, dout) = a_backward_pass(1, seq, 2, 1, head_dim, causal)
+    with poison_empty():
+        grads = run()
+    q, k, v = (x.float().requires_grad_() for x in (q, k, v))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            *(x.expand(-1, -1, 2, -1).transpose(1, 2) for x in (k, v)),
+            is_causal=causal,
+        )
+    expected = torch.autograd.grad(out, (q, k, v), dout.float().transpose(1, 2))
+    for got, want in zip(grads, expected, strict=True):
+        assert relative_error(got, want) < 4e-3
+
+
+@causal_or_full
+@each_head_dim
+@pytest.mark.parametrize(
+    ("batch", "seq", "n_kv_head"), [(4, 512, 4), (4, 4096, 1), (1, 16_384, 4), (1, 16_384, 2)]
+)
+def test_repeats_bit_for_bit(batch, seq, n_kv_head, head_dim, causal):
+    run, _ = a_backward_pass(batch, seq, 8, n_kv_head, head_dim, causal)
+    first = run()
+    for repeat in range(250):
+        for name, a, b in zip(("dq", "dk", "dv"), first, run(), strict=True):
+            assert torch.equal(a, b), (name, repeat)
+
+
+@causal_or_full
+@each_head_dim
+@pytest.mark.parametrize("seq", [32_768, 65_536, 131_072])
+def test_more_key_tiles_than_programs(seq, head_dim, causal):
+    # 256 to 1,024 of a head, which wait for each other's turns
+    run, _ = a_backward_pass(1, seq, 2, 1, head_dim, causal)
+    with poison_empty():
+        first = run()
+    assert all(grad.isfinite().all() for grad in first)
+    for a, b in zip(first, run(), strict=True):
+        assert torch.equal(a, b)
+
+
+@triton.jit
+def _spin_kernel(stop_ptr):
+    while tl.atomic_add(stop_ptr, 0) == 0:
+        pass
+
+
+# a program goes from key tiles that queries see to those that none sees, and back
+@causal_or_full
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("what", ["padding", "documents", "window", "a window before all keys"])
+def test_programs_draw_key_tiles_that_nobody_sees(what, head_dim, causal):
+    batch, seq_q, seq_k = 48, 1024, 2048
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = make_qkv(batch, seq_q, seq_k, 2, 2, head_dim, dtype=BF16, device="cuda")
+    options = {}
+    if what == "padding":
+        lengths = torch.randint(0, seq_k + 1, (batch,), device="cuda", generator=generator)
+        options = {"kv_lengths": lengths}
+    elif what == "documents":
+        starts = torch.randint(0, seq_k, (batch, 1), device="cuda", generator=generator)
+        options = {"doc_start": starts.expand(batch, seq_q).sort().values}
+    elif what == "window":
+        options = {"window_size": 100}
+    else:
+        options = {"window_size": 100, "kv_lengths": torch.full((batch,), 300, device="cuda")}
+    grads = []
+    for impl in ("hopper", "triton"):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = flash_attention(*leaves, causal=causal, impl=impl, **options)
+        grads.append(torch.autograd.grad(out, leaves, torch.ones_like(out) + out.detach()))
+    for ours, portable in zip(*grads, strict=True):
+        assert relative_error(ours, portable) < 1e-2
+
+
+@causal_or_full
+@each_head_dim
+@pytest.mark.parametrize("seq", [512, 16_384])
+def test_others_may_hold_most_of_the_gpu(seq, head_dim, causal):
+    """Nobody waits for a program that has not started: a few multiprocessors are enough."""
+    run, _ = a_backward_pass(1, seq, 4, 4, head_dim, causal)
+    expected = run()
+    stop = torch.zeros(1, dtype=torch.int32, device="cuda")
+    warm_up = torch.ones_like(stop)
+    _spin_kernel[(1,)](warm_up, num_warps=32)
+    torch.cuda.synchronize()
+    n_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    for held in (n_multiprocessors // 2, n_multiprocessors - 3):
+        stop.zero_()
+        torch.cuda.synchronize()
+        spinning, working, stopping = (torch.cuda.Stream() for _ in range(3))
+        with torch.cuda.stream(spinning):
+            _spin_kernel[(held,)](stop, num_warps=32)  # no room for a program beside it
+        try:
+            with torch.cuda.stream(working):
+                results = [run() for _ in range(3)]
+            working.synchronize()
+        finally:
+            with torch.cuda.stream(stopping):
+                stop.fill_(1)
+        torch.cuda.synchronize()
+        for got in results:
+            for a, b in zip(got, expected, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_other_processes_may_take_the_gpu_in_between():
+    # programs are stopped anywhere, and go on with what they held: where it is not the same, a key
+    # tile is lost, and those behind it wait for ever
+    running = [
+        subprocess.Popen(
+            [sys.executable, "tests/kernels/hopper/backward/repeat.py"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        for _ in range(8)
+    ]
+    try:
+        for process in running:
+            printed, _ = process.communicate(timeout=180)
+            assert process.returncode == 0
+            assert json.loads(printed) == []
+    finally:
+        for process in running:
+            process.kill()
+
+
+@causal_or_full
+def test_beside_kernels_of_other_streams(causal):
+    run, _ = a_backward_pass(2, 2048, 8, 8, 64, causal)
+    other, _ = a_backward_pass(1, 4096, 8, 4, 64, not causal, FP16)
+    expected = run(), other()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    results = []
+    for i in range(100):
+        with torch.cuda.stream(streams[i % 4]):
+            results.append((run, other)[i % 2]())
+            torch.mm(*torch.ones(2, 2048, 2048, device="cuda", dtype=BF16))
+    torch.cuda.synchronize()
+    for i, got in enumerate(results):
+        for a, b in zip(got, expected[i % 2], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_an_odd_gradient_is_read():
+    # as sum() makes it: one number for all elements
+    q, k, v = make_qkv(2, 300, 300, 4, 2, 64, dtype=BF16, device="cuda")
+    qkv = [x.detach().requires_grad_() for x in (q, k, v)]
+    grads = torch.autograd.grad(hopper_attention(*qkv)[0].sum(), qkv)
+    dout = torch.ones_like(q)
+    out, _ = hopper_attention(*qkv)
+    for a, b in zip(grads, torch.autograd.grad(out, qkv, dout), strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,78 @@
+"""What the Hopper forward is compiled for covers what a call masks."""
+
+import itertools
+
+import pytest
+import torch
+
+from kernels.hopper.forward.plan import (
+    FOUR_GROUPS,
+    LISTED,
+    ROWS,
+    SHORT_CAUSAL,
+    SHORT_FULL,
+    THREE_GROUPS,
+    WIDE,
+    forward_plan,
+)
+from kernels.options import Features
+from kernels.reference.standard import visible_keys
+
+CAUSAL = Features(causal=True)
+LENGTHS = [1, 64, 65, 127, 128, 192, 200, 256, 300, 4224]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_only_the_first_tiles_of_a_group_hide_late_keys(causal, head_dim):
+    """A group visits its tiles from the last one down, and masks the first `cut` of them."""
+    for seq_q, seq_k in itertools.product(LENGTHS, LENGTHS):
+        plan = forward_plan(head_dim, seq_q, seq_k, Features(causal=causal))
+        # of what each query sees
+        ends = visible_keys(seq_q, seq_k, causal=causal).view(seq_q, seq_k).sum(-1)
+        for of_group in ends.split(ROWS):
+            last = (int(of_group.max()) - 1) // plan.block_n
+            of_last = plan.block_n * (last + 1)
+            hiding = {int(end) // plan.block_n for end in of_group[of_group < of_last]}
+            allowed = [set(), {last}, set(range(last + 1))][plan.cut]
+            assert hiding <= allowed, (seq_q, seq_k, plan)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_a_group_never_waits_for_a_stage_that_it_holds(causal, window, head_dim):
+    """It holds one stage while it passes over tiles that only later groups see."""
+    for seq_q, seq_k in itertools.product([1, 65, 192, 300, 4224], repeat=2):
+        plan = forward_plan(head_dim, seq_q, seq_k, Features(causal=causal, window=bool(window)))
+        visible = visible_keys(seq_q, seq_k, causal=causal, window_size=window).view(seq_q, seq_k)
+        ends = (visible * torch.arange(1, seq_k + 1)).amax(-1)
+        for of_tile in ends.split(plan.groups * ROWS):
+            tiles = [-(-int(rows.max()) // plan.block_n) for rows in of_tile.split(ROWS)]
+            assert max(tiles) - max(1, min(tiles)) < plan.stages, (seq_q, seq_k, plan)
+
+
+@pytest.mark.parametrize(("features", "short"), [(CAUSAL, SHORT_CAUSAL), (Features(), SHORT_FULL)])
+def test_long_rows_take_larger_tiles(features, short):
+    assert forward_plan(64, short, short, features).groups == FOUR_GROUPS.groups
+    assert forward_plan(64, short + 128, short + 128, features).groups == THREE_GROUPS.groups
+    assert forward_plan(128, short, short, features).groups == WIDE.groups
+
+
+def test_registers_are_no_more_than_a_multiprocessor_has():
+    for head_dim, seq, features in itertools.product(
+        (64, 128, 256),
+        (SHORT_FULL, SHORT_CAUSAL + 128),
+        (CAUSAL, Features(), Features(documents=True)),
+    ):
+        assert_registers_suffice(forward_plan(head_dim, seq, seq, features))
+    for plan in LISTED.values():
+        assert_registers_suffice(plan)
+
+
+def assert_registers_suffice(plan):
+    groups = plan.teams * plan.groups
+    # the first group gets what is left; the warps of the producers count as four
+    roles = groups * plan.consumer_registers + plan.producer_registers
+    assert roles <= (groups + 1) * plan.max_registers
+    assert 128 * (groups + 1) * plan.max_registers <= 65_536

@@ -1,0 +1,111 @@
+"""The MLP whose GELU ends a matrix product: values and gradients, at the edges of tiles."""
+
+import pytest
+import torch
+
+from kernels import hopper
+from kernels.fused.gelu_mlp import gelu_mlp
+from kernels.hopper import linear_obstacle
+from kernels.testing import assert_within_budget, poison_empty
+from tests.kernels.fused.test_gelu_mlp import inputs, plain, results, without_bias
+
+on_gpu = pytest.mark.gpu
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    "shape",  # rows, width and inner width
+    [
+        (1, 8, 8),
+        (129, 64, 136),  # a row and 8 columns more than a tile
+        (300, 24, 264),  # less than a stage of depth
+        (257, 328, 128),  # more stages than the ring has, the last one of 8
+        (5000, 72, 1000),  # more tiles than multiprocessors
+    ],
+)
+def test_values_and_gradients(shape, recompute, dtype):
+    given = inputs(*shape, dtype=dtype, device="cuda")
+    with poison_empty():
+        actual = results(gelu_mlp, given, impl="hopper", recompute=recompute)
+    same_dtype, exact = results(plain, given), results(plain, [x.double() for x in given])
+    for name, value in actual.items():
+        assert value.dtype == dtype
+        assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+
+
+@on_gpu
+def test_with_weights_in_fp32_it_is_as_exact_as_the_portable_kernels():
+    x, *weights = inputs(700, 768, 3072, dtype=torch.bfloat16, device="cuda")
+    given = [x, *(w.float() for w in weights)]
+    exact = results(plain, [t.double() for t in given])
+    actual, portable = (results(gelu_mlp, given, impl=impl) for impl in ("hopper", "triton"))
+    for name, value in actual.items():
+        assert value.dtype == portable[name].dtype
+        assert (value - exact[name]).norm() <= 1.1 * (portable[name] - exact[name]).norm(), name
+
+
+@on_gpu
+@pytest.mark.parametrize("recompute", [False, True])
+def test_without_a_bias_it_is_as_with_one_of_zero(recompute):
+    x, w_in, b_in, w_out = inputs(300, 72, 264, dtype=torch.bfloat16, device="cuda")
+    options = {"impl": "hopper", "recompute": recompute}
+    expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), **options)
+    actual = results(without_bias, (x, w_in, w_out), ("x", "w_in", "w_out"), **options)
+    assert all(torch.equal(value, expected[name]) for name, value in actual.items())
+
+
+@on_gpu
+def test_recomputing_and_repeating_change_no_bit():
+    given = inputs(3000, 256, 1024, dtype=torch.bfloat16, device="cuda")
+    first = results(gelu_mlp, given, impl="hopper", recompute=True)
+    for recompute in (True, False):
+        again = results(gelu_mlp, given, impl="hopper", recompute=recompute)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@on_gpu
+def test_far_from_zero_nothing_overflows():
+    x = torch.tensor([-1e4, -40.0, -8.0, 8.0, 1e4], device="cuda", dtype=torch.bfloat16)
+    x = x[:, None] * torch.eye(1, 8, device="cuda", dtype=torch.bfloat16)
+    one, zero = torch.eye(8, device="cuda").bfloat16(), torch.zeros(8, device="cuda").bfloat16()
+    actual = results(gelu_mlp, [x, one, zero, one], impl="hopper")
+    expected = results(plain, [t.double() for t in (x, one, zero, one)])
+    for name, value in actual.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=0.02, atol=0.02, msg=name)
+
+
+@on_gpu
+def test_tensors_may_lie_anywhere_in_memory():
+    """Rows far apart, a gradient of one number, weights that are transposed: copies are made."""
+    x, w_in, b_in, w_out = inputs(200, 64, 128, dtype=torch.bfloat16, device="cuda")
+    strided = torch.empty(200, 65, device="cuda", dtype=torch.bfloat16)[:, :64].copy_(x)
+    weights = w_in.T.contiguous().T, b_in, w_out.T.contiguous().T
+
+    def gradients(x, *weights):
+        leaves = [t.detach().requires_grad_() for t in (x, *weights)]
+        return torch.autograd.grad(gelu_mlp(*leaves, impl="hopper").sum(), leaves)
+
+    for actual, expected in zip(
+        gradients(strided, *weights), gradients(x, w_in, b_in, w_out), strict=True
+    ):
+        assert torch.equal(actual, expected)
+
+
+@on_gpu
+def test_it_is_what_an_h100_takes():
+    given = inputs(64, 64, 128, dtype=torch.bfloat16, device="cuda")
+    assert torch.equal(gelu_mlp(*given), gelu_mlp(*given, impl="hopper"))
+
+
+def test_what_it_cannot_serve_is_said(monkeypatch):
+    x, w_in, b_in, w_out = inputs(4, 24, 261, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="x is on cpu, and it needs an H100 or H200"):
+        gelu_mlp(x, w_in, b_in, w_out, impl="hopper")
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
+    assert "x is torch.float32" in linear_obstacle(x.float(), w_in)
+    assert "multiples of 8, and x is (4, 24), the first weight (261, 24)" in linear_obstacle(
+        x, w_in
+    )
+    assert "one row or more" in linear_obstacle(x[:0], w_in[:256])
