@@ -14,12 +14,32 @@ where a range has no blocks, and a list has its blocks in the place of gap_at an
 is `kernels.options.Features`.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from ..mask.lists import ENTRY_NUMBERS
 
 ENTRY = tl.constexpr(ENTRY_NUMBERS)
+
+
+class Call(NamedTuple):
+    """What all programs of a launch share; pointers are None where a feature is off."""
+
+    seq_q: tl.tensor
+    seq_k: tl.tensor
+    window_size: tl.tensor
+    scale_log2: tl.tensor
+    softcap_scale: tl.tensor
+    keep_scale: tl.tensor
+    threshold: tl.tensor
+    seed_ptr: tl.tensor
+    doc_ptr: tl.tensor
+    lengths_ptr: tl.tensor
+    lists_ptr: tl.tensor  # entries of rows or columns of a block-sparse mask
+    blocks_ptr: tl.tensor  # and their blocks
+    mask_head_stride: tl.tensor
 
 
 @triton.jit
@@ -56,24 +76,19 @@ def visible_queries(key, seq_q, diagonal, window_size, features: tl.constexpr):
 
 
 @triton.jit
+def n_keys_of(batch, call, features: tl.constexpr):
+    """How many keys there are, without padding."""
+    if features.lengths:
+        return tl.minimum(call.seq_k, tl.load(call.lengths_ptr + batch))
+    else:
+        return call.seq_k
+
+
+@triton.jit
 def key_walk(
-    tile,
-    batch,
-    head,
-    doc_ptr,
-    lengths_ptr,
-    rows_ptr,
-    row_blocks_ptr,
-    n_tiles,
-    mask_head_stride,
-    seq_q,
-    seq_k,
-    window_size,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_N_MASKED: tl.constexpr,
-    features: tl.constexpr,
-):
+    tile, n_tiles, batch, head, call, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr,
+):  # fmt: skip
     """The work of program number `tile` of the `n_tiles` of a head: its queries, and their keys.
 
     Longest work first, because a long tile must not start last: that is the last rows under a
@@ -83,40 +98,37 @@ def key_walk(
         (start_m, offs_m (M,), lower (M,), upper (M,), walk): query m sees the keys
         [lower, upper) of the tiles of the walk.
     """
-    diagonal = seq_k - seq_q
-    n_keys = seq_k
-    if features.lengths:
-        n_keys = tl.minimum(seq_k, tl.load(lengths_ptr + batch))
+    seq_q, window_size = call.seq_q, call.window_size
+    diagonal = call.seq_k - seq_q
+    n_keys = n_keys_of(batch, call, features)
     if features.mask_block_size > 0:
-        start_m, entry = _mask_entry(rows_ptr + head * mask_head_stride, tile, BLOCK_M, features)
+        start_m, entry = _mask_entry(head, tile, call, BLOCK_M, features)
     else:
         start_m = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)
     lower, upper = visible_keys(offs_m, n_keys, diagonal, window_size, features)
     if features.documents:
-        doc_start = load_doc_start(doc_ptr, batch, offs_m, seq_q)
+        doc_start = load_doc_start(batch, offs_m, call)
         lower = tl.maximum(lower, doc_start)
     some_from, all_to = visible_keys(start_m, n_keys, diagonal, window_size, features)
     last_m = start_m + BLOCK_M - 1
     all_from, some_to = visible_keys(last_m, n_keys, diagonal, window_size, features)
     some_to = tl.where(start_m < seq_q, some_to, 0)
     if features.mask_block_size > 0:
-        walk = _list_walk(row_blocks_ptr, entry, 0, some_to, BLOCK_N_MASKED, features)
+        walk = _list_walk(entry, 0, some_to, call, BLOCK_N_MASKED, features)
     else:
         if features.documents:
             some_from = tl.maximum(some_from, tl.min(doc_start))
             all_from = tl.maximum(all_from, tl.max(doc_start))
-        walk = _range_walk(some_from, all_from, all_to, some_to, seq_k, BLOCK_N)
+        walk = _range_walk(some_from, all_from, all_to, some_to, call.seq_k, BLOCK_N)
     return start_m, offs_m, lower, upper, walk
 
 
 @triton.jit
-def key_tile_start(
-    tile, head, cols_ptr, mask_head_stride, BLOCK_N: tl.constexpr, features: tl.constexpr
-):
+def key_tile_start(tile, head, call, BLOCK_N: tl.constexpr, features: tl.constexpr):
     """The first key of program number `tile` of a head, longest work first."""
     if features.mask_block_size > 0:
-        start_n, _ = _mask_entry(cols_ptr + head * mask_head_stride, tile, BLOCK_N, features)
+        start_n, _ = _mask_entry(head, tile, call, BLOCK_N, features)
         return start_n
     else:
         return tile * BLOCK_N
@@ -124,34 +136,22 @@ def key_tile_start(
 
 @triton.jit
 def query_walk(
-    tile,
-    start_n,
-    batch,
-    head,
-    doc_bounds_ptr,
-    n_keys,
-    cols_ptr,
-    col_blocks_ptr,
-    mask_head_stride,
-    seq_q,
-    seq_k,
-    window_size,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    features: tl.constexpr,
-):
+    tile, start_n, batch, head, doc_bounds_ptr, n_keys, call,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
+):  # fmt: skip
     """The walk over the queries of a head that see the keys of the tile at `start_n`.
 
     `doc_bounds_ptr` holds, for each batch and key tile, the query before which all documents begin
     at or before the tile's first key, and the one from which on all begin after its last.
     """
+    seq_q, seq_k, window_size = call.seq_q, call.seq_k, call.window_size
     diagonal = seq_k - seq_q
     some_from, all_to = visible_queries(start_n, seq_q, diagonal, window_size, features)
     last_n = start_n + BLOCK_N - 1
     all_from, some_to = visible_queries(last_n, seq_q, diagonal, window_size, features)
     if features.mask_block_size > 0:
-        _, entry = _mask_entry(cols_ptr + head * mask_head_stride, tile, BLOCK_N, features)
-        return _list_walk(col_blocks_ptr, entry, some_from, some_to, BLOCK_M, features)
+        _, entry = _mask_entry(head, tile, call, BLOCK_N, features)
+        return _list_walk(entry, some_from, some_to, call, BLOCK_M, features)
     else:
         if features.documents:
             bounds = doc_bounds_ptr + (batch * tl.cdiv(seq_k, BLOCK_N) + tile) * 2
@@ -197,10 +197,19 @@ def walk_tile(
 
 
 @triton.jit
-def load_doc_start(doc_ptr, batch, offs_m, seq_q):
+def in_view(key, lower, upper, features: tl.constexpr):
+    """Which of these keys lie in [lower, upper); all three broadcast."""
+    visible = key < upper
+    if features.window or features.documents:
+        visible = visible & (key >= lower)
+    return visible
+
+
+@triton.jit
+def load_doc_start(batch, offs_m, call):
     """Where the documents of the queries `offs_m` begin; past the end, that of the last query."""
-    row = tl.cast(batch, tl.int64) * seq_q
-    return tl.load(doc_ptr + row + tl.minimum(offs_m, seq_q - 1))
+    row = tl.cast(batch, tl.int64) * call.seq_q
+    return tl.load(call.doc_ptr + row + tl.minimum(offs_m, call.seq_q - 1))
 
 
 @triton.jit
@@ -220,7 +229,7 @@ def _range_walk(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _list_walk(blocks_ptr, entry, some_from, some_to, BLOCK: tl.constexpr, features: tl.constexpr):
+def _list_walk(entry, some_from, some_to, call, BLOCK: tl.constexpr, features: tl.constexpr):
     """The walk over the list of `entry`: its full blocks, then its partial ones.
 
     Of a partial block that is the only one, as the diagonal of a causal mask is, the part outside
@@ -238,17 +247,17 @@ def _list_walk(blocks_ptr, entry, some_from, some_to, BLOCK: tl.constexpr, featu
         after = tl.maximum((partial_block + 1) * size - some_to, 0) // BLOCK * BLOCK
         begin += tl.where(n_partial == 1, before, 0)
         end -= tl.where(n_partial == 1, after, 0)
-    blocks_ptr += tl.load(entry + 1)
-    return 0, full_end, full_block, begin, end, partial_block, blocks_ptr, 0
+    blocks = call.blocks_ptr + tl.load(entry + 1)
+    return 0, full_end, full_block, begin, end, partial_block, blocks, 0
 
 
 @triton.jit
-def _mask_entry(table_ptr, tile, BLOCK: tl.constexpr, features: tl.constexpr):
+def _mask_entry(head, tile, call, BLOCK: tl.constexpr, features: tl.constexpr):
     """The entry of a head's `MaskLists.rows` (or `.cols`) for program number `tile`.
 
     Returns:
         (start of the tile in the sequence, pointer to the entry).
     """
     TILES: tl.constexpr = features.mask_block_size // BLOCK
-    entry = table_ptr + tile // TILES * ENTRY
+    entry = call.lists_ptr + head * call.mask_head_stride + tile // TILES * ENTRY
     return tl.load(entry) * features.mask_block_size + tile % TILES * BLOCK, entry

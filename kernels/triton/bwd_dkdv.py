@@ -7,8 +7,11 @@ import triton
 import triton.language as tl
 
 from .block_ranges import (
+    Call,
+    in_view,
     key_tile_start,
     load_doc_start,
+    n_keys_of,
     query_walk,
     visible_keys,
     walk_loop,
@@ -25,36 +28,10 @@ from .primitives import (
 
 @triton.jit
 def _accumulate_dkdv(
-    dk,
-    dv,
-    k_tile,
-    v_tile,
-    q,
-    dout,
-    lse_log2_ptr,
-    delta_ptr,
-    doc_ptr,
-    batch,
-    head,
-    walk,
-    start_n,
-    key,
-    n_keys,
-    seq_q,
-    seq_k,
-    window_size,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    head_key,
-    threshold,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    features: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    dk, dv, k_tile, v_tile, q, dout, lse_log2_ptr, delta_ptr, batch, head, walk, start_n, key,
+    n_keys, head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Add what the queries of one loop of the walk give to a tile of keys.
 
     Scores lie transposed, (N, M). Queries that do not exist have p = 0 by their lse.
@@ -63,29 +40,33 @@ def _accumulate_dkdv(
     for offset in tl.range(begin, end, BLOCK_M):
         start_m, block = walk_tile(offset, end, block, walk, BLOCK_M, features, MASKED)
         offs_m = start_m + tl.arange(0, BLOCK_M)
-        q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+        q_tile = load_tile(q, batch, head, start_m, call.seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
         lse_log2 = tl.load(lse_log2_ptr + offs_m)
         qk_t = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-        qk_t = cap_scores(qk_t, softcap_scale, features)
-        p_t = tl.exp2(qk_t * scale_log2 - lse_log2[None, :])
+        qk_t = cap_scores(qk_t, call.softcap_scale, features)
+        p_t = tl.exp2(qk_t * call.scale_log2 - lse_log2[None, :])
         if MASKED:
-            lower, upper = visible_keys(offs_m, n_keys, seq_k - seq_q, window_size, features)
+            diagonal = call.seq_k - call.seq_q
+            lower, upper = visible_keys(offs_m, n_keys, diagonal, call.window_size, features)
             if features.documents:
-                lower = tl.maximum(lower, load_doc_start(doc_ptr, batch, offs_m, seq_q))
-            visible = key[:, None] < upper[None, :]
-            if features.window or features.documents:
-                visible = visible & (key[:, None] >= lower[None, :])
-            p_t = tl.where(visible, p_t, 0.0)
-        dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+                lower = tl.maximum(lower, load_doc_start(batch, offs_m, call))
+            p_t = tl.where(
+                in_view(key[:, None], lower[None, :], upper[None, :], features), p_t, 0.0
+            )
+        dout_tile = load_tile(
+            dout, batch, head, start_m, call.seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True
+        )
         dp_t = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
         p_kept_t = p_t
         if features.dropout:
             m, n = tl.arange(0, BLOCK_M), tl.arange(0, k_tile.shape[0])
-            keep_t = dropout_keep(head_key, start_m, m[None, :], start_n, n[:, None], threshold)
+            keep_t = dropout_keep(
+                head_key, start_m, m[None, :], start_n, n[:, None], call.threshold
+            )
             # A dropped probability lives on below zero: its sign needs no further register.
             p_t = tl.where(keep_t, p_t, -p_t)
             p_kept_t = tl.maximum(p_t, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            dp_t = tl.where(p_t < 0.0, 0.0, dp_t * keep_scale)
+            dp_t = tl.where(p_t < 0.0, 0.0, dp_t * call.keep_scale)
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
         delta = tl.load(delta_ptr + offs_m)
         ds_t = (tl.abs(p_t) if features.dropout else p_t) * (dp_t - delta[None, :])
@@ -99,40 +80,16 @@ def _accumulate_dkdv(
     do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 )
 def attn_bwd_dkdv_kernel(
-    q,
-    k,
-    v,
-    dout,
-    dk,
-    dv,
-    lse_log2_ptr,
-    delta_ptr,
-    seed_ptr,
-    doc_ptr,
-    doc_bounds_ptr,
-    lengths_ptr,
-    cols_ptr,
-    col_blocks_ptr,
-    n_tiles,
-    n_kv_head,
-    padded_q,
-    mask_head_stride,
-    seq_q,
-    seq_k,
-    window_size,
-    scale_log2,
-    softmax_scale,
-    softcap_scale,
-    keep_scale,
-    threshold,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    features: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, dout, dk, dv, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr, doc_bounds_ptr, lengths_ptr,
+    cols_ptr, col_blocks_ptr, n_tiles, n_kv_head, padded_q, mask_head_stride, seq_q, seq_k,
+    window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    call = Call(
+        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
+        doc_ptr, lengths_ptr, cols_ptr, col_blocks_ptr, mask_head_stride,
+    )  # fmt: skip
     # One loop over the tiles that need no mask, one over the others; either may be left out.
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
@@ -141,11 +98,9 @@ def attn_bwd_dkdv_kernel(
     tile = tl.program_id(0) % n_tiles
     batch = tl.program_id(0) // n_tiles // n_kv_head
     kv_head = tl.program_id(0) // n_tiles % n_kv_head
-    start_n = key_tile_start(tile, kv_head * GROUP, cols_ptr, mask_head_stride, BLOCK_N, features)
+    start_n = key_tile_start(tile, kv_head * GROUP, call, BLOCK_N, features)
     key = start_n + tl.arange(0, BLOCK_N)
-    n_keys = seq_k
-    if features.lengths:
-        n_keys = tl.minimum(seq_k, tl.load(lengths_ptr + batch))
+    n_keys = n_keys_of(batch, call, features)
 
     k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
     v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
@@ -157,54 +112,14 @@ def attn_bwd_dkdv_kernel(
         row = tl.cast(batch_head, tl.int64) * padded_q
         head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
         walk = query_walk(
-            tile,
-            start_n,
-            batch,
-            head,
-            doc_bounds_ptr,
-            n_keys,
-            cols_ptr,
-            col_blocks_ptr,
-            mask_head_stride,
-            seq_q,
-            seq_k,
-            window_size,
-            BLOCK_M,
-            BLOCK_N,
-            features,
+            tile, start_n, batch, head, doc_bounds_ptr, n_keys, call, BLOCK_M, BLOCK_N, features
         )
         for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
             dk_acc, dv_acc = _accumulate_dkdv(
-                dk_acc,
-                dv_acc,
-                k_tile,
-                v_tile,
-                q,
-                dout,
-                lse_log2_ptr + row,
-                delta_ptr + row,
-                doc_ptr,
-                batch,
-                head,
-                walk,
-                start_n,
-                key,
-                n_keys,
-                seq_q,
-                seq_k,
-                window_size,
-                scale_log2,
-                softcap_scale,
-                keep_scale,
-                head_key,
-                threshold,
-                HEAD_DIM,
-                BLOCK_D,
-                BLOCK_M,
-                features,
-                PRECISION,
-                MASKED=masked == 1,
-            )
+                dk_acc, dv_acc, k_tile, v_tile, q, dout, lse_log2_ptr + row, delta_ptr + row,
+                batch, head, walk, start_n, key, n_keys, head_key, call, HEAD_DIM, BLOCK_D,
+                BLOCK_M, features, PRECISION, MASKED=masked == 1,
+            )  # fmt: skip
     dk_acc *= softmax_scale
     if features.dropout:
         dv_acc *= keep_scale

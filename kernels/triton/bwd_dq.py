@@ -7,7 +7,7 @@ kernels/triton/bwd.py.
 import triton
 import triton.language as tl
 
-from .block_ranges import key_walk, walk_loop, walk_tile
+from .block_ranges import Call, in_view, key_walk, walk_loop, walk_tile
 from .primitives import (
     LOG2E,
     cap_scores,
@@ -20,52 +20,31 @@ from .primitives import (
 
 @triton.jit
 def _accumulate_dq(
-    dq,
-    q_tile,
-    dout_tile,
-    lse_log2,
-    delta,
-    k,
-    v,
-    batch,
-    kv_head,
-    walk,
-    start_m,
-    lower,
-    upper,
-    seq_k,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    head_key,
-    threshold,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    features: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    dq, q_tile, dout_tile, lse_log2, delta, k, v, batch, kv_head, walk, start_m, lower, upper,
+    head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Add what the keys of one loop of the walk give to the gradient of a tile of queries."""
     begin, end, block = walk_loop(walk, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
         start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
         key = start_n + tl.arange(0, BLOCK_N)
-        k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
-        v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+        k_tile = load_tile(
+            k, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
+        )
+        v_tile = load_tile(
+            v, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
+        )
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-        qk = cap_scores(qk, softcap_scale, features)
-        p = tl.exp2(qk * scale_log2 - lse_log2[:, None])
+        qk = cap_scores(qk, call.softcap_scale, features)
+        p = tl.exp2(qk * call.scale_log2 - lse_log2[:, None])
         if MASKED:
-            visible = key[None, :] < upper[:, None]
-            if features.window or features.documents:
-                visible = visible & (key[None, :] >= lower[:, None])
-            p = tl.where(visible, p, 0.0)
+            p = tl.where(in_view(key[None, :], lower[:, None], upper[:, None], features), p, 0.0)
         dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
-            keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], threshold)
-            dp *= tl.where(keep, keep_scale, 0.0)
+            keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], call.threshold)
+            dp *= tl.where(keep, call.keep_scale, 0.0)
         ds = p * (dp - delta[:, None])
         if features.softcap:
             ds *= 1.0 - qk * qk
@@ -77,42 +56,16 @@ def _accumulate_dq(
     do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 )
 def attn_bwd_dq_kernel(
-    q,
-    k,
-    v,
-    out,
-    dout,
-    dq,
-    lse_ptr,
-    dlse_ptr,
-    lse_log2_ptr,
-    delta_ptr,
-    seed_ptr,
-    doc_ptr,
-    lengths_ptr,
-    rows_ptr,
-    row_blocks_ptr,
-    n_tiles,
-    n_head,
-    padded_q,
-    mask_head_stride,
-    seq_q,
-    seq_k,
-    window_size,
-    scale_log2,
-    softmax_scale,
-    softcap_scale,
-    keep_scale,
-    threshold,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    features: tl.constexpr,
-    PRECISION: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
-):
+    q, k, v, out, dout, dq, lse_ptr, dlse_ptr, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr,
+    lengths_ptr, rows_ptr, row_blocks_ptr, n_tiles, n_head, padded_q, mask_head_stride, seq_q,
+    seq_k, window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr, HAS_DLSE: tl.constexpr,
+):  # fmt: skip
+    call = Call(
+        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
+        doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
+    )  # fmt: skip
     # One loop over the tiles that need no mask, one over the others; either may be left out.
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
@@ -122,22 +75,7 @@ def attn_bwd_dq_kernel(
     batch = batch_head // n_head
     head = batch_head % n_head
     start_m, offs_m, lower, upper, walk = key_walk(
-        tile,
-        batch,
-        head,
-        doc_ptr,
-        lengths_ptr,
-        rows_ptr,
-        row_blocks_ptr,
-        n_tiles,
-        mask_head_stride,
-        seq_q,
-        seq_k,
-        window_size,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_N,
-        features,
+        tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N, features
     )
 
     # Not through TMA, whose loads a program waits for one by one: these are under way together.
@@ -159,31 +97,9 @@ def attn_bwd_dq_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
         acc = _accumulate_dq(
-            acc,
-            q_tile,
-            dout_tile,
-            lse_log2,
-            delta,
-            k,
-            v,
-            batch,
-            head // GROUP,
-            walk,
-            start_m,
-            lower,
-            upper,
-            seq_k,
-            scale_log2,
-            softcap_scale,
-            keep_scale,
-            head_key,
-            threshold,
-            HEAD_DIM,
-            BLOCK_D,
-            BLOCK_N,
-            features,
-            PRECISION,
+            acc, q_tile, dout_tile, lse_log2, delta, k, v, batch, head // GROUP, walk, start_m,
+            lower, upper, head_key, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,
             MASKED=masked == 1,
-        )
+        )  # fmt: skip
     acc *= softmax_scale
     store_tile(dq, batch, head, start_m, seq_q, acc, HEAD_DIM, BLOCK_M, BLOCK_D)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..options import AttentionOptions
-from .block_ranges import key_walk, walk_loop, walk_tile
+from .block_ranges import Call, in_view, key_walk, walk_loop, walk_tile
 from .operands import operand, worth_describing
 from .primitives import (
     LN2,
@@ -30,31 +30,10 @@ from .tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_h
 
 @triton.jit
 def _attend(
-    acc,
-    l_i,
-    m_i,
-    q_tile,
-    k,
-    v,
-    batch,
-    kv_head,
-    walk,
-    start_m,
-    lower,
-    upper,
-    seq_k,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    head_key,
-    threshold,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    features: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    acc, l_i, m_i, q_tile, k, v, batch, kv_head, walk, start_m, lower, upper, head_key, call,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Fold the keys of one loop of the walk into the running maximum, denominator and output.
 
     MASKED serves the tiles that hold a key hidden from some query; all others take the same steps
@@ -64,25 +43,27 @@ def _attend(
     for offset in tl.range(begin, end, BLOCK_N):
         start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
         key = start_n + tl.arange(0, BLOCK_N)
-        k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+        k_tile = load_tile(
+            k, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
+        )
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-        qk = cap_scores(qk, softcap_scale, features)
+        qk = cap_scores(qk, call.softcap_scale, features)
         if MASKED:
-            visible = key[None, :] < upper[:, None]
-            if features.window or features.documents:
-                visible = visible & (key[None, :] >= lower[:, None])
+            visible = in_view(key[None, :], lower[:, None], upper[:, None], features)
             qk = tl.where(visible, qk, -float("inf"))
-        m_new = tl.maximum(m_i, tl.max(qk, 1) * scale_log2)
+        m_new = tl.maximum(m_i, tl.max(qk, 1) * call.scale_log2)
         # A row that has seen no key yet has maximum -inf; -inf - -inf would be NaN.
         pivot = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
-        p = tl.exp2(qk * scale_log2 - pivot[:, None])
+        p = tl.exp2(qk * call.scale_log2 - pivot[:, None])
         alpha = tl.exp2(m_i - pivot)
         l_i = l_i * alpha + tl.sum(p, 1)
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
-            keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], threshold)
-            p *= tl.where(keep, keep_scale, 0.0)
-        v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+            keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], call.threshold)
+            p *= tl.where(keep, call.keep_scale, 0.0)
+        v_tile = load_tile(
+            v, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
+        )
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
     return acc, l_i, m_i
@@ -92,38 +73,16 @@ def _attend(
     do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 )
 def attn_fwd_kernel(
-    q,
-    k,
-    v,
-    k_masked,
-    v_masked,
-    out,
-    lse_ptr,
-    seed_ptr,
-    doc_ptr,
-    lengths_ptr,
-    sinks_ptr,
-    rows_ptr,
-    row_blocks_ptr,
-    n_tiles,
-    n_head,
-    mask_head_stride,
-    seq_q,
-    seq_k,
-    window_size,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    threshold,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_N_MASKED: tl.constexpr,
-    features: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, k_masked, v_masked, out, lse_ptr, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
+    row_blocks_ptr, n_tiles, n_head, mask_head_stride, seq_q, seq_k, window_size, scale_log2,
+    softcap_scale, keep_scale, threshold, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    call = Call(
+        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
+        doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
+    )  # fmt: skip
     # One loop over the tiles that need no mask, one over the others; either may be left out.
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
@@ -133,22 +92,7 @@ def attn_fwd_kernel(
     batch = batch_head // n_head
     head = batch_head % n_head
     start_m, offs_m, lower, upper, walk = key_walk(
-        tile,
-        batch,
-        head,
-        doc_ptr,
-        lengths_ptr,
-        rows_ptr,
-        row_blocks_ptr,
-        n_tiles,
-        mask_head_stride,
-        seq_q,
-        seq_k,
-        window_size,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_N_MASKED,
-        features,
+        tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N_MASKED, features
     )
 
     q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
@@ -161,31 +105,12 @@ def attn_fwd_kernel(
     head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
     for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
         acc, l_i, m_i = _attend(
-            acc,
-            l_i,
-            m_i,
-            q_tile,
+            acc, l_i, m_i, q_tile,
             k_masked if masked == 1 and k_masked is not None else k,
             v_masked if masked == 1 and v_masked is not None else v,
-            batch,
-            head // GROUP,
-            walk,
-            start_m,
-            lower,
-            upper,
-            seq_k,
-            scale_log2,
-            softcap_scale,
-            keep_scale,
-            head_key,
-            threshold,
-            HEAD_DIM,
-            BLOCK_D,
-            BLOCK_N_MASKED if masked else BLOCK_N,
-            features,
-            PRECISION,
-            MASKED=masked == 1,
-        )
+            batch, head // GROUP, walk, start_m, lower, upper, head_key, call, HEAD_DIM, BLOCK_D,
+            BLOCK_N_MASKED if masked else BLOCK_N, features, PRECISION, MASKED=masked == 1,
+        )  # fmt: skip
 
     empty = l_i == 0.0
     lse = tl.where(empty, -float("inf"), m_i * LN2 + tl.log(tl.where(empty, 1.0, l_i)))
