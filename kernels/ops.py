@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .options import OPTIONS_SCHEMA, AttentionOptions
 from .reference.standard import finite
+from .registration import operator
 
 # name -> (module of the forward pass, module of the backward pass), within this package
 IMPLEMENTATIONS = {
@@ -31,115 +31,9 @@ def module_of(impl: str, backward: bool) -> ModuleType:
     return importlib.import_module(IMPLEMENTATIONS[impl][backward], __package__)
 
 
-# Defined without `torch.library.custom_op`, whose checks at each call cost the CPU more time.
-torch.library.define(
-    "papilio::attn_fwd",
-    f"(Tensor q, Tensor k, Tensor v, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "papilio::attn_bwd",
-    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
-)
-# The same of q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor, too.
-torch.library.define(
-    "papilio::attn_packed_fwd", f"(Tensor qkv, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)"
-)
-torch.library.define(
-    "papilio::attn_packed_bwd",
-    "(Tensor dout, Tensor? dlse, Tensor qkv, Tensor out, Tensor lse, "
-    f"str impl, {OPTIONS_SCHEMA}) -> Tensor",
-)
-attn_fwd = torch.ops.papilio.attn_fwd.default
-attn_bwd = torch.ops.papilio.attn_bwd.default
-attn_packed_fwd = torch.ops.papilio.attn_packed_fwd.default
-attn_packed_bwd = torch.ops.papilio.attn_packed_bwd.default
-
-
-def _launch_fwd(
-    q: Tensor, k: Tensor, v: Tensor, impl: str, options: tuple
-) -> tuple[Tensor, Tensor]:
-    # Triton launches on the current GPU, which need not be the one that holds q.
-    with torch.cuda.device_of(q):
-        return module_of(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
-
-
-@torch.library.impl("papilio::attn_fwd", "CompositeExplicitAutograd")
-def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
-    return _launch_fwd(q, k, v, impl, options)
-
-
-@torch.library.impl("papilio::attn_packed_fwd", "CompositeExplicitAutograd")
-def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    q, k, v = qkv.unbind(2)
-    return _launch_fwd(q, k, v, impl, options)
-
-
-@torch.library.register_fake("papilio::attn_fwd")
 def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
     batch, seq_q, n_head, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, n_head, seq_q), dtype=torch.float32)
-
-
-@torch.library.register_fake("papilio::attn_packed_fwd")
-def _(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    q, k, v = qkv.unbind(2)
-    return _fake_fwd(q, k, v, impl, *options)
-
-
-def _launch_bwd(
-    grads: Sequence[Tensor], inputs: tuple[Tensor | None, ...], impl: str, options: tuple
-) -> None:
-    """Write dq, dk and dv; inputs are dout, dlse, q, k, v, out and lse."""
-    with torch.cuda.device_of(grads[0]):
-        module_of(impl, backward=True).attn_bwd(*inputs, AttentionOptions(*options), grads)
-
-
-@torch.library.impl("papilio::attn_bwd", "CompositeExplicitAutograd")
-def _attn_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    impl: str,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
-    grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    _launch_bwd(grads, (dout, dlse, q, k, v, out, lse), impl, options)
-    return grads
-
-
-@torch.library.impl("papilio::attn_packed_bwd", "CompositeExplicitAutograd")
-def _attn_packed_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    qkv: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    impl: str,
-    *options: Any,
-) -> Tensor:
-    """The gradient of qkv, contiguous."""
-    dqkv = qkv.new_empty(qkv.shape)
-    _launch_bwd(dqkv.unbind(2), (dout, dlse, *qkv.unbind(2), out, lse), impl, options)
-    return dqkv
-
-
-@torch.library.register_fake("papilio::attn_bwd")
-def _(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-@torch.library.register_fake("papilio::attn_packed_bwd")
-def _(dout: Tensor, dlse: Tensor | None, qkv: Tensor, *_: Any) -> Tensor:
-    return qkv.new_empty(qkv.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -194,16 +88,149 @@ def _sinks_gradient(
     return -(p * delta).sum(dim=(0, 2))
 
 
-def _no_second_derivative(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "attention has no second derivative: only impl='reference' can be differentiated twice"
-    )
+def _visible_pairs(seq_q: int, seq_k: int, causal: bool, window_size: int) -> int:
+    """Number of (query, key) pairs that are not masked, causal aligned at the bottom right."""
+
+    def before(end: int) -> int:
+        """Pairs with key < query + end, for the query at position 0 and on."""
+        # row i has min(seq_k, max(0, i + end)) of them
+        empty = min(seq_q, max(0, -end))
+        whole = min(seq_q, max(0, seq_k - end))  # from this row on, all keys
+        rows = max(0, whole - empty)
+        return rows * end + (empty + whole - 1) * rows // 2 + (seq_q - max(whole, empty)) * seq_k
+
+    diagonal = seq_k - seq_q
+    pairs = seq_q * seq_k
+    if causal:
+        pairs = before(diagonal + 1)
+    elif window_size:
+        pairs = before(diagonal + window_size)
+    if window_size:
+        pairs -= before(diagonal - window_size + 1)
+    return pairs
 
 
-for _name in ("attn_fwd", "attn_packed_fwd"):
-    torch.library.register_autograd(f"papilio::{_name}", _backward, setup_context=_setup_context)
-for _name in ("attn_bwd", "attn_packed_bwd"):
-    torch.library.register_autograd(f"papilio::{_name}", _no_second_derivative)
+def _flops(q_shape: tuple, k_shape: tuple, v_shape: tuple, impl: str, *options: Any) -> int:
+    """Two matrix products over the visible pairs: 4 B H D FLOPs a pair.
+
+    Blocks of a mask count whole. What documents and padding hide is known only on the GPU, and
+    counts as visible.
+    """
+    batch, seq_q, n_head, head_dim = q_shape
+    asked = AttentionOptions(*options)
+    if asked.mask_rows is None or asked.mask_row_blocks is None:
+        pairs = n_head * _visible_pairs(seq_q, k_shape[1], asked.causal, asked.window_size)
+    else:
+        # shapes: of one layout, or of one a head
+        (n_layouts, *_), (n_blocks,) = asked.mask_rows, asked.mask_row_blocks
+        pairs = n_blocks * (n_head // n_layouts) * asked.mask_block_size**2
+    return 4 * batch * head_dim * pairs
+
+
+def _packed_flops(qkv_shape: tuple, *rest: Any) -> int:
+    shape = (*qkv_shape[:2], *qkv_shape[3:])
+    return _flops(shape, shape, shape, *rest)
+
+
+def _launch_fwd(
+    q: Tensor, k: Tensor, v: Tensor, impl: str, options: tuple
+) -> tuple[Tensor, Tensor]:
+    # Triton launches on the current GPU, which need not be the one that holds q.
+    with torch.cuda.device_of(q):
+        return module_of(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
+
+
+@operator(
+    "attn_fwd",
+    schema=f"(Tensor q, Tensor k, Tensor v, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+    fake=_fake_fwd,
+    gradient=(_setup_context, _backward),
+    flops=_flops,
+)
+def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+    """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
+    return _launch_fwd(q, k, v, impl, options)
+
+
+# The same of q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor, too.
+@operator(
+    "attn_packed_fwd",
+    schema=f"(Tensor qkv, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+    fake=lambda qkv, *rest: _fake_fwd(*qkv.unbind(2), *rest),
+    gradient=(_setup_context, _backward),
+    flops=_packed_flops,
+)
+def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
+    q, k, v = qkv.unbind(2)
+    return _launch_fwd(q, k, v, impl, options)
+
+
+def _launch_bwd(
+    grads: Sequence[Tensor], inputs: tuple[Tensor | None, ...], impl: str, options: tuple
+) -> None:
+    """Write dq, dk and dv; inputs are dout, dlse, q, k, v, out and lse."""
+    with torch.cuda.device_of(grads[0]):
+        module_of(impl, backward=True).attn_bwd(*inputs, AttentionOptions(*options), grads)
+
+
+_NO_SECOND_DERIVATIVE = (
+    "attention has no second derivative: only impl='reference' can be differentiated twice"
+)
+
+
+@operator(
+    "attn_bwd",
+    schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    fake=lambda dout, dlse, q, k, v, *_: tuple(x.new_empty(x.shape) for x in (q, k, v)),
+    gradient=_NO_SECOND_DERIVATIVE,
+    # five matrix products, one of them the recomputation
+    flops=lambda dout, dlse, q, k, v, out, lse, *rest: 5 * _flops(q, k, v, *rest) // 2,
+)
+def _attn_bwd(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    impl: str,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
+    grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    _launch_bwd(grads, (dout, dlse, q, k, v, out, lse), impl, options)
+    return grads
+
+
+@operator(
+    "attn_packed_bwd",
+    schema="(Tensor dout, Tensor? dlse, Tensor qkv, Tensor out, Tensor lse, "
+    f"str impl, {OPTIONS_SCHEMA}) -> Tensor",
+    fake=lambda dout, dlse, qkv, *_: qkv.new_empty(qkv.shape),
+    gradient=_NO_SECOND_DERIVATIVE,
+    flops=lambda dout, dlse, qkv, out, lse, *rest: 5 * _packed_flops(qkv, *rest) // 2,
+)
+def _attn_packed_bwd(
+    dout: Tensor,
+    dlse: Tensor | None,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    impl: str,
+    *options: Any,
+) -> Tensor:
+    """The gradient of qkv, contiguous."""
+    dqkv = qkv.new_empty(qkv.shape)
+    _launch_bwd(dqkv.unbind(2), (dout, dlse, *qkv.unbind(2), out, lse), impl, options)
+    return dqkv
+
+
+attn_fwd = torch.ops.papilio.attn_fwd.default
+attn_bwd = torch.ops.papilio.attn_bwd.default
+attn_packed_fwd = torch.ops.papilio.attn_packed_fwd.default
+attn_packed_bwd = torch.ops.papilio.attn_packed_bwd.default
 
 
 class _Attention(torch.autograd.Function):
@@ -245,83 +272,3 @@ def attention(
         forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
         return forward(*inputs, impl, *options)
     return _Attention.apply(options.sinks, impl, options, *inputs)
-
-
-def _visible_pairs(seq_q: int, seq_k: int, causal: bool, window_size: int) -> int:
-    """Number of (query, key) pairs that are not masked, causal aligned at the bottom right."""
-
-    def before(end: int) -> int:
-        """Pairs with key < query + end, for the query at position 0 and on."""
-        # row i has min(seq_k, max(0, i + end)) of them
-        empty = min(seq_q, max(0, -end))
-        whole = min(seq_q, max(0, seq_k - end))  # from this row on, all keys
-        rows = max(0, whole - empty)
-        return rows * end + (empty + whole - 1) * rows // 2 + (seq_q - max(whole, empty)) * seq_k
-
-    diagonal = seq_k - seq_q
-    pairs = seq_q * seq_k
-    if causal:
-        pairs = before(diagonal + 1)
-    elif window_size:
-        pairs = before(diagonal + window_size)
-    if window_size:
-        pairs -= before(diagonal - window_size + 1)
-    return pairs
-
-
-# Formulas get the arguments of the operators, with shapes in the place of tensors.
-@register_flop_formula(torch.ops.papilio.attn_fwd)
-def _attn_fwd_flops(
-    q_shape: tuple, k_shape: tuple, v_shape: tuple, impl: str, *options: Any, **__: Any
-) -> int:
-    """Two matrix products over the visible pairs: 4 B H D FLOPs a pair.
-
-    Blocks of a mask count whole. What documents and padding hide is known only on the GPU, and
-    counts as visible.
-    """
-    batch, seq_q, n_head, head_dim = q_shape
-    asked = AttentionOptions(*options)
-    if asked.mask_rows is None or asked.mask_row_blocks is None:
-        pairs = n_head * _visible_pairs(seq_q, k_shape[1], asked.causal, asked.window_size)
-    else:
-        # shapes: of one layout, or of one a head
-        (n_layouts, *_), (n_blocks,) = asked.mask_rows, asked.mask_row_blocks
-        pairs = n_blocks * (n_head // n_layouts) * asked.mask_block_size**2
-    return 4 * batch * head_dim * pairs
-
-
-@register_flop_formula(torch.ops.papilio.attn_bwd)
-def _attn_bwd_flops(
-    dout_shape: tuple,
-    dlse_shape: tuple | None,
-    q_shape: tuple,
-    k_shape: tuple,
-    v_shape: tuple,
-    fwd_out_shape: tuple,
-    lse_shape: tuple,
-    impl: str,
-    *options: Any,
-    **_: Any,
-) -> int:
-    """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
-    return 5 * _attn_fwd_flops(q_shape, k_shape, v_shape, impl, *options) // 2
-
-
-@register_flop_formula(torch.ops.papilio.attn_packed_fwd)
-def _attn_packed_fwd_flops(qkv_shape: tuple, impl: str, *options: Any, **_: Any) -> int:
-    shape = (*qkv_shape[:2], *qkv_shape[3:])
-    return _attn_fwd_flops(shape, shape, shape, impl, *options)
-
-
-@register_flop_formula(torch.ops.papilio.attn_packed_bwd)
-def _attn_packed_bwd_flops(
-    dout_shape: tuple,
-    dlse_shape: tuple | None,
-    qkv_shape: tuple,
-    fwd_out_shape: tuple,
-    lse_shape: tuple,
-    impl: str,
-    *options: Any,
-    **_: Any,
-) -> int:
-    return 5 * _attn_packed_fwd_flops(qkv_shape, impl, *options) // 2

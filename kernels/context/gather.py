@@ -16,18 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..mask.block_mask import MaskPart
+from ..registration import operator
 from .group import ContextGroup, all_gather, chunk_tokens, group_named
-
-torch.library.define(
-    "papilio::gather_kv",
-    "(Tensor k, Tensor v, str group) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "papilio::scatter_dkv",
-    "(Tensor early_dk, Tensor early_dv, Tensor late_dk, Tensor late_dv, str group) -> Tensor",
-)
-gather_kv = torch.ops.papilio.gather_kv.default
-scatter_dkv = torch.ops.papilio.scatter_dkv.default
 
 
 def parts_by_gather(group: ContextGroup) -> tuple[MaskPart, ...]:
@@ -44,8 +34,22 @@ def _places(size: int) -> list[tuple[int, int, int]]:
     ]
 
 
-@torch.library.impl("papilio::gather_kv", "CompositeExplicitAutograd")
-def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, ...]:
+def _fake_gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, n_local, *rest = k.shape
+    early, late = ((batch, (n + 1) * (n_local // 2), *rest) for n in group_named(group).chunks)
+    return k.new_empty(early), v.new_empty(early), k.new_empty(late), v.new_empty(late)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    *_, ctx.group = inputs
+
+
+def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    return *scatter_dkv(*grads, ctx.group).unbind(), None
+
+
+@operator("gather_kv", fake=_fake_gather_kv, gradient=(_save, _gradients))
+def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """k and v up to the end of this process's early chunk, and up to that of its late one.
 
     Args:
@@ -69,18 +73,17 @@ def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, ...]:
     return results
 
 
-@torch.library.register_fake("papilio::gather_kv")
-def _fake_gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, ...]:
-    batch, n_local, *rest = k.shape
-    c = n_local // 2
-    return tuple(
-        x.new_empty((batch, (chunk + 1) * c, *rest))
-        for chunk in group_named(group).chunks
-        for x in (k, v)
-    )
+def _fake_scatter_dkv(early_dk, early_dv, late_dk, late_dv, group):
+    batch, n_early, *rest = early_dk.shape
+    n_local = 2 * (n_early // (group_named(group).chunks[0] + 1))
+    return early_dk.new_empty((2, batch, n_local, *rest))
 
 
-@torch.library.impl("papilio::scatter_dkv", "CompositeExplicitAutograd")
+@operator(
+    "scatter_dkv",
+    fake=_fake_scatter_dkv,
+    gradient="context_attention has no second derivative",
+)
 def _scatter_dkv(
     early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str
 ) -> Tensor:
@@ -112,24 +115,5 @@ def _scatter_dkv(
     return received.sum(0, dtype=dtype).to(parts.dtype).flatten(2, 3)
 
 
-@torch.library.register_fake("papilio::scatter_dkv")
-def _(early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str) -> Tensor:
-    batch, n_early, *rest = early_dk.shape
-    n_local = 2 * (n_early // (group_named(group).chunks[0] + 1))
-    return early_dk.new_empty((2, batch, n_local, *rest))
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *_, ctx.group = inputs
-
-
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    return *scatter_dkv(*grads, ctx.group).unbind(), None
-
-
-def _no_second_derivative(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("context_attention has no second derivative")
-
-
-torch.library.register_autograd("papilio::gather_kv", _backward, setup_context=_setup_context)
-torch.library.register_autograd("papilio::scatter_dkv", _no_second_derivative)
+gather_kv = torch.ops.papilio.gather_kv.default
+scatter_dkv = torch.ops.papilio.scatter_dkv.default

@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from ..ops import module_of
 from ..reference import partial
+from ..registration import operator
 from .exchange import Exchange, post
 from .group import ContextGroup, chunk_tokens, group_named
 from .steps import masks_of, meetings, steps_of
@@ -40,17 +40,6 @@ from .steps import masks_of, meetings, steps_of
 OPTIONS = (
     "str impl, str group, float softmax_scale, float softcap, Tensor[] mask_lists, int[] mask_sizes"
 )
-torch.library.define(
-    "papilio::ring_attn_fwd",
-    f"(Tensor q, Tensor kv, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "papilio::ring_attn_bwd",
-    "(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
-    f"{OPTIONS}) -> (Tensor, Tensor)",
-)
-ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
-ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default
 
 
 def _module(impl: str, backward: bool) -> ModuleType:
@@ -95,10 +84,79 @@ class _Keys:
             self.at_hand, self._exchange = self._exchange.wait(), None
 
 
+# ---- what PyTorch is told of them
+
+
+def _fake_fwd(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, n_local, n_head = q.shape[:3]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(q.shape), q.new_empty((batch, n_head, n_local), dtype=dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, kv, doc_start, *ctx.options, mask_lists, ctx.mask_sizes = inputs
+    out, lse = output
+    ctx.save_for_backward(q, kv, out, lse, doc_start, *mask_lists)
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
+    *tensors, doc_start = ctx.saved_tensors[:5]
+    mask_lists = ctx.saved_tensors[5:]
+    # of each argument behind kv; PyTorch takes an empty list for one of tensors
+    others = None, *[None] * len(ctx.options), [None] * len(mask_lists), None
+    if not mask_lists:
+        others = *others[:-1], None if ctx.mask_sizes else []
+    if dout is None:
+        return None, None, *others
+    grads = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
+    return *grads, *others
+
+
+def _flops(
+    q_shape: tuple,
+    kv_shape: tuple,
+    doc_start_shape: tuple | None,
+    impl: str,
+    group: str,
+    softmax_scale: float,
+    softcap: float,
+    mask_lists: Sequence[tuple] = (),
+    mask_sizes: Sequence[int] = (),
+) -> int:
+    """Two matrix products over the pairs that the masks leave; a dense one the same on each rank.
+
+    Of documents it is known on the GPU only what they hide: it counts as visible. Blocks of a mask
+    count whole.
+    """
+    batch, n_local, n_head, head_dim = q_shape
+    c, ring = n_local // 2, group_named(group)
+    pairs = 0
+    masks = masks_of(mask_lists, mask_sizes, ring.size)  # pyright: ignore[reportArgumentType]
+    for meeting, mask in zip(meetings(ring), masks, strict=True):
+        if mask is None:
+            continue
+        if "mask_rows" in mask:
+            n_layouts, n_blocks = mask["mask_rows"][0], mask["mask_row_blocks"][0]
+            pairs += n_blocks * n_head // n_layouts * mask["mask_block_size"] ** 2
+        elif meeting.causal:
+            pairs += n_head * c * (2 * c + 1)
+        else:
+            pairs += n_head * len(meeting.rows) * len(meeting.keys) * c * c
+    return 4 * batch * head_dim * pairs
+
+
 # ---- the passes
 
 
-@torch.library.impl("papilio::ring_attn_fwd", "CompositeExplicitAutograd")
+@operator(
+    "ring_attn_fwd",
+    schema=f"(Tensor q, Tensor kv, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
+    fake=_fake_fwd,
+    gradient=(_setup_context, _backward),
+    flops=_flops,
+)
 def _ring_attn_fwd(
     q: Tensor,
     kv: Tensor,
@@ -146,7 +204,15 @@ def _nothing_seen(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return q.new_zeros(q.shape, dtype=dtype), lse
 
 
-@torch.library.impl("papilio::ring_attn_bwd", "CompositeExplicitAutograd")
+@operator(
+    "ring_attn_bwd",
+    schema="(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
+    f"{OPTIONS}) -> (Tensor, Tensor)",
+    fake=lambda dout, q, kv, *_: (q.new_empty(q.shape), kv.new_empty(kv.shape)),
+    gradient="context_attention has no second derivative",
+    # five matrix products, one of them the recomputation
+    flops=lambda dout, q, kv, out, lse, *rest: 5 * _flops(q, kv, *rest) // 2,
+)
 def _ring_attn_bwd(
     dout: Tensor,
     q: Tensor,
@@ -212,96 +278,5 @@ def _ring_attn_bwd(
         return dq.to(q.dtype), own
 
 
-# ---- what PyTorch is told of them
-
-
-@torch.library.register_fake("papilio::ring_attn_fwd")
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, n_local, n_head = q.shape[:3]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(q.shape), q.new_empty((batch, n_head, n_local), dtype=dtype)
-
-
-@torch.library.register_fake("papilio::ring_attn_bwd")
-def _(dout: Tensor, q: Tensor, kv: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), kv.new_empty(kv.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, kv, doc_start, *ctx.options, mask_lists, ctx.mask_sizes = inputs
-    out, lse = output
-    ctx.save_for_backward(q, kv, out, lse, doc_start, *mask_lists)
-    ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
-    *tensors, doc_start = ctx.saved_tensors[:5]
-    mask_lists = ctx.saved_tensors[5:]
-    # of each argument behind kv; PyTorch takes an empty list for one of tensors
-    others = None, *[None] * len(ctx.options), [None] * len(mask_lists), None
-    if not mask_lists:
-        others = *others[:-1], None if ctx.mask_sizes else []
-    if dout is None:
-        return None, None, *others
-    grads = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
-    return *grads, *others
-
-
-def _no_second_derivative(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("context_attention has no second derivative")
-
-
-torch.library.register_autograd("papilio::ring_attn_fwd", _backward, setup_context=_setup_context)
-torch.library.register_autograd("papilio::ring_attn_bwd", _no_second_derivative)
-
-
-@register_flop_formula(torch.ops.papilio.ring_attn_fwd)
-def _ring_attn_fwd_flops(
-    q_shape: tuple,
-    kv_shape: tuple,
-    doc_start_shape: tuple | None,
-    impl: str,
-    group: str,
-    softmax_scale: float,
-    softcap: float,
-    mask_lists: Sequence[tuple] = (),
-    mask_sizes: Sequence[int] = (),
-    **_: Any,
-) -> int:
-    """Two matrix products over the pairs that the masks leave; a dense one the same on each rank.
-
-    Of documents it is known on the GPU only what they hide: it counts as visible. Blocks of a mask
-    count whole.
-    """
-    batch, n_local, n_head, head_dim = q_shape
-    c, ring = n_local // 2, group_named(group)
-    pairs = 0
-    masks = masks_of(mask_lists, mask_sizes, ring.size)  # pyright: ignore[reportArgumentType]
-    for meeting, mask in zip(meetings(ring), masks, strict=True):
-        if mask is None:
-            continue
-        if "mask_rows" in mask:
-            n_layouts, n_blocks = mask["mask_rows"][0], mask["mask_row_blocks"][0]
-            pairs += n_blocks * n_head // n_layouts * mask["mask_block_size"] ** 2
-        elif meeting.causal:
-            pairs += n_head * c * (2 * c + 1)
-        else:
-            pairs += n_head * len(meeting.rows) * len(meeting.keys) * c * c
-    return 4 * batch * head_dim * pairs
-
-
-@register_flop_formula(torch.ops.papilio.ring_attn_bwd)
-def _ring_attn_bwd_flops(
-    dout_shape: tuple,
-    q_shape: tuple,
-    kv_shape: tuple,
-    fwd_out_shape: tuple,
-    lse_shape: tuple,
-    doc_start_shape: tuple | None,
-    *options: Any,
-    **_: Any,
-) -> int:
-    """Five matrix products, one of them the recomputation: 2.5 times the forward pass."""
-    forward = _ring_attn_fwd_flops(q_shape, kv_shape, doc_start_shape, *options)
-    return 5 * forward // 2
+ring_attn_fwd = torch.ops.papilio.ring_attn_fwd.default
+ring_attn_bwd = torch.ops.papilio.ring_attn_bwd.default

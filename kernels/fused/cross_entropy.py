@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .. import triton
 from ..argument_types import check_number, check_tensors, check_whole_number
 from ..autocast import in_autocast_dtype
 from ..limits import chunk_rows
 from ..options import LossOptions
+from ..registration import operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .dispatch import module_of, pick
@@ -144,50 +144,7 @@ def _check(
         raise ValueError(f"z_loss must be a finite number of at least 0, got {z_loss}")
 
 
-# row_weights: (N,) fp32, a factor on each row's loss; None: 1.
 _OPTIONS = "int vocab_size, float softcap, float z_loss, int ignore_index"
-torch.library.define(
-    "papilio::linear_cross_entropy",
-    f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}) -> Tensor",
-)
-torch.library.define(
-    "papilio::linear_cross_entropy_grad",
-    f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}, Tensor? row_weights) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-
-
-@torch.library.impl("papilio::linear_cross_entropy", "CompositeExplicitAutograd")
-def _losses(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
-    """(N,) losses."""
-    losses, _, _ = _by_chunks(hidden, weight, targets, impl, LossOptions(*options))
-    return losses
-
-
-@torch.library.register_fake("papilio::linear_cross_entropy")
-def _(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
-    return hidden.new_empty(targets.shape, dtype=_sum_dtype(hidden))
-
-
-@torch.library.impl("papilio::linear_cross_entropy_grad", "CompositeExplicitAutograd")
-def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the losses times their weights, (); its gradients in the shapes of the inputs."""
-    *options, row_weights = rest
-    losses, dhidden, dweight = _by_chunks(
-        hidden, weight, targets, impl, LossOptions(*options), row_weights, with_gradients=True
-    )
-    assert dhidden is not None and dweight is not None
-    if row_weights is not None:
-        losses = losses * row_weights
-    return losses.sum(), dhidden, dweight
-
-
-@torch.library.register_fake("papilio::linear_cross_entropy_grad")
-def _(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    loss = hidden.new_empty((), dtype=_sum_dtype(hidden))
-    return loss, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
 
 
 def _by_chunks(
@@ -268,21 +225,44 @@ def _scale_gradients(
     return (dhidden * dloss).to(dhidden.dtype), (dweight * dloss).to(dweight.dtype), *others
 
 
-torch.library.register_autograd(
-    "papilio::linear_cross_entropy", _backward_of_losses, setup_context=_save_inputs
+@operator(
+    "linear_cross_entropy",
+    schema=f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}) -> Tensor",
+    fake=lambda hidden, weight, targets, *_: hidden.new_empty(
+        targets.shape, dtype=_sum_dtype(hidden)
+    ),
+    gradient=(_save_inputs, _backward_of_losses),
+    flops=lambda hidden, weight, *_: 2 * hidden[0] * weight[0] * weight[1],
 )
-torch.library.register_autograd(
-    "papilio::linear_cross_entropy_grad", _scale_gradients, setup_context=_save_gradients
+def _losses(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
+    """(N,) losses."""
+    losses, _, _ = _by_chunks(hidden, weight, targets, impl, LossOptions(*options))
+    return losses
+
+
+def _fake_gradients(hidden, weight, *_):
+    loss = hidden.new_empty((), dtype=_sum_dtype(hidden))
+    return loss, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
+
+
+# row_weights: (N,) fp32, a factor on each row's loss; None: 1.
+@operator(
+    "linear_cross_entropy_grad",
+    schema=f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}, "
+    "Tensor? row_weights) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_gradients,
+    gradient=(_save_gradients, _scale_gradients),
+    flops=lambda hidden, weight, *_: 6 * hidden[0] * weight[0] * weight[1],
 )
-
-
-@register_flop_formula(torch.ops.papilio.linear_cross_entropy)
-def _flops(hidden_shape: tuple, weight_shape: tuple, *_: Any, **__: Any) -> int:
-    """One product of (N, C) and (V, C)."""
-    return 2 * hidden_shape[0] * weight_shape[0] * weight_shape[1]
-
-
-@register_flop_formula(torch.ops.papilio.linear_cross_entropy_grad)
-def _flops_with_gradients(hidden_shape: tuple, weight_shape: tuple, *_: Any, **__: Any) -> int:
-    """Three of them."""
-    return 3 * _flops(hidden_shape, weight_shape)
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses times their weights, (); its gradients in the shapes of the inputs."""
+    *options, row_weights = rest
+    losses, dhidden, dweight = _by_chunks(
+        hidden, weight, targets, impl, LossOptions(*options), row_weights, with_gradients=True
+    )
+    assert dhidden is not None and dweight is not None
+    if row_weights is not None:
+        losses = losses * row_weights
+    return losses.sum(), dhidden, dweight

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .. import hopper, triton
 from ..argument_types import check_bool, check_tensor, check_tensors
 from ..autocast import in_autocast_dtype
+from ..registration import operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .dispatch import module_of, pick
@@ -94,41 +94,55 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
         raise ValueError(f"all must be on one device, got {places}")
 
 
-# h: (N, F), the first product, without its bias. g: (N, F), the GELU, or (0, F) where it is
-# computed again.
-torch.library.define(
-    "papilio::gelu_mlp",
-    "(Tensor x, Tensor w_in, Tensor? b_in, Tensor w_out, bool recompute, str impl) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "papilio::gelu_mlp_bwd",
-    "(Tensor dy, Tensor x, Tensor h, Tensor g, Tensor w_in, Tensor? b_in, Tensor w_out, str impl) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-)
+def _fake(x, w_in, b_in, w_out, recompute, impl):
+    rows, width = x.shape[0], w_in.shape[0]
+    kept = 0 if recompute else rows
+    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
 
 
-@torch.library.impl("papilio::gelu_mlp", "CompositeExplicitAutograd")
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    x, w_in, b_in, w_out, _, ctx.impl = inputs
+    _, h, g = output
+    ctx.save_for_backward(x, h, g, w_in, b_in, w_out)
+    ctx.has_bias = b_in is not None
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 6
+    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
+    return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None
+
+
+@operator(
+    "gelu_mlp",
+    fake=_fake,
+    gradient=(_save, _gradients),
+    flops=lambda x, w_in, *_: 4 * x[0] * w_in[0] * w_in[1],
+)
 def _forward(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (N, C), h and g."""
+    """y (N, C); h (N, F), the first product without its bias; g (N, F), the GELU, or (0, F) where
+    it is computed again."""
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         h, g = module_of(impl, "gelu").linear_gelu(x, cast_weight(w_in, x.dtype), b_in)
         y = g @ cast_weight(w_out, x.dtype).T
     return y, h, g.new_empty(0, g.shape[1]) if recompute else g
 
 
-@torch.library.register_fake("papilio::gelu_mlp")
-def _(
-    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, width = x.shape[0], w_in.shape[0]
-    kept = 0 if recompute else rows
-    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
+def _fake_bwd(dy, x, h, g, w_in, b_in, w_out, impl):
+    db_in = x.new_empty(0) if b_in is None else b_in.new_empty(b_in.shape)
+    return x.new_empty(x.shape), w_in.new_empty(w_in.shape), db_in, w_out.new_empty(w_out.shape)
 
 
-@torch.library.impl("papilio::gelu_mlp_bwd", "CompositeExplicitAutograd")
+@operator(
+    "gelu_mlp_bwd",
+    fake=_fake_bwd,
+    gradient="gelu_mlp has no second derivative: write it out in PyTorch for that",
+    flops=lambda dy, x, h, *_: 8 * h[0] * h[1] * x[1],
+)
 def _backward(
     dy: Tensor,
     x: Tensor,
@@ -147,53 +161,3 @@ def _backward(
         dw_out = product(dy.T, again if recompute else g, w_out.dtype)
         dw_in = product(dh.T, x, w_in.dtype)
         return dh @ first, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out
-
-
-@torch.library.register_fake("papilio::gelu_mlp_bwd")
-def _(
-    dy: Tensor,
-    x: Tensor,
-    h: Tensor,
-    g: Tensor,
-    w_in: Tensor,
-    b_in: Tensor | None,
-    w_out: Tensor,
-    impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    db_in = x.new_empty(0) if b_in is None else b_in.new_empty(b_in.shape)
-    return x.new_empty(x.shape), w_in.new_empty(w_in.shape), db_in, w_out.new_empty(w_out.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    x, w_in, b_in, w_out, _, ctx.impl = inputs
-    _, h, g = output
-    ctx.save_for_backward(x, h, g, w_in, b_in, w_out)
-    ctx.has_bias = b_in is not None
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if dy is None:
-        return (None,) * 6
-    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
-    return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None
-
-
-def _no_second_derivative(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("gelu_mlp has no second derivative: write it out in PyTorch for that")
-
-
-torch.library.register_autograd("papilio::gelu_mlp", _gradients, setup_context=_setup_context)
-torch.library.register_autograd("papilio::gelu_mlp_bwd", _no_second_derivative)
-
-
-@register_flop_formula(torch.ops.papilio.gelu_mlp)
-def _flops(x_shape: tuple, w_in_shape: tuple, *_: Any, **__: Any) -> int:
-    """Two products of (N, C) and (F, C)."""
-    return 4 * x_shape[0] * w_in_shape[0] * w_in_shape[1]
-
-
-@register_flop_formula(torch.ops.papilio.gelu_mlp_bwd)
-def _flops_of_backward(dy_shape: tuple, x_shape: tuple, h_shape: tuple, *_: Any, **__: Any) -> int:
-    """Four of them."""
-    return 8 * h_shape[0] * h_shape[1] * x_shape[1]

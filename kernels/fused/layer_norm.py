@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from .. import triton
 from ..argument_types import check_number, check_tensor, check_tensors
 from ..autocast import cast, in_autocast_dtype
+from ..registration import operator
 from .dispatch import module_of, pick
 
 
@@ -160,13 +161,11 @@ class _AddLayerNorm(torch.autograd.Function):
         )
 
 
-torch.library.define(
-    "papilio::layer_norm_bwd",
-    "(Tensor ds, Tensor dn, Tensor s, Tensor mean, Tensor rstd, Tensor weight) -> (Tensor, Tensor)",
-)
+def _fake(ds, dn, s, mean, rstd, weight):
+    return s.new_empty(s.shape), s.new_empty(3, s.shape[-1], dtype=torch.float32)
 
 
-@torch.library.impl("papilio::layer_norm_bwd", "CompositeExplicitAutograd")
+@operator("layer_norm_bwd", fake=_fake)
 def _backward(
     ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -181,10 +180,3 @@ def _backward(
             weight.contiguous(),
         )
     return dx.view(s.shape), sums
-
-
-@torch.library.register_fake("papilio::layer_norm_bwd")
-def _(
-    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    return s.new_empty(s.shape), s.new_empty(3, s.shape[-1], dtype=torch.float32)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.flop_counter import register_flop_formula
 
 from ..argument_types import check_tensor, check_tensors
 from ..autocast import in_autocast_dtype
+from ..registration import operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .matmul import product
@@ -57,38 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-torch.library.define("papilio::linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-torch.library.define(
-    "papilio::linear_bwd", "(Tensor dy, Tensor x, Tensor weight) -> (Tensor, Tensor)"
-)
-
-
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x, cast_weight(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-torch.library.impl("papilio::linear", "CompositeExplicitAutograd", _forward)
-
-
-@torch.library.register_fake("papilio::linear")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-@torch.library.impl("papilio::linear_bwd", "CompositeExplicitAutograd")
-def _backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight."""
-    with torch.autocast(x.device.type, enabled=False):
-        return dy @ cast_weight(weight, x.dtype), product(dy.T, x, weight.dtype)
-
-
-@torch.library.register_fake("papilio::linear_bwd")
-def _(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, weight, bias = inputs
     ctx.save_for_backward(x, weight)
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -103,23 +72,24 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return dx, dweight, dy.sum(0, dtype=wide).to(ctx.bias_dtype)
 
 
-def _gradients_of_gradients(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("linear has no second derivative: torch.nn.functional.linear has one")
+@operator(
+    "linear",
+    fake=lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]),
+    gradient=(_save, _gradients),
+    flops=lambda x, weight, bias: 2 * x[0] * weight[0] * weight[1],
+)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x, cast_weight(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-torch.library.register_autograd("papilio::linear", _gradients, setup_context=_setup_context)
-torch.library.register_autograd("papilio::linear_bwd", _gradients_of_gradients)
-
-
-@register_flop_formula(torch.ops.papilio.linear)
-def _flops(x_shape: tuple, weight_shape: tuple, *_: Any, **__: Any) -> int:
-    """One product of (N, C) and (F, C)."""
-    return 2 * x_shape[0] * weight_shape[0] * weight_shape[1]
-
-
-@register_flop_formula(torch.ops.papilio.linear_bwd)
-def _flops_of_backward(
-    dy_shape: tuple, x_shape: tuple, weight_shape: tuple, *_: Any, **__: Any
-) -> int:
-    """Two of them."""
-    return 2 * _flops(x_shape, weight_shape)
+@operator(
+    "linear_bwd",
+    fake=lambda dy, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+    gradient="linear has no second derivative: torch.nn.functional.linear has one",
+    flops=lambda dy, x, weight: 4 * x[0] * weight[0] * weight[1],
+)
+def _backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight."""
+    with torch.autocast(x.device.type, enabled=False):
+        return dy @ cast_weight(weight, x.dtype), product(dy.T, x, weight.dtype)
