@@ -1,43 +1,33 @@
-"""`flash_attention`, and the same of a packed tensor: check the call and pick who computes it."""
+"""Public attention API: validate the arguments, choose an implementation, and call it."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from . import hopper, triton
-from .argument_types import check_tensors, plain_bool
+from .argument_types import check_tensors
 from .autocast import in_autocast_dtype
-from .call import AttentionArguments, AttentionCall
-from .checks import (
-    check_bools,
-    check_dropout_seed,
-    check_keywords,
-    check_numbers,
-    check_qkv,
-    check_side_tensors,
-)
+from .checks import check_dropout_seed, check_sinks
 from .mask.block_mask import BlockSparseMask
 from .ops import IMPLEMENTATIONS, attention
-from .options import make_options
+from .options import AttentionOptions, check_keywords, in_kernel_dtypes, make_options
 from .reference import eager, sdpa, standard
+from .transforms import is_plain_call
 
-# By name, what stands in the way of each implementation; the fastest first.
-OBSTACLES: dict[str, Callable[[AttentionCall], str | None]] = {
-    "hopper": hopper.obstacle,
-    "triton": triton.obstacle,
-    "sdpa": sdpa.obstacle,
-    "reference": lambda call: None,
-    "unfused": eager.obstacle,
+_Reason = Callable[[Tensor, Tensor, Tensor, AttentionOptions], str | None]
+
+# For each implementation, the fastest first: the reason why it cannot serve a call, or None.
+UNSUPPORTED_REASONS: dict[str, _Reason] = {
+    "hopper": hopper.unsupported_reason,
+    "triton": triton.unsupported_reason,
+    "sdpa": sdpa.unsupported_reason,
+    "reference": lambda q, k, v, options: None,
+    "unfused": eager.unsupported_reason,
 }
-IMPLS = tuple(OBSTACLES)
-
-
-class _Keywords(AttentionArguments, total=False):
-    deterministic: bool
-    impl: str | None
+IMPLS = tuple(UNSUPPORTED_REASONS)
 
 
 @overload
@@ -46,18 +36,29 @@ def flash_attention(
     k: Tensor,
     v: Tensor,
     *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window_size: int | None = None,
+    mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
     return_lse: Literal[False] = False,
-    **keywords: Unpack[_Keywords],
+    deterministic: bool = False,
+    impl: str | None = None,
 ) -> Tensor: ...
 
 
 @overload
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **keywords: Unpack[_Keywords]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any
 ) -> tuple[Tensor, Tensor]: ...
 
 
-def flash_attention(
+def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options are those above
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -139,12 +140,10 @@ def flash_attention(
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
-    call = checked_call(
-        q,
-        k,
-        v,
-        return_lse=return_lse,
-        deterministic=deterministic,
+    check_tensors(q=q, k=k, v=v)
+    out, lse = _attend(
+        (q, k, v),
+        impl,
         causal=causal,
         softmax_scale=softmax_scale,
         window_size=window_size,
@@ -155,23 +154,24 @@ def flash_attention(
         softcap=softcap,
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
+        return_lse=return_lse,
+        deterministic=deterministic,
     )
-    out, lse = _compute(call, _pick(impl, call), (call.q, call.k, call.v))
     if not return_lse:
         return out
-    assert lse is not None  # who has none refuses return_lse
+    assert lse is not None  # implementations without one refuse return_lse
     return out, lse
 
 
 @overload
 def flash_attention_packed(
-    qkv: Tensor, *, return_lse: Literal[False] = False, **keywords: Unpack[_Keywords]
+    qkv: Tensor, *, return_lse: Literal[False] = False, **options: Any
 ) -> Tensor: ...
 
 
 @overload
 def flash_attention_packed(
-    qkv: Tensor, *, return_lse: Literal[True], **keywords: Unpack[_Keywords]
+    qkv: Tensor, *, return_lse: Literal[True], **options: Any
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -181,16 +181,16 @@ def flash_attention_packed(
     return_lse: bool = False,
     deterministic: bool = False,
     impl: str | None = None,
-    **arguments: Unpack[AttentionArguments],
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attention` of q, k and v in one tensor, as one linear layer makes them.
 
-    Its gradient is one tensor, too, that the backward pass writes as it is: of three, autograd
-    would make one by a copy.
+    The gradient is one tensor as well, which the backward pass writes: autograd would copy three
+    gradients into one.
 
     Args:
         qkv: (B, T, 3, H, D); q, k and v are qkv[:, :, 0] to qkv[:, :, 2].
-        return_lse, deterministic, impl, arguments: as of `flash_attention`.
+        return_lse, deterministic, impl, options: as in `flash_attention`.
 
     Returns:
         out (B, T, H, D) in the dtype of qkv, or that of autocast; with return_lse also lse
@@ -199,122 +199,149 @@ def flash_attention_packed(
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
-    check_keywords("flash_attention_packed", arguments)
+    check_keywords("flash_attention_packed", options)
     check_tensors(qkv=qkv)
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, T, 3, H, D), got shape {tuple(qkv.shape)}")
-    qkv = in_autocast_dtype(qkv)  # one tensor, whose gradient is one too
-    q, k, v = qkv.unbind(2)
-    call = checked_call(q, k, v, return_lse=return_lse, deterministic=deterministic, **arguments)
-    impl = _pick(impl, call)
-    out, lse = _compute(call, impl, (qkv,) if impl in IMPLEMENTATIONS else (q, k, v))
+    out, lse = _attend((qkv,), impl, return_lse=return_lse, deterministic=deterministic, **options)
     if not return_lse:
         return out
-    assert lse is not None  # who has none refuses return_lse
+    assert lse is not None  # implementations without one refuse return_lse
     return out, lse
 
 
-def chunk_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    first_query: int,
-    impl: str | None = None,
-    deterministic: bool = False,
-    **arguments: Unpack[AttentionArguments],
-) -> Tensor:
-    """`flash_attention` of the queries from `first_query` on and the keys from the first one on.
-
-    It drops what attention of the whole sequence drops.
-
-    Args:
-        first_query: with dropout a multiple of 16.
-    """
-    call = checked_call(q, k, v, deterministic=deterministic, **arguments)
-    assert first_query % 16 == 0 or not arguments.get("dropout_p"), first_query
-    call = call._replace(first_query=first_query)
-    return _compute(call, _pick(impl, call), (call.q, call.k, call.v))[0]
+# ---- the way from the arguments to a kernel
 
 
-def pick_with_lse(impl: str | None, call: AttentionCall) -> str:
-    """The implementation to use for a call that needs the lse, as to add up attention of parts."""
-    return _pick(impl, call._replace(return_lse=True))
+class _Decision(NamedTuple):
+    """How to serve all calls that differ only in the contents of their tensors."""
+
+    impl: str
+    options: AttentionOptions  # without the tensors of a call
 
 
-def checked_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    return_lse: bool = False,
-    deterministic: bool = False,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window_size: int | None = None,
-    mask: BlockSparseMask | None = None,
-    doc_start: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Tensor | int | None = None,
-) -> AttentionCall:
-    """The checked call, with the defaults of `flash_attention`, and q, k and v as autocast casts
-    them."""
-    check_bools(causal, return_lse, deterministic)
-    check_tensors(q=q, k=k, v=v)
-    q, k, v = in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v)
-    check_qkv(q, k, v)
-    check_numbers(softmax_scale, window_size, softcap, dropout_p)
-    check_side_tensors(q, mask, doc_start, kv_lengths, sinks)
-    check_dropout_seed(dropout_seed, q)
-    arguments: AttentionArguments = {
-        "causal": plain_bool(causal),
-        "softmax_scale": softmax_scale,
-        "window_size": window_size,
-        "mask": mask,
-        "doc_start": doc_start,
-        "kv_lengths": kv_lengths,
-        "sinks": sinks,
-        "softcap": softcap,
-        "dropout_p": dropout_p,
-        "dropout_seed": dropout_seed if dropout_p > 0 else None,
-    }
-    return AttentionCall(q, k, v, arguments, return_lse, deterministic)
+_DECISIONS: dict[tuple, _Decision] = {}  # of calls without a mask; a mask holds its own
+_MOST_DECISIONS = 4096  # then all are dropped: a program whose shapes never repeat must not leak
+_HASHABLE = frozenset({bool, int, float, str, type(None), BlockSparseMask})
 
 
-def _compute(
-    call: AttentionCall, impl: str, inputs: tuple[Tensor, ...]
+def _attend(
+    inputs: tuple[Tensor, ...], impl: str | None, **arguments: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """out and, of who has it, lse; `inputs` are what autograd is to see: q, k and v, or qkv."""
-    if impl == "sdpa":
-        return sdpa.sdpa_attention(call)
-    if impl == "unfused":
-        return eager.eager_attention(call)
-    if impl == "reference":
-        options = call.seeded()
-        # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.
-        q = call.q
-        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
-            return standard.standard_attention(
-                q, call.k, call.v, **options, first_query=call.first_query
-            )
-    return attention(inputs, impl, make_options(call, impl))
+    """out and, if the implementation has it, lse; `inputs` are q, k and v, or qkv.
+
+    The checks and the choice of an implementation take the CPU longer than a short kernel runs.
+    They depend on shapes, dtypes, devices and options only, so plain tensors repeat neither.
+    """
+    inputs = tuple([in_autocast_dtype(x) for x in inputs])
+    q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
+    is_plain = is_plain_call(*inputs)
+    key = _key_of(inputs, impl, arguments) if is_plain else None
+    mask = arguments.get("mask")
+    decisions = mask.decisions if isinstance(mask, BlockSparseMask) else _DECISIONS
+    decision = None if key is None else decisions.get(key)
+    if decision is not None:
+        chosen, options = decision.impl, _with_tensors(decision.options, q, k, arguments)
+    else:
+        options = make_options(q, k, v, **arguments)
+        chosen = pick(impl, q, k, v, options)
+        if chosen in IMPLEMENTATIONS:
+            options = options.for_kernels(q, k, chosen)
+        if key is not None:
+            options = options._replace(launches={})
+            if len(decisions) >= _MOST_DECISIONS:
+                decisions.clear()
+            decisions[key] = _Decision(chosen, options.without_tensors())
+    return compute(inputs, q, k, v, chosen, options, is_plain=is_plain)
 
 
-def _pick(impl: str | None, call: AttentionCall) -> str:
-    """The implementation to use: the one asked for if it can serve the call, or the fastest."""
+def _key_of(
+    inputs: tuple[Tensor, ...], impl: str | None, arguments: dict[str, Any]
+) -> tuple | None:
+    """Everything that a decision depends on; None if some argument is malformed."""
+    key: list[Any] = []
+    for x in inputs:
+        key += (x.shape, x.stride(), x.dtype, x.device)
+    for name, value in arguments.items():
+        kind = type(value)
+        if kind is int and name == "dropout_seed":
+            key.append(kind)
+        elif kind in _HASHABLE:
+            key += (kind, value)  # 1 equals True, but is not a bool
+        elif isinstance(value, Tensor):
+            key += (value.shape, value.dtype, value.device)
+        else:
+            return None
+    return (impl, *key) if type(impl) in _HASHABLE else None
+
+
+def _with_tensors(
+    options: AttentionOptions, q: Tensor, k: Tensor, arguments: dict[str, Any]
+) -> AttentionOptions:
+    """The options of a decision with the tensors of a call."""
+    given = arguments.get
+    doc_start, kv_lengths, sinks = given("doc_start"), given("kv_lengths"), given("sinks")
+    seed = given("dropout_seed")
+    check_sinks(q, sinks)
+    check_dropout_seed(seed, q)
+    if doc_start is None is kv_lengths and sinks is None and not options.dropout_p:
+        return options
+    doc_start, kv_lengths, sinks = in_kernel_dtypes(k.shape[1], doc_start, kv_lengths, sinks)
+    return options._replace(
+        dropout_seed=seed if options.dropout_p else None,
+        doc_start=doc_start,
+        kv_lengths=kv_lengths,
+        sinks=sinks,
+    )
+
+
+def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> str:
+    """Name of the implementation to use: the given one, or the fastest that serves the call.
+
+    Raises:
+        ValueError: the given one does not exist, or cannot serve the call.
+    """
     if impl is None:
         # Interpreted kernels are right, but far too slow to be picked.
-        candidates = IMPLS if call.q.device.type == "cuda" else ("sdpa", "reference")
-        return next(name for name in candidates if OBSTACLES[name](call) is None)
-    if not isinstance(impl, str) or impl not in OBSTACLES:
+        candidates = IMPLS if q.device.type == "cuda" else ("sdpa", "reference")
+        return next(
+            name for name in candidates if UNSUPPORTED_REASONS[name](q, k, v, options) is None
+        )
+    if not isinstance(impl, str) or impl not in UNSUPPORTED_REASONS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
-    reason = OBSTACLES[impl](call)
+    reason = UNSUPPORTED_REASONS[impl](q, k, v, options)
     if reason is not None:
         raise ValueError(
             f"impl={impl!r} cannot serve this call: {reason}. "
             "impl=None picks an implementation that can"
         )
     return impl
+
+
+def compute(
+    inputs: tuple[Tensor, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    impl: str,
+    options: AttentionOptions,
+    *,
+    is_plain: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """out and, if the implementation has it, lse.
+
+    Args:
+        inputs: what gets a gradient: q, k and v, or the tensor of which they are views.
+        options: for the kernels of `impl`, with the lists of a mask.
+        is_plain: `is_plain_call` of the inputs.
+    """
+    if impl in IMPLEMENTATIONS:
+        return attention(inputs, impl, options.for_operators(q.device), is_plain=is_plain)
+    if impl == "sdpa":
+        return sdpa.sdpa_attention(q, k, v, options), None
+    if impl == "unfused":
+        return eager.eager_attention(q, k, v, options), None
+    keywords = options.seeded(q.device).keywords()
+    # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.
+    with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+        return standard.standard_attention(q, k, v, **keywords)

@@ -1,13 +1,14 @@
-"""What `flash_attention` refuses. Each error names the argument, what it was and must be."""
+"""Checks of the tensors of an attention call.
+
+Each error names the argument, its value, and what it must be.
+"""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from .argument_types import check_bool, check_number, check_tensor, is_whole_number
-from .call import AttentionArguments
+from .argument_types import check_tensor
 from .limits import MAX_HEAD_DIM
 from .mask.block_mask import BlockSparseMask
 from .transforms import active_transform
@@ -16,25 +17,9 @@ from .transforms import active_transform
 # registers. A tile has at most 128 rows: 127 * 2^24 + head_dim < 2^31.
 MAX_ROW_STRIDE = 2**24  # elements
 
-_OPTIONS = tuple(AttentionArguments.__annotations__)
-
-
-def check_keywords(function: str, keywords: Mapping[str, object]) -> None:
-    """Refuse keywords that `function` passes on and that are not options of attention.
-
-    Raises:
-        TypeError: as Python raises for an unknown keyword.
-    """
-    for name in keywords:
-        if name not in _OPTIONS:
-            raise TypeError(
-                f"{function}() got an unexpected keyword argument {name!r}: it takes "
-                f"{', '.join(_OPTIONS)}, besides those of its own"
-            )
-
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Shapes, dtypes, devices and strides of q, k and v."""
+    """Check shapes, dtypes, devices and strides."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be (B, T, H, D), got shape {tuple(tensor.shape)}")
@@ -67,68 +52,42 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
 
 
-def check_bools(causal: bool, return_lse: bool, deterministic: bool) -> None:
-    """Types of the arguments that are bools."""
-    check_bool("causal", causal)
-    check_bool("return_lse", return_lse)
-    check_bool("deterministic", deterministic)
-
-
-def check_numbers(
-    softmax_scale: float | None, window_size: int | None, softcap: float | None, dropout_p: float
-) -> None:
-    """Types and ranges of the arguments that are numbers."""
-    check_number("softmax_scale", softmax_scale, or_none=True)
-    check_number("softcap", softcap, or_none=True)
-    check_number("dropout_p", dropout_p)
-    if softmax_scale is not None and not 0 < softmax_scale < math.inf:
-        raise ValueError(f"softmax_scale must be positive and finite, got {softmax_scale}")
-    if window_size is not None and not (is_whole_number(window_size) and window_size >= 1):
-        raise ValueError(
-            f"window_size counts the keys that a query sees, itself included: it must be a whole "
-            f"number of at least 1, got {window_size!r}. None means no window"
-        )
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap must be positive and finite, got {softcap}. None means no cap")
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
-
-
-def check_side_tensors(
-    q: Tensor,
-    mask: BlockSparseMask | None,
-    doc_start: Tensor | None,
-    kv_lengths: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
-    """Shapes, dtypes and devices of what comes beside q, k and v.
-
-    The values of tensors go unchecked: reading them would wait for the GPU. On a CPU a sink of
-    +inf is refused.
-    """
-    batch, seq_q, n_head, _ = q.shape
-    integers = (torch.int32, torch.int64)
+def check_positions(q: Tensor, doc_start: Tensor | None, kv_lengths: Tensor | None) -> None:
+    """Check shapes, dtypes and devices. Reading the values would wait for the GPU."""
     for name, tensor, shape in (
-        ("doc_start", doc_start, (batch, seq_q)),
-        ("kv_lengths", kv_lengths, (batch,)),
-        ("sinks", sinks, (n_head,)),
+        ("doc_start", doc_start, tuple(q.shape[:2])),
+        ("kv_lengths", kv_lengths, tuple(q.shape[:1])),
     ):
         if tensor is None:
             continue
-        check_tensor(name, tensor, or_none=True)
-        if tuple(tensor.shape) != shape or tensor.device != q.device:
-            raise ValueError(
-                f"{name} must have shape {shape} on {q.device}, as q {tuple(q.shape)} asks; got "
-                f"{tuple(tensor.shape)} on {tensor.device}"
-            )
-        if name != "sinks" and tensor.dtype not in integers:
+        _check_shape(name, tensor, shape, q)
+        if tensor.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}")
-        if name == "sinks" and not tensor.is_floating_point():
-            raise ValueError(f"sinks must be floating point, got {tensor.dtype}")
-    if sinks is not None and _may_be_read(sinks) and (sinks.detach() == math.inf).any():
+
+
+def check_sinks(q: Tensor, sinks: Tensor | None) -> None:
+    """Check shape, dtype and device, and on a CPU that no sink is +inf."""
+    if sinks is None:
+        return
+    _check_shape("sinks", sinks, (q.shape[2],), q)
+    if not sinks.is_floating_point():
+        raise ValueError(f"sinks must be floating point, got {sinks.dtype}")
+    if _may_be_read(sinks) and (sinks.detach() == math.inf).any():
         raise ValueError(
             f"sinks must be below +inf, which would take all of the softmax, got {sinks.tolist()}"
         )
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], q: Tensor) -> None:
+    check_tensor(name, tensor, or_none=True)
+    if tuple(tensor.shape) != shape or tensor.device != q.device:
+        raise ValueError(
+            f"{name} must have shape {shape} on {q.device}, as q {tuple(q.shape)} asks; got "
+            f"{tuple(tensor.shape)} on {tensor.device}"
+        )
+
+
+def check_mask(q: Tensor, mask: BlockSparseMask | None) -> None:
     if mask is None:
         return
     if not isinstance(mask, BlockSparseMask):
@@ -136,14 +95,14 @@ def check_side_tensors(
             f"mask must be a BlockSparseMask, got {type(mask).__name__}: "
             "BlockSparseMask(layout, block_size) makes one of a bool layout of blocks"
         )
-    if mask.n_head not in (1, n_head):
+    if mask.n_head not in (1, q.shape[2]):
         raise ValueError(
-            f"the layout of mask must have 1 head or the {n_head} of q, got {mask.n_head}"
+            f"the layout of mask must have 1 head or the {q.shape[2]} of q, got {mask.n_head}"
         )
 
 
 def _may_be_read(tensor: Tensor) -> bool:
-    """Whether the values are there, and reading them waits for nothing."""
+    """Whether the values exist and reading them does not wait for a GPU."""
     is_real = type(tensor) in (Tensor, nn.Parameter)  # none that stands for others in a trace
     if not is_real or tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return False
@@ -151,7 +110,7 @@ def _may_be_read(tensor: Tensor) -> bool:
 
 
 def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
-    """The seed, an int or a tensor; the value of a tensor goes unchecked."""
+    """Check an int, or the dtype, shape and device of a tensor."""
     if seed is None:
         return
     if isinstance(seed, Tensor):

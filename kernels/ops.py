@@ -5,17 +5,20 @@ imported when first called: this module needs neither Triton nor a GPU. torch.co
 operators as they stand here, so it takes them without a graph break.
 """
 
+import functools
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .options import OPTIONS_SCHEMA, AttentionOptions
+from .options import N_OPERATOR_OPTIONS, OPTIONS_SCHEMA, AttentionOptions
 from .reference.standard import finite
 from .registration import operator
+from .transforms import is_plain_call
 
 # name -> (module of the forward pass, module of the backward pass), within this package
 IMPLEMENTATIONS = {
@@ -23,12 +26,25 @@ IMPLEMENTATIONS = {
     "triton": (".triton.fwd", ".triton.bwd"),
 }
 
-N_OPTIONS = len(AttentionOptions._fields)
+# The options begin with tensors: those of the call, then the lists of a mask.
+N_CALL_TENSORS = AttentionOptions._fields.index("mask_rows")
+N_TENSORS = AttentionOptions._fields.index("mask_block_size")
 
 
+@functools.cache
 def module_of(impl: str, backward: bool) -> ModuleType:
-    """That of a pass, with `attn_fwd` or `attn_bwd`; imported when first used."""
+    """Module of a pass, with `attn_fwd` or `attn_bwd`; imported when first used."""
     return importlib.import_module(IMPLEMENTATIONS[impl][backward], __package__)
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Make a GPU the current one, on which Triton launches; it need not be the one of q."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return _NOTHING
+    return torch.cuda.device(device)
+
+
+_NOTHING = nullcontext()
 
 
 def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
@@ -39,40 +55,25 @@ def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tupl
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.n_inputs = 1 if isinstance(inputs[1], str) else 3  # qkv, or q, k and v
     ctx.impl, *options = inputs[ctx.n_inputs :]
-    # Tensors must be saved by save_for_backward; the other options go beside them.
-    ctx.is_tensor = [isinstance(option, Tensor) for option in options]
-    tensors = [option for option in options if isinstance(option, Tensor)]
-    ctx.save_for_backward(*output, *inputs[: ctx.n_inputs], *tensors)
-    ctx.others = [option for option in options if not isinstance(option, Tensor)]
+    ctx.save_for_backward(*output, *inputs[: ctx.n_inputs], *options[:N_TENSORS])
+    ctx.numbers = options[N_TENSORS:]
     # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
     ctx.set_materialize_grads(False)
 
 
-def _gradients(
-    ctx: Any, dout: Tensor | None, dlse: Tensor | None, sinks_need_grad: bool
-) -> tuple[Tensor | None, ...]:
-    """Of q, k and v, or of qkv; and of the sinks."""
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of all arguments of the operators: inputs, impl and options."""
     out, lse, *rest = ctx.saved_tensors
-    inputs, tensors = rest[: ctx.n_inputs], rest[ctx.n_inputs :]
-    sources = {True: iter(tensors), False: iter(ctx.others)}
-    options = AttentionOptions(*(next(sources[is_tensor]) for is_tensor in ctx.is_tensor))
-    if dout is None:
-        dout = torch.zeros_like(out)
+    inputs, options = rest[: ctx.n_inputs], (*rest[ctx.n_inputs :], *ctx.numbers)
+    dout = torch.zeros_like(out) if dout is None else dout
     if ctx.n_inputs == 1:
         grads = (attn_packed_bwd(dout, dlse, *inputs, out, lse, ctx.impl, *options),)
     else:
         grads = attn_bwd(dout, dlse, *inputs, out, lse, ctx.impl, *options)
-    if options.sinks is None or not sinks_need_grad:
-        return *grads, None
-    return *grads, _sinks_gradient(options.sinks, out, dout, lse, dlse)
-
-
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     place = AttentionOptions._fields.index("sinks")
-    needed = ctx.needs_input_grad[ctx.n_inputs + 1 + place]
-    *grads, dsinks = _gradients(ctx, dout, dlse, needed)
-    option_grads: list[Tensor | None] = [None] * N_OPTIONS
-    option_grads[place] = dsinks
+    option_grads: list[Tensor | None] = [None] * N_OPERATOR_OPTIONS
+    if ctx.needs_input_grad[ctx.n_inputs + 1 + place]:
+        option_grads[place] = _sinks_gradient(options[place], out, dout, lse, dlse)
     return (*grads, None, *option_grads)
 
 
@@ -132,12 +133,18 @@ def _packed_flops(qkv_shape: tuple, *rest: Any) -> int:
     return _flops(shape, shape, shape, *rest)
 
 
+def _q_k_v(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, or their gradients, of which a packed tensor is made up."""
+    q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
+    return q, k, v
+
+
 def _launch_fwd(
-    q: Tensor, k: Tensor, v: Tensor, impl: str, options: tuple
+    q: Tensor, k: Tensor, v: Tensor, impl: str, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    # Triton launches on the current GPU, which need not be the one that holds q.
-    with torch.cuda.device_of(q):
-        return module_of(impl, backward=False).attn_fwd(q, k, v, AttentionOptions(*options))
+    """out (B, T_q, H, D), contiguous, and lse (B, H, T_q)."""
+    with on_device(q.device):
+        return module_of(impl, backward=False).attn_fwd(q, k, v, options)
 
 
 @operator(
@@ -149,7 +156,7 @@ def _launch_fwd(
 )
 def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
     """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
-    return _launch_fwd(q, k, v, impl, options)
+    return _launch_fwd(q, k, v, impl, AttentionOptions(*options))
 
 
 # The same of q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor, too.
@@ -161,16 +168,27 @@ def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tupl
     flops=_packed_flops,
 )
 def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    q, k, v = qkv.unbind(2)
-    return _launch_fwd(q, k, v, impl, options)
+    return _launch_fwd(*_q_k_v((qkv,)), impl, AttentionOptions(*options))
 
 
-def _launch_bwd(
-    grads: Sequence[Tensor], inputs: tuple[Tensor | None, ...], impl: str, options: tuple
-) -> None:
-    """Write dq, dk and dv; inputs are dout, dlse, q, k, v, out and lse."""
-    with torch.cuda.device_of(grads[0]):
-        module_of(impl, backward=True).attn_bwd(*inputs, AttentionOptions(*options), grads)
+def _input_gradients(
+    grads: tuple[Tensor, Tensor | None],
+    inputs: Sequence[Tensor],
+    results: tuple[Tensor, Tensor],
+    impl: str,
+    options: AttentionOptions,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v, or of one tensor of them: contiguous, in their shapes and dtype.
+
+    Args:
+        grads: dout and dlse; inputs: q, k and v, or one tensor; results: out and lse.
+    """
+    of_inputs = tuple([x.new_empty(x.shape) for x in inputs])
+    with on_device(inputs[0].device):
+        module_of(impl, backward=True).attn_bwd(
+            *grads, *_q_k_v(inputs), *results, options, _q_k_v(of_inputs)
+        )
+    return of_inputs
 
 
 _NO_SECOND_DERIVATIVE = (
@@ -198,10 +216,8 @@ def _attn_bwd(
     impl: str,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, contiguous, in the shapes and dtype of q, k and v."""
-    grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    _launch_bwd(grads, (dout, dlse, q, k, v, out, lse), impl, options)
-    return grads
+    given = AttentionOptions(*options)
+    return _input_gradients((dout, dlse), (q, k, v), (out, lse), impl, given)  # pyright: ignore
 
 
 @operator(
@@ -221,10 +237,8 @@ def _attn_packed_bwd(
     impl: str,
     *options: Any,
 ) -> Tensor:
-    """The gradient of qkv, contiguous."""
-    dqkv = qkv.new_empty(qkv.shape)
-    _launch_bwd(dqkv.unbind(2), (dout, dlse, *qkv.unbind(2), out, lse), impl, options)
-    return dqkv
+    given = AttentionOptions(*options)
+    return _input_gradients((dout, dlse), (qkv,), (out, lse), impl, given)[0]
 
 
 attn_fwd = torch.ops.papilio.attn_fwd.default
@@ -233,11 +247,27 @@ attn_packed_fwd = torch.ops.papilio.attn_packed_fwd.default
 attn_packed_bwd = torch.ops.papilio.attn_packed_bwd.default
 
 
-class _Attention(torch.autograd.Function):
-    """The operators in eager mode, where torch.library's autograd takes most of a call's time.
+def attention(
+    inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions, *, is_plain: bool
+) -> tuple[Tensor, Tensor]:
+    """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile.
 
-    What needs a gradient is an argument of its own, the rest is passed as one, because each
-    argument costs the CPU time.
+    Args:
+        inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.
+        is_plain: `kernels.transforms.is_plain_call` of the inputs.
+    """
+    if torch.compiler.is_compiling():
+        forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
+        return forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
+    if is_plain and not torch.is_grad_enabled():
+        return _launch_fwd(*_q_k_v(inputs), impl, options)
+    return _Attention.apply(options.sinks, impl, options, is_plain, *inputs)
+
+
+class _Attention(torch.autograd.Function):
+    """Eager attention. The autograd of torch.library would take most of a call's CPU time.
+
+    A plain call goes straight to the kernels, past the dispatcher, which boxes every option.
     """
 
     @staticmethod
@@ -246,29 +276,37 @@ class _Attention(torch.autograd.Function):
         sinks: Tensor | None,
         impl: str,
         options: AttentionOptions,
+        is_plain: bool,
         *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        given = (*inputs, impl, *options)
-        with torch._C._AutoDispatchBelowAutograd():  # past the operator's own autograd
-            output = attn_packed_fwd(*given) if len(inputs) == 1 else attn_fwd(*given)
-        _setup_context(ctx, given, output)
-        return output
+        if is_plain:
+            out, lse = _launch_fwd(*_q_k_v(inputs), impl, options)
+        else:
+            forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
+            with torch._C._AutoDispatchBelowAutograd():  # past the operator's own autograd
+                out, lse = forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
+        ctx.impl, ctx.options = impl, options.without_tensors()
+        ctx.save_for_backward(out, lse, *options[:N_CALL_TENSORS], *inputs)
+        # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         dout, dlse = grads
-        *of_inputs, dsinks = _gradients(ctx, dout, dlse, ctx.needs_input_grad[0])
-        return dsinks, None, None, *of_inputs
-
-
-def attention(
-    inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile.
-
-    `inputs` are q, k and v, or one tensor (B, T, 3, H, D) of them.
-    """
-    if torch.compiler.is_compiling():
-        forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
-        return forward(*inputs, impl, *options)
-    return _Attention.apply(options.sinks, impl, options, *inputs)
+        out, lse, *rest = ctx.saved_tensors
+        tensors, inputs = rest[:N_CALL_TENSORS], rest[N_CALL_TENSORS:]
+        options = AttentionOptions(*tensors, *ctx.options[N_CALL_TENSORS:])
+        dout = torch.zeros_like(out) if dout is None else dout
+        if is_plain_call(dout, *inputs) and not torch.is_grad_enabled():
+            of_inputs = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)
+        else:  # the operator refuses a second derivative
+            backward = attn_packed_bwd if len(inputs) == 1 else attn_bwd
+            numbers = options[:N_OPERATOR_OPTIONS]
+            of_inputs = backward(dout, dlse, *inputs, out, lse, ctx.impl, *numbers)
+            of_inputs = (of_inputs,) if len(inputs) == 1 else of_inputs
+        dsinks = None
+        if ctx.needs_input_grad[0]:
+            assert options.sinks is not None
+            dsinks = _sinks_gradient(options.sinks, out, dout, lse, dlse)
+        return dsinks, None, None, None, *of_inputs

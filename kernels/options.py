@@ -1,29 +1,33 @@
-"""What a call asks of the kernels beside q, k and v, as plain tensors and numbers."""
+"""Options of one attention call: checked once, and passed down to the kernels."""
 
 import functools
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
-from .call import AttentionCall
+from .argument_types import check_bool, check_number, is_whole_number, plain_bool
+from .checks import check_dropout_seed, check_mask, check_positions, check_qkv, check_sinks
 from .mask.block_mask import BlockSparseMask
 
 # Kernels visit the tiles that need no mask in one loop, the others in another.
 UNMASKED_LOOP, MASKED_LOOP = 1, 2
-EMPTY_ROWS = 4  # and under a block-sparse mask some queries may see no block
+EMPTY_ROWS = 4  # under a block-sparse mask some queries see no block
 
 
 class AttentionOptions(NamedTuple):
-    """The options of one call, as the operators of kernels/ops.py take them, in their order.
+    """Options of one attention call; meanings are those of `kernels.flash_attention`.
 
-    Meanings are those of `kernels.flash_attention`. The lists of a block-sparse mask are those of
-    `kernels.mask.lists.MaskLists`: none, the first four, or for the Hopper kernels all there are.
+    The fields up to `dropout_p` are the arguments of the operators in kernels/ops.py, in their
+    order. The lists of a block-sparse mask are those of `kernels.mask.lists.MaskLists`: none, the
+    first four, or for the Hopper kernels all of them. `for_kernels` makes them from `mask`.
     """
 
-    dropout_seed: Tensor | None = None  # (2,) int64: seed, first query; needed for dropout_p > 0
+    dropout_seed: Tensor | int | None = None
+    """For the kernels, with dropout: (2,) int64, seed and first query."""
     doc_start: Tensor | None = None  # (B, T_q) int32, contiguous
     kv_lengths: Tensor | None = None  # (B,) int32, contiguous
     sinks: Tensor | None = None  # (H,) fp32, contiguous
@@ -42,6 +46,14 @@ class AttentionOptions(NamedTuple):
     window_size: int = 0  # 0 without a window
     softcap: float = 0.0  # 0 without a cap
     dropout_p: float = 0.0
+    # What follows decides how a call is served, and does not reach the operators.
+    mask: BlockSparseMask | None = None
+    return_lse: bool = False
+    deterministic: bool = False
+    first_query: int = 0
+    """For dropout, a multiple of 16: the queries may be part of a sequence."""
+    launches: dict[str, Any] | None = None
+    """Prepared launches of calls that differ in their tensors only, by pass."""
 
     @property
     def features(self) -> "Features":
@@ -63,23 +75,97 @@ class AttentionOptions(NamedTuple):
 
     @property
     def softcap_scale(self) -> float:
-        """What a product of q and k is multiplied by before its tanh is taken; 0 without a cap."""
+        """Factor on a product of q and k before its tanh is taken; 0 without a cap."""
         return self.softmax_scale / self.softcap if self.softcap else 0.0
 
     @property
     def scale_log2(self) -> float:
-        """What turns a product of q and k, or with a cap that tanh, into a score in log2."""
+        """Factor that turns a product of q and k, or with a cap that tanh, into a score in log2."""
         return (self.softcap or self.softmax_scale) * math.log2(math.e)
 
     @property
     def keep_scale(self) -> float:
-        """What makes up for the probabilities that dropout drops."""
+        """Factor on the probabilities that dropout keeps."""
         return 1.0 / (1.0 - self.dropout_p)
 
     @property
     def drop_threshold(self) -> int:
         """A probability is dropped where its 32 random bits are below this."""
         return int(self.dropout_p * 2**32)
+
+    def unsupported_option(self, supported: Collection[str]) -> str | None:
+        """Reason why an implementation of some options only cannot serve the call, or None.
+
+        An option that an implementation does not name is refused, so a new one is never ignored.
+
+        Args:
+            supported: names of keyword arguments of `flash_attention`.
+        """
+        for name in KEYWORDS:
+            value = getattr(self, name)
+            # Only the presence of a mask or tensor counts: PyTorch 2.11 cannot compile bool(mask).
+            used = bool(value) if isinstance(value, (int, float)) else value is not None
+            if used and name not in supported and name != "softmax_scale":
+                return f"it does not support {name}"
+        return None
+
+    def keywords(self) -> dict[str, Any]:
+        """The options as keyword arguments of `kernels.reference.standard.standard_attention`."""
+        unused = {name: None for name in ("window_size", "softcap") if not getattr(self, name)}
+        given = {name: getattr(self, name) for name in KEYWORDS}
+        return given | unused | {"first_query": self.first_query}
+
+    def seeded(self, device: torch.device) -> "AttentionOptions":
+        """The options with a seed on the device where there is dropout: (1,) int64.
+
+        Without one it is drawn from PyTorch's generator of the device, which activation
+        checkpointing restores before it computes a call again. The CPU does not wait for the GPU.
+        """
+        seed = self.dropout_seed
+        if not self.dropout_p or isinstance(seed, Tensor):
+            return self
+        if seed is None:
+            seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+        else:  # a copy from the host would wait
+            seed = torch.full((1,), seed, dtype=torch.int64, device=device)
+        return self._replace(dropout_seed=seed)
+
+    def without_tensors(self) -> "AttentionOptions":
+        """The options without the tensors of a call; the lists of its mask stay."""
+        return self._replace(dropout_seed=None, doc_start=None, kv_lengths=None, sinks=None)
+
+    def for_kernels(self, q: Tensor, k: Tensor, impl: str) -> "AttentionOptions":
+        """The options as the kernels of `impl` take them: with a mask's lists."""
+        if self.mask is None:
+            return self
+        return with_mask(self, self.mask, q, k, impl)._replace(mask=None)
+
+    def for_operators(self, device: torch.device) -> "AttentionOptions":
+        """The options with the seed as the kernels read it, next to the first query."""
+        if not self.dropout_p:
+            return self
+        seed = self.seeded(device).dropout_seed
+        assert isinstance(seed, Tensor)
+        first_query = torch.full_like(seed, self.first_query)
+        pair = torch.cat((seed.reshape(1), first_query.reshape(1)))
+        return self._replace(dropout_seed=pair)
+
+
+KEYWORDS = (
+    *("causal", "softmax_scale", "window_size", "mask", "doc_start", "kv_lengths", "sinks"),
+    *("softcap", "dropout_p", "dropout_seed"),
+)
+"""Keyword arguments of `kernels.flash_attention` that change its result."""
+
+N_OPERATOR_OPTIONS = AttentionOptions._fields.index("dropout_p") + 1
+
+_SCHEMA_TYPES = {Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
+
+OPTIONS_SCHEMA = ", ".join(
+    f"{_SCHEMA_TYPES.get(kind, 'Tensor?')} {name}"
+    for name, kind in list(get_type_hints(AttentionOptions).items())[:N_OPERATOR_OPTIONS]
+)
+"""The options of the operators in the language of torch.library."""
 
 
 @dataclass(frozen=True)
@@ -103,48 +189,6 @@ class Features:
 _features = functools.cache(Features)
 
 
-_SCHEMA_TYPES = {Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
-
-OPTIONS_SCHEMA = ", ".join(
-    f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionOptions).items()
-)
-"""The options in the language of torch.library, made from the fields of `AttentionOptions`."""
-
-
-def make_options(call: AttentionCall, impl: str) -> AttentionOptions:
-    """Build the options passed to the kernels of `impl`, which serve the call."""
-
-    def positions(name: str) -> Tensor | None:
-        tensor = arguments.get(name)
-        if tensor is not None and tensor.dtype == torch.int64:
-            # beyond the keys all mean the same, and past 2^31 they would wrap around
-            tensor = tensor.clamp(0, call.k.shape[1])
-        return None if tensor is None else tensor.to(torch.int32).contiguous()
-
-    arguments = call.seeded()
-    seed = arguments.get("dropout_seed")
-    assert not isinstance(seed, int)
-    if seed is not None:
-        first_query = torch.full_like(seed, call.first_query)
-        seed = torch.cat((seed.reshape(1), first_query.reshape(1)))
-    sinks, window_size = arguments.get("sinks"), arguments.get("window_size")
-    if window_size is not None and window_size >= max(call.q.shape[1], call.k.shape[1]):
-        window_size = None  # no key is that far from any query
-    options = AttentionOptions(
-        dropout_seed=seed,
-        doc_start=positions("doc_start"),
-        kv_lengths=positions("kv_lengths"),
-        sinks=None if sinks is None else sinks.float().contiguous(),
-        softmax_scale=call.softmax_scale,
-        causal=arguments.get("causal", False),
-        window_size=window_size or 0,
-        softcap=arguments.get("softcap") or 0.0,
-        dropout_p=arguments.get("dropout_p", 0.0),
-    )
-    mask = arguments.get("mask")
-    return options if mask is None else with_mask(options, mask, call.q, call.k, impl)
-
-
 def with_mask(
     options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor, impl: str
 ) -> AttentionOptions:
@@ -158,12 +202,12 @@ def with_mask(
         # The heads of a group share a program, and so the order of its columns.
         longest_column_first=not (mask.n_head > 1 and q.shape[2] > k.shape[2]),
         in_turns=impl == "hopper",
-        # what a row tile may be there
+        # the sizes that a row tile may have there
         block_size=min(max(mask.block_size, 64), 128) if impl == "hopper" else None,
         device=q.device,
     )
     if not lists.hides:
-        return options  # and no mask: dense attention costs less
+        return options  # without a mask: dense attention costs less
     loops = (UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0)
     return options._replace(
         mask_rows=lists.rows,
@@ -177,6 +221,116 @@ def with_mask(
         mask_packed=lists.packed,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),
     )
+
+
+# ---- from the arguments of a call
+
+
+def make_options(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window_size: int | None = None,
+    mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    n_keys: int | None = None,
+) -> AttentionOptions:
+    """Check the arguments of `kernels.flash_attention` and put them into the kernels' form.
+
+    Args:
+        n_keys: of the whole sequence, where k holds a part of it.
+
+    Raises:
+        ValueError: an argument is malformed.
+    """
+    check_bool("causal", causal)
+    check_bool("return_lse", return_lse)
+    check_bool("deterministic", deterministic)
+    check_qkv(q, k, v)
+    _check_numbers(softmax_scale, window_size, softcap, dropout_p)
+    check_positions(q, doc_start, kv_lengths)
+    check_sinks(q, sinks)
+    check_mask(q, mask)
+    check_dropout_seed(dropout_seed, q)
+    n_keys = n_keys or k.shape[1]
+    if window_size is not None and window_size >= max(q.shape[1], n_keys):
+        window_size = None  # no key is that far from any query
+    doc_start, kv_lengths, sinks = in_kernel_dtypes(n_keys, doc_start, kv_lengths, sinks)
+    return AttentionOptions(
+        dropout_seed=dropout_seed if dropout_p > 0 else None,
+        doc_start=doc_start,
+        kv_lengths=kv_lengths,
+        sinks=sinks,
+        softmax_scale=softmax_scale or 1.0 / math.sqrt(q.shape[-1]),
+        causal=plain_bool(causal),
+        window_size=window_size or 0,
+        softcap=softcap or 0.0,
+        dropout_p=dropout_p,
+        mask=mask,
+        return_lse=return_lse,
+        deterministic=deterministic,
+    )
+
+
+def in_kernel_dtypes(
+    n_keys: int, doc_start: Tensor | None, kv_lengths: Tensor | None, sinks: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """doc_start and kv_lengths as int32, sinks as fp32, all contiguous."""
+
+    def positions(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        if x.dtype == torch.int64:
+            # beyond the keys all mean the same, and past 2^31 they would wrap around
+            x = x.clamp(0, n_keys).to(torch.int32)
+        return x.contiguous()
+
+    sinks = None if sinks is None else sinks.float().contiguous()
+    return positions(doc_start), positions(kv_lengths), sinks
+
+
+def check_keywords(function: str, keywords: Mapping[str, object]) -> None:
+    """Refuse keywords that `function` passes on and that are not options of attention.
+
+    Raises:
+        TypeError: as Python raises for an unknown keyword.
+    """
+    for name in keywords:
+        if name not in KEYWORDS:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}: it takes "
+                f"{', '.join(KEYWORDS)}, besides those of its own"
+            )
+
+
+def _check_numbers(
+    softmax_scale: float | None, window_size: int | None, softcap: float | None, dropout_p: float
+) -> None:
+    """Check types and ranges."""
+    check_number("softmax_scale", softmax_scale, or_none=True)
+    check_number("softcap", softcap, or_none=True)
+    check_number("dropout_p", dropout_p)
+    if softmax_scale is not None and not 0 < softmax_scale < math.inf:
+        raise ValueError(f"softmax_scale must be positive and finite, got {softmax_scale}")
+    if window_size is not None and not (is_whole_number(window_size) and window_size >= 1):
+        raise ValueError(
+            f"window_size counts the keys that a query sees, itself included: it must be a whole "
+            f"number of at least 1, got {window_size!r}. None means no window"
+        )
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, got {softcap}. None means no cap")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
 
 
 class LossOptions(NamedTuple):

@@ -1,8 +1,26 @@
 """torch.func's transforms and forward-mode AD, which autograd of the operators does not serve."""
 
 import torch
+from torch import Tensor, nn
 from torch._C._functorch import get_interpreter_stack, peek_interpreter_stack
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+def is_plain_call(*tensors: Tensor) -> bool:
+    """Whether a call is eager, of plain tensors, and nothing has to see the operators in it.
+
+    torch.compile, subclasses of Tensor, dispatch modes (FLOP counters, selective checkpointing),
+    transforms of torch.func and the profiler look at operators.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and active_transform() is None
+        and not profiler._is_profiler_enabled
+        and _PLAIN.issuperset(map(type, tensors))
+    )
 
 
 def active_transform() -> str | None:

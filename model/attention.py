@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from kernels import ContextGroup, context_attention, flash_attention, flash_attention_packed
-from kernels.call import AttentionArguments
 from kernels.fused.linear import linear
 from kernels.mask.block_mask import BlockSparseMask
 from model.cache import KVCache
@@ -79,7 +78,7 @@ class SelfAttention(nn.Module):
         dropout_p = self.attention_dropout if self.training else 0.0
         # these draw their dropout from torch's generator themselves
         seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
-        options: AttentionArguments = {
+        options = {
             # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
             "causal": self.causal and (cache is None or T > 1),
             "softmax_scale": self.softmax_scale,
@@ -106,7 +105,7 @@ class SelfAttention(nn.Module):
             if cache is not None:
                 k, v = cache.append(self.layer, k, v)  # T_k tokens; q stands at the last T
             if self.context is None:
-                out = flash_attention(q, k, v, impl=self.impl, **options)
+                out = flash_attention(q, k, v, return_lse=False, impl=self.impl, **options)
             else:
                 # a seed of its own does for a process, which does all of its queries itself
                 out = context_attention(q, k, v, context=self.context, impl=self.impl, **options)

@@ -116,7 +116,7 @@ class AdamW(torch.optim.AdamW):
 def _obstacle(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:
     """Why the kernel cannot serve them and their gradients, None if it can."""
     for weight, grad in weights:
-        reason = triton.device_obstacle(weight, "a weight")
+        reason = triton.unsupported_device(weight, "a weight")
         if reason is not None:
             return reason
         if weight.is_cuda and triton.is_interpreted():

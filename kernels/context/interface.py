@@ -1,18 +1,17 @@
 """`context_attention`: attention of sequences that several processes share, our kernels inside."""
 
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..argument_types import check_bool, check_number
-from ..attention import checked_call, chunk_attention, flash_attention, pick_with_lse
-from ..call import AttentionArguments, AttentionCall
-from ..checks import check_keywords
+from ..argument_types import check_bool, check_number, check_tensors
+from ..attention import compute, flash_attention, pick
+from ..autocast import in_autocast_dtype
 from ..limits import RING_LEAST_TOKENS
 from ..ops import IMPLEMENTATIONS
-from ..options import AttentionOptions, with_mask
-from ..transforms import refuse_derivatives
+from ..options import AttentionOptions, check_keywords, make_options, with_mask
+from ..transforms import is_plain_call, refuse_derivatives
 from .gather import gather_kv, parts_by_gather
 from .group import ContextGroup, chunk_tokens
 from .ring import ring_attn_fwd
@@ -36,7 +35,7 @@ def context_attention(
     method: Method | None = None,
     impl: str | None = None,
     deterministic: bool = False,
-    **arguments: Unpack[AttentionArguments],
+    **arguments: Any,
 ) -> Tensor:
     """Causal attention of sequences that the processes of a group share.
 
@@ -94,8 +93,13 @@ def context_attention(
             f"dropout_p={dropout_p} needs dropout_seed, the same in all processes, got None"
         )
     if context.size == 1:
-        return flash_attention(q, k, v, impl=impl, deterministic=deterministic, **arguments)
-    call = checked_call(q, k, v, deterministic=deterministic, **arguments)
+        return flash_attention(
+            q, k, v, return_lse=False, impl=impl, deterministic=deterministic, **arguments
+        )
+    check_tensors(q=q, k=k, v=v)
+    q, k, v = in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v)
+    n_keys = context.size * q.shape[1] if q.dim() == 4 else None
+    options = make_options(q, k, v, deterministic=deterministic, n_keys=n_keys, **arguments)
     refuse_derivatives("context_attention", "flash_attention of the whole sequence")
     if k.shape[1] != q.shape[1]:
         raise ValueError(
@@ -103,96 +107,106 @@ def context_attention(
             f"{q.shape[1]}, k {k.shape[1]}"
         )
     c = chunk_tokens(q.shape[1])
-    window_size = arguments.get("window_size")
-    if window_size is not None and window_size >= context.size * q.shape[1]:
-        call.arguments["window_size"] = None  # no key is that far from any query
-    if _pick_method(method, call) == "ring":
-        return _by_ring(call, context, impl)
-    return _by_gather(call, context, impl, c)
+    if _pick_method(method, q, options) == "ring":
+        return _by_ring(q, k, v, options, context, impl)
+    return _by_gather(q, k, v, options, context, impl, c)
 
 
-def _pick_method(method: Method | None, call: AttentionCall) -> Method:
-    """The method asked for if it can serve the call, or the faster one."""
-    obstacle = call.lacks(_RING_SERVES)
-    if method == "ring" and obstacle is not None:
+def _pick_method(method: Method | None, q: Tensor, options: AttentionOptions) -> Method:
+    """The given method if it can serve the call, or the faster one."""
+    reason = options.unsupported_option(_RING_SERVES)
+    if method == "ring" and reason is not None:
         raise ValueError(
-            f"method='ring' cannot serve this call: {obstacle}. method=None picks one that can"
+            f"method='ring' cannot serve this call: {reason}. method=None picks one that can"
         )
     if method is None:
-        short = call.q.shape[1] < RING_LEAST_TOKENS
-        return "gather" if obstacle or short else "ring"
+        return "gather" if reason or q.shape[1] < RING_LEAST_TOKENS else "ring"
     return method
 
 
-def _by_ring(call: AttentionCall, context: ContextGroup, impl: str | None) -> Tensor:
-    q, k, v = call.q, call.k, call.v
-    impl = pick_with_lse(impl, call)
-    doc_start = call.arguments.get("doc_start")
-    if doc_start is not None:
-        # beyond the sequence all mean the same, and past 2^31 they would wrap around
-        doc_start = doc_start.clamp(0, context.size * q.shape[1]).to(torch.int32)
-    softcap = call.arguments.get("softcap") or 0.0
-    lists, sizes = _masks_of_steps(call, context, impl)
+def _by_ring(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: AttentionOptions,
+    context: ContextGroup,
+    impl: str | None,
+) -> Tensor:
+    impl = pick(impl, q, k, v, options._replace(return_lse=True))  # the parts are merged by lse
+    lists, sizes = _masks_of_steps(q, k, options, context, impl)
     # one tensor to send; torch.compile writes keys and values there in the first place
     kv = torch.stack((k, v))
     return ring_attn_fwd(
-        q, kv, doc_start, impl, context.name, call.softmax_scale, softcap, lists, sizes
-    )[0]
+        q, kv, options.doc_start, impl, context.name, options.softmax_scale, options.softcap,
+        lists, sizes,
+    )[0]  # fmt: skip
 
 
 def _masks_of_steps(
-    call: AttentionCall, context: ContextGroup, impl: str
+    q: Tensor, k: Tensor, options: AttentionOptions, context: ContextGroup, impl: str
 ) -> tuple[list[Tensor], list[int]]:
     """The part of the mask that each step of the ring has, as the operator takes them."""
-    mask, doc_start = call.arguments.get("mask"), call.arguments.get("doc_start")
+    mask = options.mask
     if mask is None:
         return [], []
-    steps, c = meetings(context), chunk_tokens(call.q.shape[1])
+    steps, c = meetings(context), chunk_tokens(q.shape[1])
     wanted = tuple([step.chunks(context) for step in steps])
-    parts = mask.parts(wanted, 2 * context.size, context.size * call.q.shape[1])
-    found: list[AttentionOptions | None] = []
+    parts = mask.parts(wanted, 2 * context.size, context.size * q.shape[1])
+    masks: list[AttentionOptions | None] = []
     for step, part in zip(steps, parts, strict=True):
-        q, k = call.q[:, halves(step.rows, c)], call.k[:, halves(step.keys, c)]
-        options = AttentionOptions(causal=step.causal, doc_start=doc_start)
-        found.append(None if part.is_empty else with_mask(options, part, q, k, impl))
-    return packed_masks(found)
+        rows, keys = q[:, halves(step.rows, c)], k[:, halves(step.keys, c)]
+        of_step = AttentionOptions(causal=step.causal, doc_start=options.doc_start)
+        masks.append(None if part.is_empty else with_mask(of_step, part, rows, keys, impl))
+    return packed_masks(masks)
 
 
-def _by_gather(call: AttentionCall, context: ContextGroup, impl: str | None, c: int) -> Tensor:
-    arguments = call.arguments.copy()
-    mask, doc_start, kv_lengths, dropout_p = (
-        arguments.get(name) for name in ("mask", "doc_start", "kv_lengths", "dropout_p")
-    )
-    if dropout_p and c % 16:
+def _by_gather(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: AttentionOptions,
+    context: ContextGroup,
+    impl: str | None,
+    c: int,
+) -> Tensor:
+    if options.dropout_p and c % 16:
         raise ValueError(
-            f"dropout_p={dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "
+            f"dropout_p={options.dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "
             f"the length of the sequence a multiple of {32 * context.size}"
         )
-    if impl is None and call.q.device.type == "cpu":
-        impl = "reference"  # of PyTorch's own, one would serve one chunk and not the other
-    early_k, early_v, late_k, late_v = gather_kv(call.k, call.v, context.name)
+    if impl is None and q.device.type == "cpu":
+        impl = "reference"  # PyTorch's own would serve one chunk and not the other
+    early_k, early_v, late_k, late_v = gather_kv(k, v, context.name)
     keys = ((early_k, early_v), (late_k, late_v))
     n_chunks = 2 * context.size
     masks = (None, None)
-    if mask is not None:
-        masks = mask.parts(parts_by_gather(context), n_chunks, n_chunks * c)
+    if options.mask is not None:
+        masks = options.mask.parts(parts_by_gather(context), n_chunks, n_chunks * c)
     outs = []
-    for half, (chunk, q, (k, v)) in enumerate(
-        zip(context.chunks, call.q.split(c, 1), keys, strict=True)
+    for half, (chunk, rows, (k, v)) in enumerate(
+        zip(context.chunks, q.split(c, 1), keys, strict=True)
     ):
-        arguments["mask"] = masks[half]
+        doc_start, kv_lengths = options.doc_start, options.kv_lengths
         if doc_start is not None:
-            arguments["doc_start"] = doc_start[:, half * c : (half + 1) * c]
+            doc_start = doc_start[:, half * c : (half + 1) * c].contiguous()
         if kv_lengths is not None:
-            arguments["kv_lengths"] = kv_lengths.clamp(max=k.shape[1])
-        out = chunk_attention(
-            q,
-            k,
-            v,
-            first_query=chunk * c,
-            impl=impl,
-            deterministic=call.deterministic,
-            **arguments,
+            kv_lengths = kv_lengths.clamp(max=k.shape[1])
+        of_chunk = options._replace(
+            mask=masks[half], doc_start=doc_start, kv_lengths=kv_lengths, first_query=chunk * c
         )
-        outs.append(out)
+        outs.append(attend_chunk(rows, k, v, of_chunk, impl))
     return torch.cat(outs, 1)
+
+
+def attend_chunk(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, impl: str | None
+) -> Tensor:
+    """Attention of the queries from `options.first_query` on and all keys up to the last of them.
+
+    It drops what attention of the whole sequence drops.
+    """
+    assert options.first_query % 16 == 0 or not options.dropout_p, options.first_query
+    impl = pick(impl, q, k, v, options)
+    if impl in IMPLEMENTATIONS:
+        options = options.for_kernels(q, k, impl)
+    return compute((q, k, v), q, k, v, impl, options, is_plain=is_plain_call(q, k, v))[0]

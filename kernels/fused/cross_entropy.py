@@ -70,7 +70,7 @@ def linear_cross_entropy(
     vocab_size = weight.shape[0] if vocab_size is None else vocab_size
     _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
     options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
-    obstacles = {"triton": triton.device_obstacle(hidden, "hidden"), "reference": None}
+    obstacles = {"triton": triton.unsupported_device(hidden, "hidden"), "reference": None}
     impl = pick(impl, hidden, obstacles)
     inputs = hidden.flatten(0, -2), weight, targets.flatten(), impl, *options
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)

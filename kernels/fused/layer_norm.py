@@ -61,7 +61,7 @@ def add_layer_norm(
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps must be a finite number of at least 0, got {eps}")
     _check(x, y, bias, weight, norm_bias)
-    obstacle = triton.device_obstacle(x, "x") or triton.transform_obstacle()
+    obstacle = triton.unsupported_device(x, "x") or triton.unsupported_transform()
     obstacles = {"triton": obstacle, "reference": None}
     backward_follows = torch.is_grad_enabled() and x.numel() > 0
     if pick(impl, x, obstacles) == "triton" and backward_follows:

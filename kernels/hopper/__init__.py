@@ -7,46 +7,40 @@ import torch
 from torch import Tensor
 
 from .. import triton
-from ..call import AttentionCall
 from ..mask.block_mask import BlockSparseMask
 from ..mask.packing import MOST_PACKED, PACKED_BLOCK
-
-_SERVED = frozenset(
-    {
-        "causal", "window_size", "mask", "doc_start", "kv_lengths", "sinks", "softcap", "dropout_p",
-        "dropout_seed",
-    }
-)  # fmt: skip
+from ..options import AttentionOptions
 
 # By block size, how many blocks of a mask must lie in one of 64 for a block of 64 to take less time
 # than they take the portable kernels, forward and backward, on an H100
 _LEAST_FILL = {16: 3.0, 32: 1.75}
 
 
-def obstacle(call: AttentionCall) -> str | None:
-    """Why these kernels cannot serve the call, None if they can. torch.compile can trace it."""
-    q = call.q
+def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> str | None:
+    """Reason why these kernels cannot serve the call, or None. torch.compile can trace it.
+
+    They serve the options of the portable kernels, to which they leave some backward passes.
+    """
     if not _is_hopper(q.device):
         return f"q is on {q.device}, and it needs an H100 or H200"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"it takes bf16 and fp16, and q is {q.dtype}"
     if q.shape[-1] % 8 != 0:
         return f"it takes multiples of 8 as head_dim, and q has {q.shape[-1]}"
-    for name, tensor in (("q", q), ("k", call.k), ("v", call.v)):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not describable(tensor.shape, tensor.stride()):
             return (
                 "the copy engine takes strides that are multiples of 16 bytes, and "
                 f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: call "
                 ".contiguous() on it"
             )
-    mask = call.arguments.get("mask")
-    of_mask = None if mask is None else _mask_obstacle(mask, q.shape[-1])
-    # what the backward pass here does not serve goes to the portable one
-    return of_mask or call.lacks(_SERVED) or triton.obstacle(call)
+    mask = options.mask
+    of_mask = None if mask is None else _unsupported_mask(mask, q.shape[-1])
+    return of_mask or triton.unsupported_reason(q, k, v, options)
 
 
-def linear_obstacle(x: Tensor, weight: Tensor) -> str | None:
-    """Why the kernel for products cannot serve x (..., C) and weight (F, C), None if it can."""
+def unsupported_linear(x: Tensor, weight: Tensor) -> str | None:
+    """Reason why the matrix product cannot serve x (..., C) and weight (F, C), or None."""
     if not _is_hopper(x.device):
         return f"x is on {x.device}, and it needs an H100 or H200"
     if x.dtype not in (torch.bfloat16, torch.float16):
@@ -56,10 +50,10 @@ def linear_obstacle(x: Tensor, weight: Tensor) -> str | None:
             "it takes one row or more and widths that are multiples of 8, and x is "
             f"{tuple(x.shape)}, the first weight {tuple(weight.shape)}"
         )
-    return triton.device_obstacle(x, "x")
+    return triton.unsupported_device(x, "x")
 
 
-def _mask_obstacle(mask: BlockSparseMask, head_dim: int) -> str | None:
+def _unsupported_mask(mask: BlockSparseMask, head_dim: int) -> str | None:
     if head_dim > 128 and mask.block_size < 128:
         return (
             f"at head_dim {head_dim} it takes masks in blocks of 128 or more, and mask has blocks "

@@ -29,9 +29,9 @@ DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 def described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
     """The tensor map of x for tiles of `rows`, and what it describes: x, or a copy, to be kept.
 
-    A copy is seldom made: `kernels.hopper.obstacle` refuses strides that are no multiples of 16
-    bytes. But it cannot look at addresses, which torch.compile does not know, and compiled code may
-    lay out its tensors anew.
+    A copy is rare: `kernels.hopper.unsupported_reason` refuses strides that are not multiples of 16
+    bytes. But torch.compile knows no addresses, and compiled code may change the strides of what
+    it passes.
 
     Args:
         x: (B, T, H, D), D of stride 1 and a multiple of 8, 2 bytes an element. The dimensions of

@@ -15,7 +15,7 @@ and columns of blocks.
 import hashlib
 from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -73,6 +73,7 @@ class BlockSparseMask:
         content = hashlib.sha256(f"{tuple(self.layout.shape)}, {block_size}".encode())
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
+        self.decisions: Final[dict[tuple, Any]] = {}  # of kernels.attention, for its calls
         self._cache: Final[dict[tuple, MaskLists]] = {}
         self._parts: Final[dict[tuple, BlockSparseMask]] = {}
         _take_lists_for_constants()

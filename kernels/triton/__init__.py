@@ -9,8 +9,8 @@ import os
 import torch
 from torch import Tensor
 
-from ..call import AttentionCall
 from ..checks import MAX_ROW_STRIDE, rows_in_reach
+from ..options import AttentionOptions
 from ..transforms import active_transform
 
 # Both are read once: Triton itself looks at TRITON_INTERPRET when a kernel is defined, and
@@ -24,8 +24,8 @@ def is_interpreted() -> bool:
     return _INTERPRETED
 
 
-def device_obstacle(x: Tensor, name: str) -> str | None:
-    """Why no kernel here can serve a call with this tensor, None if they can."""
+def unsupported_device(x: Tensor, name: str) -> str | None:
+    """Reason why no Triton kernel can serve a call with this tensor, or None."""
     if not _HAS_TRITON:
         return "the package triton is not installed"
     if x.dtype == torch.float64:
@@ -37,18 +37,18 @@ def device_obstacle(x: Tensor, name: str) -> str | None:
     return None
 
 
-def transform_obstacle() -> str | None:
-    """Why an `autograd.Function` of ours cannot serve a call, None if it can."""
+def unsupported_transform() -> str | None:
+    """Reason why an `autograd.Function` cannot serve the call, or None."""
     transform = active_transform()
     return None if transform is None else f"it does not support {transform}"
 
 
-def obstacle(call: AttentionCall) -> str | None:
-    """Why the attention kernels cannot serve the call, None if they can."""
-    reason = device_obstacle(call.q, "q") or transform_obstacle()
+def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> str | None:
+    """Reason why the attention kernels cannot serve the call, or None: they serve all options."""
+    reason = unsupported_device(q, "q") or unsupported_transform()
     if reason is not None:
         return reason
-    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not rows_in_reach(tensor):
             return (
                 f"it takes rows at most {MAX_ROW_STRIDE} elements apart, and {name} has shape "

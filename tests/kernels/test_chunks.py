@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from kernels import BlockSparseMask
-from kernels.attention import chunk_attention
+from kernels.context.interface import attend_chunk
 from kernels.mask.patterns import butterfly
+from kernels.options import make_options
 from kernels.reference.standard import dropout_keep_mask, standard_attention
 from kernels.testing import make_qkv
 from tests.kernels.grids import each_of
@@ -36,9 +37,9 @@ def test_a_chunk_drops_what_the_whole_drops(impl, dtype, device):
 
         def attend(q, k, v, rows=slice(begin, end)):
             n = rows.stop
-            return chunk_attention(
-                q[:, rows], k[:, :n], v[:, :n], first_query=rows.start, impl=impl, **dropout
-            )
+            q, k, v = q[:, rows], k[:, :n], v[:, :n]
+            options = make_options(q, k, v, **dropout)._replace(first_query=rows.start)
+            return attend_chunk(q, k, v, options, impl)
 
         actual = attend(q, k, v)
         torch.testing.assert_close(actual, expected[:, begin:end], **tolerance)
@@ -75,7 +76,8 @@ def test_compiled_code_takes_the_chunk_of_its_mask():
     def attend(q, k, v, mask):
         q, k, v = q[:, 32:64], k[:, :64], v[:, :64]
         (part,) = mask.parts((((1,), (0, 1)),), 4, 128)
-        return chunk_attention(q, k, v, first_query=32, impl="triton", causal=True, mask=part)
+        options = make_options(q, k, v, causal=True, mask=part)._replace(first_query=32)
+        return attend_chunk(q, k, v, options, "triton")
 
     torch.compiler.reset()
     q, k, v = make_qkv(1, 128, 128, 2, 2, 16)

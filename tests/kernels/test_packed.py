@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import BlockSparseMask, flash_attention, flash_attention_packed
 from kernels.mask.patterns import butterfly
-from kernels.options import AttentionOptions
+from kernels.options import N_OPERATOR_OPTIONS, AttentionOptions
 from tests.kernels.grids import each_of
 
 on_gpu = pytest.mark.gpu
@@ -91,7 +91,7 @@ def test_torch_compile_takes_it_whole(device, backend):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 def test_operators_are_well_registered(device):
     qkv, sinks = packed_input(torch.float32, device)
-    options = AttentionOptions(causal=True, sinks=sinks)
+    options = AttentionOptions(causal=True, sinks=sinks)[:N_OPERATOR_OPTIONS]
     qkv.requires_grad_()
     operators = torch.ops.papilio
     torch.library.opcheck(operators.attn_packed_fwd.default, (qkv, "triton", *options))

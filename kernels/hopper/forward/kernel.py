@@ -202,7 +202,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
     Args:
         q: (B, T_q, H, D) fp16 or bf16, D up to 256; k, v: (B, T_k, H_kv, D). Strides and options
-            as `kernels.hopper.obstacle` asks.
+            as `kernels.hopper.unsupported_reason` asks.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.

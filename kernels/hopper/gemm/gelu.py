@@ -15,7 +15,7 @@ def backward_plan(*, bias: bool, gelu: bool) -> ProductPlan:
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `linear_gelu` of kernels/fused/reference, for what `hopper.linear_obstacle` allows."""
+    """As `linear_gelu` of kernels/fused/reference, for what `hopper.unsupported_linear` allows."""
     h, g = (x.new_empty(x.shape[0], weight.shape[0]) for _ in range(2))
     if bias is None:
         # where none is read, the compiler begins both halves of a tile at once, and spills

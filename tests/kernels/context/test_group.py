@@ -5,9 +5,10 @@ import torch
 
 from kernels import BlockSparseMask, ContextGroup, context_attention, flash_attention
 from kernels.context import group as groups
-from kernels.context.interface import _pick_method, checked_call
+from kernels.context.interface import _pick_method
 from kernels.limits import RING_LEAST_TOKENS
 from kernels.mask.patterns import butterfly
+from kernels.options import make_options
 from kernels.testing import make_qkv
 
 
@@ -62,8 +63,8 @@ def test_parts_are_put_together_again(processes):
 
 def test_the_ring_is_picked_for_long_sequences():
     def pick(tokens, **options):
-        qkv = (torch.empty(1, tokens, 1, 16, device="meta") for _ in range(3))
-        return _pick_method(None, checked_call(*qkv, causal=True, **options))
+        q = torch.empty(1, tokens, 1, 16, device="meta")
+        return _pick_method(None, q, make_options(q, q, q, causal=True, **options))
 
     doc_start = torch.empty(1, RING_LEAST_TOKENS, dtype=torch.int32, device="meta")
     assert pick(RING_LEAST_TOKENS) == "ring"

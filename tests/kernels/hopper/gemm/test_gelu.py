@@ -5,7 +5,7 @@ import torch
 
 from kernels import hopper
 from kernels.fused.gelu_mlp import gelu_mlp
-from kernels.hopper import linear_obstacle
+from kernels.hopper import unsupported_linear
 from kernels.testing import assert_within_budget, poison_empty
 from tests.kernels.fused.test_gelu_mlp import inputs, plain, results, without_bias
 
@@ -104,8 +104,8 @@ def test_what_it_cannot_serve_is_said(monkeypatch):
     with pytest.raises(ValueError, match="x is on cpu, and it needs an H100 or H200"):
         gelu_mlp(x, w_in, b_in, w_out, impl="hopper")
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
-    assert "x is torch.float32" in linear_obstacle(x.float(), w_in)
-    assert "multiples of 8, and x is (4, 24), the first weight (261, 24)" in linear_obstacle(
+    assert "x is torch.float32" in unsupported_linear(x.float(), w_in)
+    assert "multiples of 8, and x is (4, 24), the first weight (261, 24)" in unsupported_linear(
         x, w_in
     )
-    assert "one row or more" in linear_obstacle(x[:0], w_in[:256])
+    assert "one row or more" in unsupported_linear(x[:0], w_in[:256])

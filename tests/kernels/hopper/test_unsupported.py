@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import flash_attention, hopper, ops
+from kernels import attention, flash_attention, hopper, ops
 from kernels.mask.block_mask import BlockSparseMask
 from kernels.testing import make_qkv
 
@@ -20,6 +20,7 @@ def on_hopper(monkeypatch):
         return torch.ones_like(q), q.new_zeros(q.shape[0], q.shape[2], q.shape[1]).float()
 
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(attention, "_DECISIONS", {})
     of = {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}
     monkeypatch.setattr(ops, "module_of", lambda impl, backward: of[impl])
     return calls

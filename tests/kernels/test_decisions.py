@@ -1,0 +1,137 @@
+"""A repeated call skips its checks and choices, and is never served by those of another call."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from kernels import BlockSparseMask, attention, flash_attention, flash_attention_packed
+from kernels.mask.patterns import butterfly
+from kernels.reference.standard import standard_attention
+from kernels.testing import make_qkv
+
+MASKS = [BlockSparseMask(butterfly(3, n_factors=n), 16) for n in (1, 2)]
+DOC_START = torch.tensor([[0] * 20 + [20] * 20])
+
+
+@pytest.fixture(autouse=True)
+def decisions(monkeypatch):
+    """The decisions of the test alone."""
+    decisions = {}
+    monkeypatch.setattr(attention, "_DECISIONS", decisions)
+    return decisions
+
+
+@pytest.fixture
+def qkv():
+    return make_qkv(1, 40, 40, 2, 1, 16)
+
+
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"softmax_scale": 0.5},
+    {"window_size": 7},
+    {"softcap": 2.0},
+    {"mask": MASKS[0]},
+    {"mask": MASKS[1]},
+    {"doc_start": DOC_START},
+    {"doc_start": DOC_START.int() + 5},
+    {"kv_lengths": torch.tensor([30])},
+    {"kv_lengths": torch.tensor([11])},
+    {"sinks": torch.tensor([0.5, -1.0])},
+    {"dropout_p": 0.3, "dropout_seed": 3},
+    {"dropout_p": 0.3, "dropout_seed": 4},
+    {"dropout_p": 0.4, "dropout_seed": torch.tensor([4])},
+]
+
+
+@pytest.mark.parametrize("impl", ["triton", "reference"])
+def test_each_call_has_its_own_options(impl, qkv):
+    for _ in range(2):  # first decided, then remembered
+        for options in OPTIONS:
+            actual = flash_attention(*qkv, **options, impl=impl)
+            expected = standard_attention(*qkv, **options)[0]
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_repeated_call_is_neither_checked_nor_decided_again(qkv):
+    flash_attention(*qkv, causal=True, mask=MASKS[0], impl="triton")
+    other = [x + 1 for x in qkv]
+    with mock.patch.object(attention, "make_options", side_effect=AssertionError):
+        actual = flash_attention(*other, causal=True, mask=MASKS[0], impl="triton")
+    expected = standard_attention(*other, causal=True, mask=MASKS[0])[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_repeated_call(qkv):
+    sinks = torch.tensor([0.5, -1.0])
+    for _ in range(2):
+        leaves = [x.clone().requires_grad_() for x in (*qkv, sinks)]
+        grads = []
+        for function in (flash_attention, standard_attention):
+            given = {"impl": "triton"} if function is flash_attention else {}
+            out = function(*leaves[:3], sinks=leaves[3], causal=True, **given)
+            out = out if isinstance(out, torch.Tensor) else out[0]
+            grads.append(torch.autograd.grad(out.square().sum(), leaves))
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("valid", "malformed", "message"),
+    [
+        ({"causal": True}, {"causal": 1}, "causal must be True or False, got 1"),
+        ({"softmax_scale": 1.0}, {"softmax_scale": True}, "softmax_scale must be a number"),
+        ({"window_size": 1}, {"window_size": True}, "window_size counts the keys"),
+        ({"window_size": 1}, {"window_size": 1.0}, "window_size counts the keys"),
+        ({"dropout_p": 0.0}, {"dropout_p": False}, "dropout_p must be a number"),
+        (
+            {"dropout_p": 0.5, "dropout_seed": 1},
+            {"dropout_p": 0.5, "dropout_seed": -1},
+            r"dropout_seed must lie in \[0, 2\^63\), got -1",
+        ),
+        (
+            {"sinks": torch.zeros(2)},
+            {"sinks": torch.tensor([0.0, torch.inf])},
+            r"sinks must be below \+inf",
+        ),
+        ({"doc_start": DOC_START}, {"doc_start": DOC_START[:, :3]}, "doc_start must have shape"),
+        ({"impl": "triton"}, {"impl": ["triton"]}, "impl must be None or one of"),
+        ({}, {"softcap": [1.0]}, "softcap must be a number"),
+    ],
+)
+def test_malformed_arguments_are_refused_after_equal_ones(valid, malformed, message, qkv):
+    for _ in range(2):
+        flash_attention(*qkv, **{"impl": "triton", **valid})
+        with pytest.raises(ValueError, match=message):
+            flash_attention(*qkv, **{"impl": "triton", **malformed})
+
+
+def test_other_tensors_are_decided_again(qkv):
+    q, k, v = qkv
+    flash_attention(q, k, v, impl="triton")
+    for inputs in ((q, k.double(), v), (q, k[:, :9], v), (q[:, :, :, ::2], k, v), (q, k, None)):
+        with pytest.raises(ValueError):
+            flash_attention(*inputs, impl="triton")
+    half = flash_attention(*(x.half() for x in qkv), impl="triton")
+    assert half.dtype == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert flash_attention(q, k, v, impl="triton").dtype == torch.bfloat16
+    assert flash_attention(q, k, v, impl="triton").dtype == torch.float32
+
+
+def test_a_packed_tensor_and_three_do_not_share_a_decision(qkv):
+    packed = torch.stack([qkv[0], *(x.expand(-1, -1, 2, -1) for x in qkv[1:])], 2)
+    for _ in range(2):
+        out = flash_attention_packed(packed, causal=True, impl="triton")
+        torch.testing.assert_close(out, flash_attention(*qkv, causal=True, impl="triton"))
+
+
+def test_decisions_of_a_mask_go_with_it_and_others_are_bounded(qkv, decisions, monkeypatch):
+    monkeypatch.setattr(attention, "_MOST_DECISIONS", 3)
+    mask = BlockSparseMask(butterfly(3), 16)
+    flash_attention(*qkv, mask=mask, impl="triton")
+    assert not decisions and len(mask.decisions) == 1
+    for n in range(1, 8):
+        flash_attention(*(x[:, :n] for x in qkv), impl="reference")
+        assert 1 <= len(decisions) <= 3
