@@ -22,7 +22,7 @@ from .transforms import is_plain_call
 
 # name -> (module of the forward pass, module of the backward pass), within this package
 IMPLEMENTATIONS = {
-    "hopper": (".hopper.forward.kernel", ".hopper.backward.kernel"),
+    "hopper": (".hopper.forward.launch", ".hopper.backward.launch"),
     "triton": (".triton.fwd", ".triton.bwd"),
 }
 

@@ -1,10 +1,11 @@
-"""What a call of attention costs the CPU: on short sequences the GPU waits for that.
+"""CPU time of an eager attention call: on short sequences the GPU waits for it.
 
 python -m experiments.attention.host
 
-Forward of 512 tokens of GPT-2 small, with gradients to come. `launch` is our kernel alone, as its
-operator calls it; `CUDA graph` replays a graph of one call. Medians over batches of calls, during
-which the CPU waits for nothing.
+Calls of 512 tokens of GPT-2 small that require gradients, forward alone, and forward and backward:
+dense and causal, under a block-sparse mask, with packed documents, with dropout. `launch` is the
+kernel alone, as its operator calls it; `CUDA graph` replays a graph of one forward call. Each time
+is a median over batches of calls in which the CPU never waits for the GPU.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from configs.command_line import command_parser, errors_as_sentences, read_first
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     parser.add_argument("--out", type=Path, default=Path("docs/results/attention_host.json"))
     return parser.parse_args(argv)
@@ -26,34 +27,38 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from evaluation.results import Row, collect_rows
-from experiments.attention.cases import Case, Tensors, make_tensors
+from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError
 from experiments.attention.report import Result
 from experiments.reports import table
+from kernels import flash_attention
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
 
 CASE = Case(1, 512, 12, 64, causal=True)
-NAMES = ["ours", PORTABLE, "SDPA cuDNN", "SDPA flash", "flash-attn-4"]
+DOCUMENT = 128  # tokens
 CALLS, BATCHES = 50, 40
 
 
 def host_us(call: Callable[[], Any]) -> float:
-    """Microseconds that the CPU takes for a call: the median of `BATCHES`, of `CALLS` each."""
-    found = []
+    """CPU time of a call in microseconds: the median of `BATCHES`, of `CALLS` each."""
+    times = []
     for _ in range(BATCHES + 1):  # the first compiles
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(CALLS):
             call()
-        found.append((time.perf_counter() - start) / CALLS * 1e6)
-    return statistics.median(found[1:])
+        times.append((time.perf_counter() - start) / CALLS * 1e6)
+    return statistics.median(times[1:])
 
 
 def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
@@ -66,36 +71,104 @@ def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def calls(tensors: Tensors) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is timed, by name."""
-    q, k, v, _ = tensors
-    detached = (q.detach(), k.detach(), v.detach())
-    asked = AttentionOptions(causal=CASE.causal, softmax_scale=CASE.head_dim**-0.5)
-    ours = CONTENDERS["ours"](CASE, q.device)
+def launches(tensors: Tensors) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The kernels without their operators, and a CUDA graph of a call, by name."""
+    q, k, v = (x.detach() for x in tensors[:3])
+    options = AttentionOptions(causal=CASE.causal, softmax_scale=CASE.head_dim**-0.5, launches={})
     names = {"triton": PORTABLE}
     if torch.cuda.get_device_capability()[0] == 9:
         names["hopper"] = "ours"
     for impl, name in names.items():
         kernel = importlib.import_module(IMPLEMENTATIONS[impl][0], "kernels")
-        yield f"{name}, launch", partial(kernel.attn_fwd, *detached, asked)
-    yield "ours, CUDA graph", graph_of(partial(ours, *detached)).replay
-    for name in NAMES:
-        try:
-            yield name, partial(CONTENDERS[name](CASE, q.device), q, k, v)
-        except UnsupportedError as reason:
-            print(f"{name}: {reason}")
+        yield f"{name}, launch", partial(kernel.attn_fwd, q, k, v, options)
+    yield "ours, CUDA graph", graph_of(partial(CONTENDERS["ours"](CASE, q.device), q, k, v)).replay
+
+
+def documents(name: str, case: Case, device: torch.device) -> Attention:
+    """Causal attention of packed documents."""
+    index = torch.arange(case.seq_len, device=device)
+    if name == "ours":
+        doc_start = (index // DOCUMENT * DOCUMENT).int().expand(case.batch, -1).contiguous()
+        return partial(flash_attention, causal=True, doc_start=doc_start)
+    if name == "FlexAttention":
+        mask = create_block_mask(
+            lambda b, h, i, j: (i >= j) & (i // DOCUMENT == j // DOCUMENT),
+            None, None, case.seq_len, case.seq_len, device=str(device),
+        )  # fmt: skip
+        torch._dynamo.reset()
+        compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
+        return lambda q, k, v: compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask)
+    try:
+        from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UnsupportedError(f"cannot be imported ({error})") from error
+    begins = torch.arange(0, case.seq_len + 1, DOCUMENT, dtype=torch.int32, device=device)
+    options = {"cu_seqlens_q": begins, "cu_seqlens_k": begins, "causal": True}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result = flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), **options)
+        return (result[0] if isinstance(result, tuple) else result).view_as(q)
+
+    return attend
+
+
+# What is called: the case, those who are called, and how each is made.
+CALLED: dict[str, tuple[Case, list[str], Callable[[str, Case, torch.device], Attention]]] = {
+    "causal": (
+        CASE,
+        ["ours", PORTABLE, "SDPA cuDNN", "SDPA flash", "flash-attn-4"],
+        lambda name, case, device: CONTENDERS[name](case, device),
+    ),
+    "butterfly": (
+        replace(CASE, sparsity=Sparsity("butterfly")),
+        ["ours", "FlexAttention", "flash-attn-4"],
+        lambda name, case, device: CONTENDERS[name](case, device),
+    ),
+    "documents": (CASE, ["ours", "FlexAttention", "flash-attn-4"], documents),
+    "dropout": (
+        replace(CASE, dropout_p=0.1),
+        ["ours", "SDPA flash", "SDPA cuDNN"],
+        lambda name, case, device: CONTENDERS[name](case, device),
+    ),
+}
+
+
+def both_passes(attend: Attention, tensors: Tensors) -> tuple[Tensor, ...]:
+    """Attention and its gradients."""
+    q, k, v, dout = tensors
+    out = attend(q, k, v)
+    return torch.autograd.grad(out, (q, k, v), dout.view_as(out))
 
 
 def measure() -> Iterator[list[Row]]:
-    """A row for each name."""
-    for name, call in calls(make_tensors(CASE, "cuda")):
-        yield [{"name": name, **CASE.describe(), "host_us": host_us(call)}]
+    """Rows of each call and contender."""
+    for name, call in launches(make_tensors(CASE, "cuda")):
+        yield [{"call": "causal", "name": name, **CASE.describe(), "forward_us": host_us(call)}]
+    for called, (case, names, make) in CALLED.items():
+        tensors = make_tensors(case, "cuda")
+        for name in names:
+            try:
+                attend = make(name, case, tensors.q.device)
+                forward_us = host_us(partial(attend, *tensors[:3]))
+                both_us = host_us(partial(both_passes, attend, tensors))
+            except UnsupportedError as reason:
+                print(f"{called}, {name}: {reason}")
+                continue
+            times = {"forward_us": forward_us, "both_us": both_us}
+            yield [{"call": called, "name": name, **case.describe(), **times}]
 
 
 def host_table(result: Result) -> str:
-    """CPU time by name, in Markdown."""
-    rows = result["rows"]
-    return table({"a call of": row["name"], "CPU, us": f"{row['host_us']:.0f}"} for row in rows)
+    """CPU time by call and contender, in Markdown."""
+    return table(
+        {
+            "a call": row["call"],
+            "of": row["name"],
+            "forward, us": f"{row['forward_us']:.0f}",
+            "forward + backward, us": f"{row['both_us']:.0f}" if "both_us" in row else "",
+        }
+        for row in result["rows"]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ descriptor is encoded once for what it describes, and the parameters are packed 
 import functools
 import re
 import struct
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +44,28 @@ def described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
     return found, x
 
 
+class TensorMaps:
+    """`described` for tensors that differ in their address only."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._of_address: dict[int, bytes] = {}
+
+    def __call__(self, x: Tensor) -> tuple[bytes, Tensor]:
+        found = self._of_address.get(x.data_ptr())
+        if found is not None:
+            return found, x
+        found, copy = described(x, self._rows)
+        if copy is x:
+            if len(self._of_address) >= _MOST_MAPS:
+                self._of_address.clear()
+            self._of_address[x.data_ptr()] = found
+        return found, copy
+
+
+_MOST_MAPS = 1024
+
+
 # What is kept depends on the arguments alone, however often memory is freed and used again.
 @functools.lru_cache(maxsize=4096)
 def _tensor_map(
@@ -59,13 +82,9 @@ def _tensor_map(
     )
 
 
-def described_numbers(x: Tensor, box: int) -> bytes:
-    """The tensor map of x, contiguous fp32, for copies of `box` numbers in a row."""
-    return _numbers_map(x.data_ptr(), x.numel(), box)
-
-
 @functools.lru_cache(maxsize=4096)
-def _numbers_map(address: int, size: int, box: int) -> bytes:
+def described_numbers(address: int, size: int, box: int) -> bytes:
+    """The tensor map of contiguous fp32 numbers, for copies of `box` of them in a row."""
     return driver.tensor_map(address, torch.float32, (size,), (1,), (box,))
 
 
@@ -96,7 +115,7 @@ def pointer_type(dtype: torch.dtype) -> str:
 
 
 def compile_kernel(
-    kernel: Any, types: list[str | None], plan: Any, divisors: dict[int, int] | None = None
+    kernel: Any, types: Sequence[str | None], plan: Any, divisors: dict[int, int] | None = None
 ) -> Any:
     """What Triton compiles for an H100 or H200: this needs no GPU.
 
@@ -177,6 +196,11 @@ class Kernel:
         driver.launch_kernel(
             self._function, programs, self._threads, self._shared, stream, self._parameters
         )
+
+
+def current_stream(device: int) -> int:
+    """Handle of PyTorch's current stream on the GPU of this index."""
+    return torch._C._cuda_getCurrentRawStream(device)
 
 
 @functools.cache

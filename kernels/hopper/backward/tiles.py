@@ -49,7 +49,7 @@ class Call(NamedTuple):
     seed_ptr: gl.tensor
     lengths_ptr: gl.tensor
     doc_ptr: gl.tensor  # where the document of each query begins: (B, T_q)
-    doc_blocks_ptr: gl.tensor  # and what `kernels.hopper.backward.documents` makes of it
+    doc_blocks_ptr: gl.tensor  # and what `document_bounds` makes of it
     doc_tiles_ptr: gl.tensor
     walks_ptr: gl.tensor  # of a block-sparse mask, its `kernels.mask.lists.MaskLists`
     visits_ptr: gl.tensor

@@ -8,29 +8,14 @@ emptied. Under a block-sparse mask a program may have several such teams, of one
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a group, N keys of a tile.
 """
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from triton import runtime
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from ...options import AttentionOptions
-from ..launch import (
-    Kernel,
-    as_int32,
-    compile_kernel,
-    described,
-    n_multiprocessors,
-    tile_counters,
-    tile_type,
-)
 from ..scheduler import Order, make_mailbox
 from .consumer import consume
-from .plan import ROWS, SECTION_BYTES, Plan, forward_plan
 from .producer import produce
 from .tiles import Call, M
 
@@ -167,75 +152,3 @@ def attn_fwd_kernel(
             WARPS,
             REGISTERS,
         )
-
-
-# ---- the launch
-
-
-def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
-    """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
-    features = plan.features
-    q_tile = tile_type(ROWS, plan.block_d, dtype)
-    k_tile = tile_type(plan.block_n, plan.block_d, dtype)
-    types = [
-        *(q_tile, k_tile, k_tile, q_tile),
-        *("*fp32", "*i32"),  # lse and counter
-        "*i64" if features.dropout else None,
-        "*i32" if features.documents else None,
-        "*i32" if features.lengths else None,
-        "*fp32" if features.sinks else None,
-        *["*i32" if plan.listed else None] * 2,
-        *["i32"] * 5,
-        *["fp32"] * 3,
-        *["i32"] * 5,
-    ]
-    return compile_kernel(attn_fwd_kernel, types, plan)
-
-
-@functools.cache
-def _kernel(device: int, dtype: torch.dtype, plan: Plan) -> Kernel:
-    return Kernel(compile_fwd(plan, dtype))
-
-
-def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
-    """Launch the forward kernel.
-
-    Args:
-        q: (B, T_q, H, D) fp16 or bf16, D up to 256; k, v: (B, T_k, H_kv, D). Strides and options
-            as `kernels.hopper.unsupported_reason` asks.
-
-    Returns:
-        out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
-    """
-    device, dtype = q.device, q.dtype
-    B, T_q, H, D = q.shape
-    T_k, H_kv = k.shape[1:3]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty((B, H, T_q), dtype=torch.float32)
-    plan = forward_plan(D, T_q, T_k, options.features)
-    n_tiles = -(-T_q // (plan.groups * ROWS))
-    rows = options.mask_rows
-    mask_stride = 0 if rows is None or rows.shape[0] == 1 else rows.stride(0)
-    # heads whose keys and values fit in the L2 cache together; query heads of a group share theirs
-    section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
-    stream = runtime.driver.active.get_current_stream(device.index)  # its handle, without an object
-    q_map, q = described(q, ROWS)
-    k_map, k = described(k, plan.block_n)
-    v_map, v = described(v, plan.block_n)
-    out_map, _ = described(out, ROWS)
-    tensors = (
-        lse, tile_counters.pair(device, stream),
-        options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
-        rows, options.mask_row_blocks,
-    )  # fmt: skip
-    _kernel(device.index, dtype, plan).launch(
-        min(n_multiprocessors(device), -(-n_tiles * B * H // plan.teams)),
-        stream,
-        q_map, k_map, v_map, out_map,
-        *[x.data_ptr() for x in tensors if x is not None],
-        T_q, T_k, H, H // H_kv, options.window_size,
-        options.scale_log2, options.softcap_scale,
-        options.keep_scale, as_int32(options.drop_threshold),
-        n_tiles, B * H, min(section, B * H), mask_stride,
-    )  # fmt: skip
-    return out, lse

@@ -20,9 +20,12 @@ def test_the_first_batch_does_not_count(monkeypatch):
 
 
 def test_a_line_for_each_call():
-    rows = [{"name": "ours", "host_us": 43.6}, {"name": "ours, launch", "host_us": 9.2}]
+    rows = [
+        {"call": "causal", "name": "ours, launch", "forward_us": 9.2},
+        {"call": "dropout", "name": "ours", "forward_us": 43.6, "both_us": 99.5},
+    ]
     printed = host.host_table({"rows": rows}).splitlines()[2:]
     assert [[x.strip() for x in line.split("|")[1:-1]] for line in printed] == [
-        ["ours", "44"],
-        ["ours, launch", "9"],
+        ["causal", "ours, launch", "9", ""],
+        ["dropout", "ours", "44", "100"],
     ]

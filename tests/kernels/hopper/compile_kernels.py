@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from triton import knobs
 
-from kernels.hopper.backward.kernel import compile_bwd, compile_pieces, compile_rows
+from kernels.hopper.backward.launch import compile_bwd, compile_pieces, compile_rows
 from kernels.hopper.backward.plan import BLOCK, KEYS, BackwardPlan, backward_plan
-from kernels.hopper.forward.kernel import compile_fwd
+from kernels.hopper.forward.launch import compile_fwd
 from kernels.hopper.forward.plan import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
 from kernels.hopper.launch import DTYPES, parameter_layout
 from kernels.options import Features

@@ -59,7 +59,7 @@ def assert_as_meant(result):
 
 
 def assert_backward(result):
-    # what kernels.hopper.backward.kernel.attn_bwd packs for a launch
+    # what `BackwardLaunch` packs for a launch
     side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 3}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
     assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiii", result
@@ -79,7 +79,7 @@ def assert_backward(result):
 
 
 def assert_forward(result):
-    # what kernels.hopper.forward.kernel.attn_fwd packs for a launch
+    # what `ForwardLaunch` packs for a launch
     listed = "mask_block_size" in result["features"]
     side_tensors = {"documents", "lengths", "sinks", "dropout"} & set(result["features"])
     maps, pointers = 4 * "128s", (2 + len(side_tensors) + 2 * listed) * "q"

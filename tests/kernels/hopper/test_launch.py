@@ -81,7 +81,7 @@ def encoded(monkeypatch):
         return bytes([len(calls)])
 
     monkeypatch.setattr(driver, "tensor_map", tensor_map)
-    kept = (launch._tensor_map, launch._numbers_map)
+    kept = (launch._tensor_map, launch.described_numbers)
     for maps in kept:
         maps.cache_clear()
     yield calls
@@ -128,8 +128,8 @@ def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
 
 def test_numbers_in_a_row_are_described_once(encoded):
     x = torch.zeros(16, 128)
-    described_numbers(x, 128)
-    described_numbers(x, 128)
+    described_numbers(x.data_ptr(), x.numel(), 128)
+    described_numbers(x.data_ptr(), x.numel(), 128)
     assert encoded == [(x.data_ptr(), torch.float32, (2048,), (1,), (128,))]
 
 

@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from kernels.hopper.backward.kernel import attn_bwd
-from kernels.hopper.forward.kernel import attn_fwd
+from kernels.hopper.backward.launch import attn_bwd
+from kernels.hopper.forward.launch import attn_fwd
 from kernels.options import AttentionOptions
 
 REPEATS = 50

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from kernels.hopper.backward.kernel import attn_bwd
+from kernels.hopper.backward.launch import attn_bwd
 
 hopper_attention = partial(flash_attention, impl="hopper", return_lse=True)
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from kernels.hopper import scheduler
 from kernels.hopper.backward import tiles as key_tiles
-from kernels.hopper.backward.documents import document_bounds
+from kernels.hopper.backward.launch import document_bounds
 from kernels.hopper.backward.plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
 from kernels.mask import schedule as mask_schedule
 from kernels.mask.packing import ALL_PARTS

@@ -1,0 +1,113 @@
+"""Launch of the Hopper forward kernel."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...options import AttentionOptions
+from ..launch import (
+    Kernel,
+    TensorMaps,
+    as_int32,
+    compile_kernel,
+    current_stream,
+    n_multiprocessors,
+    tile_counters,
+    tile_type,
+)
+from .kernel import attn_fwd_kernel
+from .plan import ROWS, SECTION_BYTES, Plan, forward_plan
+
+
+def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
+    """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
+    features = plan.features
+    q_tile = tile_type(ROWS, plan.block_d, dtype)
+    k_tile = tile_type(plan.block_n, plan.block_d, dtype)
+    types = [
+        *(q_tile, k_tile, k_tile, q_tile),
+        *("*fp32", "*i32"),  # lse and counter
+        "*i64" if features.dropout else None,
+        "*i32" if features.documents else None,
+        "*i32" if features.lengths else None,
+        "*fp32" if features.sinks else None,
+        *["*i32" if plan.listed else None] * 2,
+        *["i32"] * 5,
+        *["fp32"] * 3,
+        *["i32"] * 5,
+    ]
+    return compile_kernel(attn_fwd_kernel, types, plan)
+
+
+@functools.cache
+def _kernel(device: int, dtype: torch.dtype, plan: Plan) -> Kernel:
+    return Kernel(compile_fwd(plan, dtype))
+
+
+def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+    """Launch the forward kernel.
+
+    Args:
+        q: (B, T_q, H, D) fp16 or bf16, D up to 256; k, v: (B, T_k, H_kv, D). Strides and options
+            as `kernels.hopper.unsupported_reason` asks.
+
+    Returns:
+        out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
+    """
+    launches = options.launches
+    if launches is None:
+        return ForwardLaunch(q, k, options)(q, k, v, options)
+    if "forward" not in launches:
+        launches["forward"] = ForwardLaunch(q, k, options)
+    return launches["forward"](q, k, v, options)
+
+
+class ForwardLaunch:
+    """A launch prepared for calls that differ in their tensors only."""
+
+    def __init__(self, q: Tensor, k: Tensor, options: AttentionOptions) -> None:
+        B, T_q, H, D = q.shape
+        T_k, H_kv = k.shape[1:3]
+        plan = forward_plan(D, T_q, T_k, options.features)
+        n_tiles = -(-T_q // (plan.groups * ROWS))
+        rows = options.mask_rows
+        mask_stride = 0 if rows is None or rows.shape[0] == 1 else rows.stride(0)
+        # heads whose keys and values fit in the L2 cache together; query heads of a group share
+        # theirs
+        section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
+        self._device = q.device
+        self._lse_shape = B, H, T_q
+        self._kernel = _kernel(q.device.index, q.dtype, plan)
+        self._programs = min(n_multiprocessors(q.device), -(-n_tiles * B * H // plan.teams))
+        self._q_map, self._out_map = TensorMaps(ROWS), TensorMaps(ROWS)
+        self._k_map, self._v_map = TensorMaps(plan.block_n), TensorMaps(plan.block_n)
+        self._numbers = (
+            T_q, T_k, H, H // H_kv, options.window_size,
+            options.scale_log2, options.softcap_scale,
+            options.keep_scale, as_int32(options.drop_threshold),
+            n_tiles, B * H, min(section, B * H), mask_stride,
+        )  # fmt: skip
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> tuple[Tensor, Tensor]:
+        device = self._device
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        lse = torch.empty(self._lse_shape, dtype=torch.float32, device=device)
+        stream = current_stream(device.index)
+        q_map, q = self._q_map(q)
+        k_map, k = self._k_map(k)
+        v_map, v = self._v_map(v)
+        # as the kernel takes them: seed, documents, lengths, sinks, rows of the mask, their blocks
+        tensors: tuple[Any, ...] = options[:6]
+        self._kernel.launch(
+            self._programs,
+            stream,
+            q_map, k_map, v_map, self._out_map(out)[0],
+            lse.data_ptr(), tile_counters.pair(device, stream).data_ptr(),
+            *[x.data_ptr() for x in tensors if x is not None],
+            *self._numbers,
+        )  # fmt: skip
+        return out, lse
