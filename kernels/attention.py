@@ -9,8 +9,8 @@ from torch import Tensor
 
 from . import hopper, triton
 from .argument_types import check_tensors
-from .autocast import in_autocast_dtype
-from .checks import check_dropout_seed, check_sinks
+from .autocast import in_autocast_dtypes
+from .checks import check_sinks
 from .mask.block_mask import BlockSparseMask
 from .ops import IMPLEMENTATIONS, attention
 from .options import AttentionOptions, check_keywords, in_kernel_dtypes, make_options
@@ -140,7 +140,8 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
-    check_tensors(q=q, k=k, v=v)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_tensors(q=q, k=k, v=v)
     out, lse = _attend(
         (q, k, v),
         impl,
@@ -218,6 +219,7 @@ class _Decision(NamedTuple):
 
     impl: str
     options: AttentionOptions  # without the tensors of a call
+    has_tensors: bool
 
 
 _DECISIONS: dict[tuple, _Decision] = {}  # of calls without a mask; a mask holds its own
@@ -233,16 +235,18 @@ def _attend(
     The checks and the choice of an implementation take the CPU longer than a short kernel runs.
     They depend on shapes, dtypes, devices and options only, so plain tensors repeat neither.
     """
-    inputs = tuple([in_autocast_dtype(x) for x in inputs])
-    q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
+    inputs = in_autocast_dtypes(*inputs)
     is_plain = is_plain_call(*inputs)
     key = _key_of(inputs, impl, arguments) if is_plain else None
     mask = arguments.get("mask")
     decisions = mask.decisions if isinstance(mask, BlockSparseMask) else _DECISIONS
     decision = None if key is None else decisions.get(key)
     if decision is not None:
-        chosen, options = decision.impl, _with_tensors(decision.options, q, k, arguments)
+        chosen, options, has_tensors = decision
+        if has_tensors:
+            options = _with_tensors(options, inputs, arguments)
     else:
+        q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
         options = make_options(q, k, v, **arguments)
         chosen = pick(impl, q, k, v, options)
         if chosen in IMPLEMENTATIONS:
@@ -251,8 +255,9 @@ def _attend(
             options = options._replace(launches={})
             if len(decisions) >= _MOST_DECISIONS:
                 decisions.clear()
-            decisions[key] = _Decision(chosen, options.without_tensors())
-    return compute(inputs, q, k, v, chosen, options, is_plain=is_plain)
+            has_tensors = options.has_tensors or options.dropout_p > 0
+            decisions[key] = _Decision(chosen, options.without_tensors(), has_tensors)
+    return compute(inputs, chosen, options, is_plain=is_plain)
 
 
 def _key_of(
@@ -265,7 +270,7 @@ def _key_of(
     for name, value in arguments.items():
         kind = type(value)
         if kind is int and name == "dropout_seed":
-            key.append(kind)
+            key.append(0 <= value < 2**63)  # one decision for all seeds
         elif kind in _HASHABLE:
             key += (kind, value)  # 1 equals True, but is not a bool
         elif isinstance(value, Tensor):
@@ -276,19 +281,15 @@ def _key_of(
 
 
 def _with_tensors(
-    options: AttentionOptions, q: Tensor, k: Tensor, arguments: dict[str, Any]
+    options: AttentionOptions, inputs: tuple[Tensor, ...], arguments: dict[str, Any]
 ) -> AttentionOptions:
     """The options of a decision with the tensors of a call."""
-    given = arguments.get
+    given, n_keys = arguments.get, inputs[-1].shape[1]
     doc_start, kv_lengths, sinks = given("doc_start"), given("kv_lengths"), given("sinks")
-    seed = given("dropout_seed")
-    check_sinks(q, sinks)
-    check_dropout_seed(seed, q)
-    if doc_start is None is kv_lengths and sinks is None and not options.dropout_p:
-        return options
-    doc_start, kv_lengths, sinks = in_kernel_dtypes(k.shape[1], doc_start, kv_lengths, sinks)
+    check_sinks(inputs[0], sinks)  # on a CPU by value
+    doc_start, kv_lengths, sinks = in_kernel_dtypes(n_keys, doc_start, kv_lengths, sinks)
     return options._replace(
-        dropout_seed=seed if options.dropout_p else None,
+        dropout_seed=given("dropout_seed") if options.dropout_p else None,
         doc_start=doc_start,
         kv_lengths=kv_lengths,
         sinks=sinks,
@@ -319,29 +320,26 @@ def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOp
 
 
 def compute(
-    inputs: tuple[Tensor, ...],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    impl: str,
-    options: AttentionOptions,
-    *,
-    is_plain: bool,
+    inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions, *, is_plain: bool
 ) -> tuple[Tensor, Tensor | None]:
     """out and, if the implementation has it, lse.
 
     Args:
-        inputs: what gets a gradient: q, k and v, or the tensor of which they are views.
-        options: for the kernels of `impl`, with the lists of a mask.
+        inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.
+        options: for the kernels of `impl` with the lists of a mask.
         is_plain: `is_plain_call` of the inputs.
     """
+    device = inputs[0].device
     if impl in IMPLEMENTATIONS:
-        return attention(inputs, impl, options.for_operators(q.device), is_plain=is_plain)
+        if options.dropout_p:
+            options = options.for_operators(device)
+        return attention(inputs, impl, options, is_plain=is_plain)
+    q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
     if impl == "sdpa":
         return sdpa.sdpa_attention(q, k, v, options), None
     if impl == "unfused":
         return eager.eager_attention(q, k, v, options), None
-    keywords = options.seeded(q.device).keywords()
+    keywords = options.seeded(device).keywords()
     # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.
-    with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+    with nullcontext() if q.is_meta else torch.autocast(device.type, enabled=False):
         return standard.standard_attention(q, k, v, **keywords)

@@ -4,6 +4,14 @@ import torch
 from torch import Tensor
 
 
+def in_autocast_dtypes(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one device as `in_autocast_dtype` casts them."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple([in_autocast_dtype(x) for x in tensors])
+
+
 def in_autocast_dtype(x: Tensor) -> Tensor:
     """x in the dtype of autocast, where it is on; fp64 and meta tensors stay, as in PyTorch."""
     device = x.device.type

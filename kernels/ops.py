@@ -261,7 +261,7 @@ def attention(
         return forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
     if is_plain and not torch.is_grad_enabled():
         return _launch_fwd(*_q_k_v(inputs), impl, options)
-    return _Attention.apply(options.sinks, impl, options, is_plain, *inputs)
+    return _Attention.apply(options.sinks, (impl, options, is_plain), *inputs)
 
 
 class _Attention(torch.autograd.Function):
@@ -273,20 +273,20 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        sinks: Tensor | None,
-        impl: str,
-        options: AttentionOptions,
-        is_plain: bool,
+        sinks: Tensor | None,  # an argument of its own, as it may need a gradient
+        call: tuple[str, AttentionOptions, bool],
         *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        impl, options, is_plain = call
         if is_plain:
             out, lse = _launch_fwd(*_q_k_v(inputs), impl, options)
         else:
             forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
             with torch._C._AutoDispatchBelowAutograd():  # past the operator's own autograd
                 out, lse = forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
+        ctx.save_for_backward(out, lse, *inputs, *options[:N_CALL_TENSORS])
         ctx.impl, ctx.options = impl, options.without_tensors()
-        ctx.save_for_backward(out, lse, *options[:N_CALL_TENSORS], *inputs)
+        ctx.has_tensors = options.has_tensors
         # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
         ctx.set_materialize_grads(False)
         return out, lse
@@ -295,8 +295,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         dout, dlse = grads
         out, lse, *rest = ctx.saved_tensors
-        tensors, inputs = rest[:N_CALL_TENSORS], rest[N_CALL_TENSORS:]
-        options = AttentionOptions(*tensors, *ctx.options[N_CALL_TENSORS:])
+        inputs, options = rest[:-N_CALL_TENSORS], ctx.options
+        if ctx.has_tensors:
+            options = AttentionOptions(*rest[-N_CALL_TENSORS:], *options[N_CALL_TENSORS:])
         dout = torch.zeros_like(out) if dout is None else dout
         if is_plain_call(dout, *inputs) and not torch.is_grad_enabled():
             of_inputs = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)
@@ -309,4 +310,4 @@ class _Attention(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             assert options.sinks is not None
             dsinks = _sinks_gradient(options.sinks, out, dout, lse, dlse)
-        return dsinks, None, None, None, *of_inputs
+        return dsinks, None, *of_inputs

@@ -130,8 +130,15 @@ class AttentionOptions(NamedTuple):
             seed = torch.full((1,), seed, dtype=torch.int64, device=device)
         return self._replace(dropout_seed=seed)
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether there is any of the first four, the tensors of a call."""
+        return not (self.dropout_seed is self.doc_start is self.kv_lengths is self.sinks is None)
+
     def without_tensors(self) -> "AttentionOptions":
         """The options without the tensors of a call; the lists of its mask stay."""
+        if not self.has_tensors:
+            return self
         return self._replace(dropout_seed=None, doc_start=None, kv_lengths=None, sinks=None)
 
     def for_kernels(self, q: Tensor, k: Tensor, impl: str) -> "AttentionOptions":

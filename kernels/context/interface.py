@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..argument_types import check_bool, check_number, check_tensors
 from ..attention import compute, flash_attention, pick
-from ..autocast import in_autocast_dtype
+from ..autocast import in_autocast_dtypes
 from ..limits import RING_LEAST_TOKENS
 from ..ops import IMPLEMENTATIONS
 from ..options import AttentionOptions, check_keywords, make_options, with_mask
@@ -97,7 +97,7 @@ def context_attention(
             q, k, v, return_lse=False, impl=impl, deterministic=deterministic, **arguments
         )
     check_tensors(q=q, k=k, v=v)
-    q, k, v = in_autocast_dtype(q), in_autocast_dtype(k), in_autocast_dtype(v)
+    q, k, v = in_autocast_dtypes(q, k, v)
     n_keys = context.size * q.shape[1] if q.dim() == 4 else None
     options = make_options(q, k, v, deterministic=deterministic, n_keys=n_keys, **arguments)
     refuse_derivatives("context_attention", "flash_attention of the whole sequence")
@@ -209,4 +209,4 @@ def attend_chunk(
     impl = pick(impl, q, k, v, options)
     if impl in IMPLEMENTATIONS:
         options = options.for_kernels(q, k, impl)
-    return compute((q, k, v), q, k, v, impl, options, is_plain=is_plain_call(q, k, v))[0]
+    return compute((q, k, v), impl, options, is_plain=is_plain_call(q, k, v))[0]
