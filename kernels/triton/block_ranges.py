@@ -1,17 +1,11 @@
-"""Which tiles a program visits: the keys that a tile of queries sees, the queries that see keys.
+"""Tile iteration: which key tiles a tile of queries sees, and which query tiles see a tile of keys.
 
-Every option but the block-sparse mask leaves a query an interval of keys: a causal mask ends it, a
-window and packed documents begin it, padding ends it. So the tiles that a program visits are a
-range with some in the middle that need no mask, and a mask costs two comparisons. Under a
-block-sparse mask they come from a list, those that need no mask first.
+Without a block-sparse mask, each query sees one interval of keys: causal masks and padding limit
+its end, windows and packed documents its start. A program then visits a range of tiles, of which
+the ones in the middle are seen by all queries and need no mask; in the others, a mask costs two
+comparisons. With a block-sparse mask, the tiles come from a list of blocks.
 
-A walk has two loops, over offsets that `walk_tile` turns into tiles: the first over tiles that need
-no mask, the second over the others. It is
-
-    (full_begin, full_end, full_block, masked_begin, masked_end, masked_block, gap_at, gap),
-
-where a range has no blocks, and a list has its blocks in the place of gap_at and no gap. `features`
-is `kernels.options.Features`.
+`features` is `kernels.options.Features`.
 """
 
 from typing import NamedTuple
@@ -25,7 +19,7 @@ ENTRY = tl.constexpr(ENTRY_NUMBERS)
 
 
 class Call(NamedTuple):
-    """What all programs of a launch share; pointers are None where a feature is off."""
+    """Arguments that all programs of a launch share; pointers are None where a feature is off."""
 
     seq_q: tl.tensor
     seq_k: tl.tensor
@@ -37,19 +31,38 @@ class Call(NamedTuple):
     seed_ptr: tl.tensor
     doc_ptr: tl.tensor
     lengths_ptr: tl.tensor
-    lists_ptr: tl.tensor  # entries of rows or columns of a block-sparse mask
-    blocks_ptr: tl.tensor  # and their blocks
+    lists_ptr: tl.tensor  # block-sparse mask: `MaskLists.rows` or `.cols`
+    blocks_ptr: tl.tensor  # and `MaskLists.row_blocks` or `.col_blocks`
     mask_head_stride: tl.tensor
+
+
+class BlockRange(NamedTuple):
+    """Tiles that a program visits, in two loops: full tiles need no mask, masked ones do.
+
+    A loop counts offsets in elements, from begin to end; `tile_start` maps an offset to a position
+    in the sequence. Without a block-sparse mask the masked tiles lie on both sides of the full ones
+    (the gap). With one, offsets count through the blocks of a list.
+    """
+
+    full_begin: tl.tensor
+    full_end: tl.tensor
+    full_block: tl.tensor  # first block of the loop; block-sparse masks only
+    masked_begin: tl.tensor
+    masked_end: tl.tensor
+    masked_block: tl.tensor
+    gap_at: tl.tensor  # masked offsets from here on skip `gap` elements
+    gap: tl.tensor
+    blocks_ptr: tl.tensor  # the list; block-sparse masks only
 
 
 @triton.jit
 def visible_keys(query, n_keys, diagonal, window_size, features: tl.constexpr):
-    """[lower, upper): the keys that `query`, a vector or a number, sees in a dense layout.
+    """[lower, upper): keys that `query`, a vector or a number, sees, without documents or a mask.
 
-    A query stands at the key position `query + diagonal`. Documents come on top of it.
+    The key position of a query is `query + diagonal`, with diagonal = seq_k - seq_q.
     """
     position = query + diagonal
-    lower = position * 0
+    lower = position * 0  # in the shape of query
     upper = position * 0 + n_keys
     if features.causal:
         upper = tl.minimum(upper, position + 1)
@@ -62,7 +75,7 @@ def visible_keys(query, n_keys, diagonal, window_size, features: tl.constexpr):
 
 @triton.jit
 def visible_queries(key, seq_q, diagonal, window_size, features: tl.constexpr):
-    """[first, end): the queries that see the key number `key` in a dense layout."""
+    """[first, end): queries that see the key `key`, without documents or a block-sparse mask."""
     position = key - diagonal
     first = position * 0
     end = position * 0 + seq_q
@@ -76,8 +89,8 @@ def visible_queries(key, seq_q, diagonal, window_size, features: tl.constexpr):
 
 
 @triton.jit
-def n_keys_of(batch, call, features: tl.constexpr):
-    """How many keys there are, without padding."""
+def key_count(batch, call, features: tl.constexpr):
+    """Number of keys in this sequence, without padding."""
     if features.lengths:
         return tl.minimum(call.seq_k, tl.load(call.lengths_ptr + batch))
     else:
@@ -85,48 +98,52 @@ def n_keys_of(batch, call, features: tl.constexpr):
 
 
 @triton.jit
-def key_walk(
+def key_range(
     tile, n_tiles, batch, head, call, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr,
 ):  # fmt: skip
-    """The work of program number `tile` of the `n_tiles` of a head: its queries, and their keys.
-
-    Longest work first, because a long tile must not start last: that is the last rows under a
-    causal mask; a block-sparse mask lists its rows in this order.
+    """The query tile of program `tile` of a head's `n_tiles`, and the key tiles that it sees.
 
     Returns:
-        (start_m, offs_m (M,), lower (M,), upper (M,), walk): query m sees the keys
-        [lower, upper) of the tiles of the walk.
+        (start_m, offs_m (M,), lower (M,), upper (M,), BlockRange): within the tiles of the range,
+        query m sees the keys [lower, upper).
     """
     seq_q, window_size = call.seq_q, call.window_size
     diagonal = call.seq_k - seq_q
-    n_keys = n_keys_of(batch, call, features)
+    n_keys = key_count(batch, call, features)
+    # Longest work first, so that no long tile starts last: under a causal mask the last rows see
+    # the most keys, and a block-sparse mask lists its rows in this order.
     if features.mask_block_size > 0:
         start_m, entry = _mask_entry(head, tile, call, BLOCK_M, features)
     else:
         start_m = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)
+
+    # The interval of each query, which the masked loop compares keys with.
     lower, upper = visible_keys(offs_m, n_keys, diagonal, window_size, features)
     if features.documents:
         doc_start = load_doc_start(batch, offs_m, call)
         lower = tl.maximum(lower, doc_start)
+
+    # The intervals of the first and the last query bound those of the tile: some query sees a key
+    # of [some_from, some_to), and all queries see all of [all_from, all_to).
     some_from, all_to = visible_keys(start_m, n_keys, diagonal, window_size, features)
     last_m = start_m + BLOCK_M - 1
     all_from, some_to = visible_keys(last_m, n_keys, diagonal, window_size, features)
     some_to = tl.where(start_m < seq_q, some_to, 0)
     if features.mask_block_size > 0:
-        walk = _list_walk(entry, 0, some_to, call, BLOCK_N_MASKED, features)
+        block_range = _sparse_range(entry, 0, some_to, call, BLOCK_N_MASKED, features)
     else:
         if features.documents:
             some_from = tl.maximum(some_from, tl.min(doc_start))
             all_from = tl.maximum(all_from, tl.max(doc_start))
-        walk = _range_walk(some_from, all_from, all_to, some_to, call.seq_k, BLOCK_N)
-    return start_m, offs_m, lower, upper, walk
+        block_range = _dense_range(some_from, all_from, all_to, some_to, call.seq_k, BLOCK_N)
+    return start_m, offs_m, lower, upper, block_range
 
 
 @triton.jit
 def key_tile_start(tile, head, call, BLOCK_N: tl.constexpr, features: tl.constexpr):
-    """The first key of program number `tile` of a head, longest work first."""
+    """First key of program `tile` of a head, longest work first."""
     if features.mask_block_size > 0:
         start_n, _ = _mask_entry(head, tile, call, BLOCK_N, features)
         return start_n
@@ -135,70 +152,73 @@ def key_tile_start(tile, head, call, BLOCK_N: tl.constexpr, features: tl.constex
 
 
 @triton.jit
-def query_walk(
+def query_range(
     tile, start_n, batch, head, doc_bounds_ptr, n_keys, call,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
 ):  # fmt: skip
-    """The walk over the queries of a head that see the keys of the tile at `start_n`.
+    """The query tiles of a head that see the key tile at `start_n`, as a BlockRange.
 
-    `doc_bounds_ptr` holds, for each batch and key tile, the query before which all documents begin
-    at or before the tile's first key, and the one from which on all begin after its last.
+    `doc_bounds_ptr` is what `kernels.triton.bwd._document_bounds` returns.
     """
     seq_q, seq_k, window_size = call.seq_q, call.seq_k, call.window_size
     diagonal = seq_k - seq_q
+    # The same bounds as in `key_range`, solved for the queries.
     some_from, all_to = visible_queries(start_n, seq_q, diagonal, window_size, features)
     last_n = start_n + BLOCK_N - 1
     all_from, some_to = visible_queries(last_n, seq_q, diagonal, window_size, features)
     if features.mask_block_size > 0:
         _, entry = _mask_entry(head, tile, call, BLOCK_N, features)
-        return _list_walk(entry, some_from, some_to, call, BLOCK_M, features)
+        return _sparse_range(entry, some_from, some_to, call, BLOCK_M, features)
     else:
         if features.documents:
             bounds = doc_bounds_ptr + (batch * tl.cdiv(seq_k, BLOCK_N) + tile) * 2
             all_to = tl.minimum(all_to, tl.load(bounds))
             some_to = tl.minimum(some_to, tl.load(bounds + 1))
         if features.lengths:
+            # Padding hides keys from all queries: a tile that reaches into it has no full tiles.
             all_to = tl.where(start_n + BLOCK_N <= n_keys, all_to, 0)
             some_to = tl.where(start_n < n_keys, some_to, 0)
-        return _range_walk(some_from, all_from, all_to, some_to, seq_q, BLOCK_M)
+        return _dense_range(some_from, all_from, all_to, some_to, seq_q, BLOCK_M)
 
 
 @triton.jit
-def walk_loop(walk, MASKED: tl.constexpr):
-    """(begin, end, first block) of one of the two loops over a walk."""
-    full_begin, full_end, full_block, masked_begin, masked_end, masked_block, _, _ = walk
+def loop_bounds(block_range, MASKED: tl.constexpr):
+    """(begin, end, first block) of one of the two loops over a BlockRange."""
     if MASKED:
-        return masked_begin, masked_end, masked_block
+        return block_range.masked_begin, block_range.masked_end, block_range.masked_block
     else:
-        return full_begin, full_end, full_block
+        return block_range.full_begin, block_range.full_end, block_range.full_block
 
 
 @triton.jit
-def walk_tile(
-    offset, end, block, walk, BLOCK: tl.constexpr, features: tl.constexpr, MASKED: tl.constexpr
-):
-    """Where in the sequence the tile begins that stands at `offset` of a walk.
+def tile_start(
+    offset, end, block, block_range, BLOCK: tl.constexpr, features: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Position in the sequence of the tile at `offset` of a loop.
 
-    The next block of a list is read a step ahead, so that no load of a tile waits for its address.
+    Args:
+        block: block of the mask that the tile lies in; unused without a block-sparse mask.
 
     Returns:
-        (start of the tile, block at the next offset).
+        (first element of the tile, block of the next offset). Reading that number one step ahead
+        keeps the loads of a tile from waiting for their address.
     """
-    _, _, _, _, _, _, gap_at, gap = walk
     if features.mask_block_size > 0:
         start = block * features.mask_block_size + offset % features.mask_block_size
         ahead = offset + BLOCK
-        block = tl.load(gap_at + ahead // features.mask_block_size, mask=ahead < end, other=0)
-        return tl.multiple_of(start, BLOCK), block
+        inside = ahead < end
+        next_block = block_range.blocks_ptr + ahead // features.mask_block_size
+        return tl.multiple_of(start, BLOCK), tl.load(next_block, mask=inside, other=0)
     elif MASKED:
-        return offset + tl.where(offset >= gap_at, gap, 0), block
+        return offset + tl.where(offset >= block_range.gap_at, block_range.gap, 0), block
     else:
         return offset, block
 
 
 @triton.jit
-def in_view(key, lower, upper, features: tl.constexpr):
-    """Which of these keys lie in [lower, upper); all three broadcast."""
+def is_visible(key, lower, upper, features: tl.constexpr):
+    """Mask of the keys in [lower, upper); all three broadcast."""
     visible = key < upper
     if features.window or features.documents:
         visible = visible & (key >= lower)
@@ -207,16 +227,15 @@ def in_view(key, lower, upper, features: tl.constexpr):
 
 @triton.jit
 def load_doc_start(batch, offs_m, call):
-    """Where the documents of the queries `offs_m` begin; past the end, that of the last query."""
+    """First key of the document of each query; queries past the end take the last query's."""
     row = tl.cast(batch, tl.int64) * call.seq_q
     return tl.load(call.doc_ptr + row + tl.minimum(offs_m, call.seq_q - 1))
 
 
 @triton.jit
-def _range_walk(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexpr):
-    """The walk over a range: nothing is seen outside of [some_from, some_to), all is seen inside
-    of [all_from, all_to), and the sequence has `limit` elements.
-    """
+def _dense_range(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexpr):
+    """BlockRange of a sequence of `limit` elements, from the two intervals of `key_range`."""
+    # All tiles that hold something visible, and among them the full ones; `none` if there are none.
     end = tl.maximum(tl.minimum(some_to, limit), 0)
     begin = tl.minimum(tl.maximum(some_from, 0), end) // BLOCK * BLOCK
     full_begin = tl.cdiv(tl.maximum(all_from, begin), BLOCK) * BLOCK
@@ -225,16 +244,12 @@ def _range_walk(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexpr
     full_begin = tl.where(none, begin, full_begin)
     full_end = tl.where(none, begin, full_end)
     gap = full_end - full_begin
-    return full_begin, full_end, 0, begin, end - gap, 0, full_begin, gap
+    return BlockRange(full_begin, full_end, 0, begin, end - gap, 0, full_begin, gap, None)
 
 
 @triton.jit
-def _list_walk(entry, some_from, some_to, call, BLOCK: tl.constexpr, features: tl.constexpr):
-    """The walk over the list of `entry`: its full blocks, then its partial ones.
-
-    Of a partial block that is the only one, as the diagonal of a causal mask is, the part outside
-    of [some_from, some_to), that this tile does not see, is cut off.
-    """
+def _sparse_range(entry, some_from, some_to, call, BLOCK: tl.constexpr, features: tl.constexpr):
+    """BlockRange of the list of a mask entry: its full blocks, then its partial ones."""
     size = features.mask_block_size
     full_end = tl.load(entry + 2) * size
     n_partial = tl.load(entry + 3)
@@ -243,20 +258,21 @@ def _list_walk(entry, some_from, some_to, call, BLOCK: tl.constexpr, features: t
     begin = full_end
     end = full_end + n_partial * size
     if features.causal:
+        # The only partial block is the diagonal's: cut off its tiles outside of the interval
+        # [some_from, some_to) that this tile sees.
         before = tl.maximum(some_from - partial_block * size, 0) // BLOCK * BLOCK
         after = tl.maximum((partial_block + 1) * size - some_to, 0) // BLOCK * BLOCK
         begin += tl.where(n_partial == 1, before, 0)
         end -= tl.where(n_partial == 1, after, 0)
-    blocks = call.blocks_ptr + tl.load(entry + 1)
-    return 0, full_end, full_block, begin, end, partial_block, blocks, 0
+    blocks_ptr = call.blocks_ptr + tl.load(entry + 1)
+    return BlockRange(0, full_end, full_block, begin, end, partial_block, 0, 0, blocks_ptr)
 
 
 @triton.jit
 def _mask_entry(head, tile, call, BLOCK: tl.constexpr, features: tl.constexpr):
-    """The entry of a head's `MaskLists.rows` (or `.cols`) for program number `tile`.
+    """Position of program `tile` of a head, and a pointer to its `MaskLists.rows` or `.cols` entry.
 
-    Returns:
-        (start of the tile in the sequence, pointer to the entry).
+    A block of the mask may hold several tiles, which share the entry.
     """
     TILES: tl.constexpr = features.mask_block_size // BLOCK
     entry = call.lists_ptr + head * call.mask_head_stride + tile // TILES * ENTRY

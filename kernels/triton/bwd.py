@@ -1,16 +1,16 @@
-"""The backward pass in portable Triton: Ampere and later, and the interpreter.
+"""Backward pass in portable Triton, for Ampere and newer GPUs and for Triton's interpreter.
 
 FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) recomputes the probabilities from the
-saved log-sum-exp, tile by tile. Two launches, none with atomics, so a run repeats bit for bit:
+saved log-sum-exp, tile by tile. Two launches, both without atomics, so results repeat bit for bit:
 
-    dq       a program owns BLOCK_M queries and walks over the keys that they see. It also computes
-             delta = rowsum(dout * out), the part of the softmax gradient that all keys of a row
-             share
-    dk, dv   a program owns BLOCK_N keys and walks over the queries that see them
+    dq       a program owns BLOCK_M queries and loops over the keys that they see. It also computes
+             delta = rowsum(dout * out), the part of the softmax gradient that is the same for all
+             keys of a row
+    dk, dv   a program owns BLOCK_N keys and loops over the queries that see them
 
-One kernel for all three gradients would save two of seven matrix products, but it has to add dq up
-across programs: with atomics, in an order that changes from run to run, or waiting for one another,
-as kernels/hopper does.
+One kernel for all three gradients would save two of seven matrix products, but programs would have
+to add to the same rows of dq: with atomics, in an order that changes from run to run, or by waiting
+for each other, as kernels/hopper does.
 
 The gradient of lse enters through delta: d lse_i / d s_ij = p_ij, so that
 ds = p * (dp - (delta - dlse)).
@@ -127,16 +127,19 @@ def attn_bwd(
 
 
 def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:
-    """(B, key tiles, 2) int32: what `block_ranges.query_walk` reads of documents.
+    """Bounds of the queries that documents let see each key tile, for `block_ranges.query_range`.
 
-    Counts of queries, from the first on: those before the first whose document begins after the
-    tile's first key, and those up to the last whose document begins at or before the tile's last.
-    Right for any doc_start, increasing or not.
+    Correct for any doc_start (B, T_q), increasing or not.
+
+    Returns:
+        (B, key tiles, 2) int32, or None without documents. In the queries before the first number,
+        no document hides a key of the tile; from the second one on, all documents begin behind it.
     """
     if doc_start is None:
         return None
     first_key = torch.arange(0, seq_k, block_n, dtype=torch.int32, device=doc_start.device)
     first_key = first_key.expand(doc_start.shape[0], -1).contiguous()
+    # Both running extremes never fall, so a binary search finds the bounds.
     highest_before = doc_start.cummax(dim=1).values
     lowest_after = doc_start.flip(1).cummin(dim=1).values.flip(1).contiguous()
     all_to = torch.searchsorted(highest_before, first_key, right=True)

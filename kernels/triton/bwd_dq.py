@@ -1,50 +1,45 @@
-"""dq: a program owns BLOCK_M queries and walks over the keys that they see.
+"""Kernel for dq: a program owns BLOCK_M queries and loops over the tiles of keys that they see.
 
-On the way it writes what the dk, dv kernel wants to know of its queries. The mathematics is in
-kernels/triton/bwd.py.
+It also writes delta and lse for the dk, dv kernel. The mathematics is in kernels/triton/bwd.py.
 """
 
 import triton
 import triton.language as tl
 
-from .block_ranges import Call, in_view, key_walk, walk_loop, walk_tile
-from .primitives import (
-    LOG2E,
-    cap_scores,
-    dropout_head_key,
-    dropout_keep,
-    load_tile,
-    store_tile,
-)
+from .block_ranges import Call, is_visible, key_range, loop_bounds, tile_start
+from .primitives import LOG2E, cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
 
 
 @triton.jit
 def _accumulate_dq(
-    dq, q_tile, dout_tile, lse_log2, delta, k, v, batch, kv_head, walk, start_m, lower, upper,
+    dq, q_tile, dout_tile, lse_log2, delta, k, v, batch, kv_head, key_tiles, start_m, lower, upper,
     head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add what the keys of one loop of the walk give to the gradient of a tile of queries."""
-    begin, end, block = walk_loop(walk, MASKED)
+    """Process the key tiles of one of the two loops: add their share to dq."""
+    seq_k = call.seq_k
+    begin, end, block = loop_bounds(key_tiles, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
-        start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
+        start_n, block = tile_start(offset, end, block, key_tiles, BLOCK_N, features, MASKED)
         key = start_n + tl.arange(0, BLOCK_N)
-        k_tile = load_tile(
-            k, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
-        )
-        v_tile = load_tile(
-            v, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
-        )
+        k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+        v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
+
+        # Recompute P = exp(S - lse): with lse known, no running maximum is needed.
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, call.softcap_scale, features)
         p = tl.exp2(qk * call.scale_log2 - lse_log2[:, None])
         if MASKED:
-            p = tl.where(in_view(key[None, :], lower[:, None], upper[:, None], features), p, 0.0)
+            p = tl.where(is_visible(key[None, :], lower[:, None], upper[:, None], features), p, 0.0)
+
+        # dP = dO V^T, through dropout.
         dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
             keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], call.threshold)
             dp *= tl.where(keep, call.keep_scale, 0.0)
+
+        # dS = P (dP - delta), times the derivative of the cap; then dQ += dS K.
         ds = p * (dp - delta[:, None])
         if features.softcap:
             ds *= 1.0 - qk * qk
@@ -62,33 +57,37 @@ def attn_bwd_dq_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
+    """One program for each batch, head and tile of queries: write its rows of dq, delta and lse."""
     call = Call(
         seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
         doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
     )  # fmt: skip
-    # One loop over the tiles that need no mask, one over the others; either may be left out.
+    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
-    # Tiles of a head side by side, as in the forward kernel.
+    # Consecutive programs work on tiles of one head, as in the forward kernel.
     tile = tl.program_id(0) % n_tiles
     batch_head = tl.program_id(0) // n_tiles
     batch = batch_head // n_head
     head = batch_head % n_head
-    start_m, offs_m, lower, upper, walk = key_walk(
+    start_m, offs_m, lower, upper, key_tiles = key_range(
         tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N, features
     )
 
-    # Not through TMA, whose loads a program waits for one by one: these are under way together.
+    # Read the rows of this program. Not through TMA: a program waits for each of its loads where
+    # it is issued, while these three are in flight together.
     out_tile = load_tile(out, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
+
+    # delta = rowsum(dO O) - dlse, all that the softmax gradient needs of a row's other keys.
     delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     row = tl.cast(batch_head, tl.int64)
     inside = offs_m < seq_q
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row * seq_q + offs_m, mask=inside, other=0.0)
     lse = tl.load(lse_ptr + row * seq_q + offs_m, mask=inside, other=-float("inf"))
-    # Rows that see no key, and those past the end: exp2(s - inf) is 0.
+    # Rows that see no key, or past the end, get +inf: exp2(s - inf) is 0 without a test in a loop.
     lse_log2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
     tl.store(lse_log2_ptr + row * padded_q + offs_m, lse_log2)
     tl.store(delta_ptr + row * padded_q + offs_m, delta)
@@ -97,7 +96,7 @@ def attn_bwd_dq_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
         acc = _accumulate_dq(
-            acc, q_tile, dout_tile, lse_log2, delta, k, v, batch, head // GROUP, walk, start_m,
+            acc, q_tile, dout_tile, lse_log2, delta, k, v, batch, head // GROUP, key_tiles, start_m,
             lower, upper, head_key, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,
             MASKED=masked == 1,
         )  # fmt: skip

@@ -1,11 +1,12 @@
-"""The forward pass in portable Triton: Ampere and later, and the interpreter.
+"""Forward pass in portable Triton, for Ampere and newer GPUs and for Triton's interpreter.
 
-FlashAttention-2's loop order (arXiv 2307.08691, Algorithm 1): a program owns BLOCK_M queries, walks
-over the keys that they see, and divides by the softmax denominator once, at the end. Out of it come
-the output and the log-sum-exp of each row, all that the backward pass needs to recompute the
-probabilities. A block-sparse mask changes nothing but the walk (arXiv 2205.14135, Algorithm 5).
+FlashAttention-2's loop order (arXiv 2307.08691, Algorithm 1): a program owns BLOCK_M queries, loops
+over the tiles of keys that they see, and divides by the softmax denominator once, at the end. The
+results are the output and the log-sum-exp of each row, all that the backward pass needs to
+recompute the probabilities. A block-sparse mask changes only which tiles are visited (arXiv
+2205.14135, Algorithm 5).
 
-Letters: B batch, T tokens, H heads, D head_dim; M and N for tiles of queries and keys.
+Letters: B batch, T tokens, H heads, D head_dim; M queries and N keys of a tile.
 """
 
 import torch
@@ -14,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..options import AttentionOptions
-from .block_ranges import Call, in_view, key_walk, walk_loop, walk_tile
+from .block_ranges import Call, is_visible, key_range, loop_bounds, tile_start
 from .operands import operand, worth_describing
 from .primitives import (
     LN2,
@@ -30,40 +31,47 @@ from .tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_h
 
 @triton.jit
 def _attend(
-    acc, l_i, m_i, q_tile, k, v, batch, kv_head, walk, start_m, lower, upper, head_key, call,
+    acc, l_i, m_i, q_tile, k, v, batch, kv_head, key_tiles, start_m, lower, upper, head_key, call,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
     PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Fold the keys of one loop of the walk into the running maximum, denominator and output.
+    """Process the key tiles of one of the two loops: update output, denominator and maximum.
 
-    MASKED serves the tiles that hold a key hidden from some query; all others take the same steps
-    with no mask.
+    MASKED is the loop over tiles in which some query does not see some key. The other loop takes
+    the same steps without a mask.
     """
-    begin, end, block = walk_loop(walk, MASKED)
+    seq_k = call.seq_k
+    begin, end, block = loop_bounds(key_tiles, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
-        start_n, block = walk_tile(offset, end, block, walk, BLOCK_N, features, MASKED)
+        start_n, block = tile_start(offset, end, block, key_tiles, BLOCK_N, features, MASKED)
         key = start_n + tl.arange(0, BLOCK_N)
-        k_tile = load_tile(
-            k, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
-        )
+
+        # Scores Q K^T. Full tiles end before seq_k, so only the masked loop checks row bounds.
+        k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, call.softcap_scale, features)
         if MASKED:
-            visible = in_view(key[None, :], lower[:, None], upper[:, None], features)
+            visible = is_visible(key[None, :], lower[:, None], upper[:, None], features)
             qk = tl.where(visible, qk, -float("inf"))
+
+        # Online softmax in base 2. The scale is positive, so the maximum can be taken before it is
+        # applied; the subtraction below is then one fused multiply-add per score.
         m_new = tl.maximum(m_i, tl.max(qk, 1) * call.scale_log2)
         # A row that has seen no key yet has maximum -inf; -inf - -inf would be NaN.
         pivot = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
         p = tl.exp2(qk * call.scale_log2 - pivot[:, None])
+        # alpha rescales the sums so far, which are relative to the old maximum.
         alpha = tl.exp2(m_i - pivot)
         l_i = l_i * alpha + tl.sum(p, 1)
+
+        # Dropout comes after the denominator: lse must not depend on it.
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
             keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], call.threshold)
             p *= tl.where(keep, call.keep_scale, 0.0)
-        v_tile = load_tile(
-            v, batch, kv_head, start_n, call.seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED
-        )
+
+        # Rescale the output and add P V.
+        v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
     return acc, l_i, m_i
@@ -79,27 +87,30 @@ def attn_fwd_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """One program for each batch, head and tile of queries: write its rows of out and lse."""
     call = Call(
         seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
         doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
     )  # fmt: skip
-    # One loop over the tiles that need no mask, one over the others; either may be left out.
+    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
-    # All tiles of a head run side by side, so that its keys and values stay in the L2 cache.
+    # Consecutive programs work on tiles of one head, so that its keys and values stay in L2.
     tile = tl.program_id(0) % n_tiles
     batch_head = tl.program_id(0) // n_tiles
     batch = batch_head // n_head
     head = batch_head % n_head
-    start_m, offs_m, lower, upper, walk = key_walk(
+    start_m, offs_m, lower, upper, key_tiles = key_range(
         tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N_MASKED, features
     )
 
+    # Q stays in registers or shared memory for all tiles; the sums start empty.
     q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)  # of scores in units of log2
     if features.sinks:
+        # A sink is one more key, with a score but with value 0.
         l_i += 1.0
         m_i = l_i * (tl.load(sinks_ptr + head) * LOG2E)
     head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
@@ -108,10 +119,11 @@ def attn_fwd_kernel(
             acc, l_i, m_i, q_tile,
             k_masked if masked == 1 and k_masked is not None else k,
             v_masked if masked == 1 and v_masked is not None else v,
-            batch, head // GROUP, walk, start_m, lower, upper, head_key, call, HEAD_DIM, BLOCK_D,
-            BLOCK_N_MASKED if masked else BLOCK_N, features, PRECISION, MASKED=masked == 1,
+            batch, head // GROUP, key_tiles, start_m, lower, upper, head_key, call, HEAD_DIM,
+            BLOCK_D, BLOCK_N_MASKED if masked else BLOCK_N, features, PRECISION, MASKED=masked == 1,
         )  # fmt: skip
 
+    # Normalize, and write lse for the backward pass. A row that saw no key has out 0, lse -inf.
     empty = l_i == 0.0
     lse = tl.where(empty, -float("inf"), m_i * LN2 + tl.log(tl.where(empty, 1.0, l_i)))
     acc *= (1.0 / tl.where(empty, 1.0, l_i))[:, None]
