@@ -1,6 +1,6 @@
-"""Small jit functions that the forward and the backward kernels share.
+"""Small jit functions that the forward and backward kernels share.
 
-Letters: M queries and N keys of a tile, D head_dim. `features` is `kernels.options.Features`.
+`features` is `kernels.options.Features`.
 """
 
 import os
@@ -12,27 +12,21 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
-# Of the hash of dropout. Like all its constants they turn into uint32 beside one.
+# Constants of the dropout hash. Combined with a uint32, they become uint32.
 STIR = tl.constexpr(0x7FEB352D)
 GOLDEN = tl.constexpr(0x9E3779B9)
 
 
 @triton.jit
 def load_tile(
-    x,
-    batch,
-    head,
-    row,
-    n_rows,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    x, batch, head, row, n_rows, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
     MASK_ROWS: tl.constexpr,
-):
-    """Rows [row, row + ROWS) of one head of x, zero beyond its edges: (ROWS, BLOCK_D).
+):  # fmt: skip
+    """Load rows [row, row + ROWS) of one head of x, zero beyond its edges: (ROWS, BLOCK_D).
 
-    x is what `kernels.triton.operands.operand` made: a TMA descriptor, or pointer and strides.
-    MASK_ROWS: the tile may reach past the last row.
+    Args:
+        x: from `kernels.triton.operands.operand`, a TMA descriptor or (pointer, *strides).
+        MASK_ROWS: whether the tile may reach past the last row.
     """
     if isinstance(x, tl.tensor_descriptor):
         return x.load([batch, head, row, 0]).reshape([ROWS, BLOCK_D])
@@ -51,17 +45,10 @@ def load_tile(
 
 @triton.jit
 def store_tile(
-    x,
-    batch,
-    head,
-    row,
-    n_rows,
-    values,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
+    x, batch, head, row, n_rows, values, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
-    """Write the part of a (ROWS, BLOCK_D) tile that lies inside x, which is as for `load_tile`."""
+):  # fmt: skip
+    """Store the part of a (ROWS, BLOCK_D) tile that is inside x, given as in `load_tile`."""
     if isinstance(x, tl.tensor_descriptor):
         x.store([batch, head, row, 0], values.to(x.dtype).reshape([1, 1, ROWS, BLOCK_D]))
     else:
@@ -74,11 +61,11 @@ def store_tile(
 
 @triton.jit
 def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Of a tile of x, pointer and strides: pointers (ROWS, BLOCK_D), row and column numbers.
+    """Pointers (ROWS, BLOCK_D), row and column numbers of a tile of x, a (pointer, *strides).
 
-    Pointers advance to the tile in int64, because a row number times a stride passes 2^31 on long
-    contexts; offsets within a tile stay int32, which spares registers and holds for the row strides
-    that `kernels.checks` allows.
+    The start of the tile is computed in int64, because a row number times a stride exceeds 2^31 on
+    long contexts. Offsets within a tile stay int32, which saves registers and is safe for the row
+    strides that `kernels.checks` allows.
     """
     ptr, stride_b, stride_t, stride_h = x
     tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
@@ -90,10 +77,10 @@ def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexp
 
 @triton.jit
 def tanh_ratio(x):
-    """(numerator, denominator) of the hyperbolic tangent of x, to 3 roundings.
+    """(numerator, denominator) of tanh(x), accurate to 3 roundings.
 
-    x times a ratio of polynomials in x^2, a minimax fit of the relative error on [0, 9], beyond
-    which the tangent is 1 in fp32. The definition by exp costs more: it cancels near 0.
+    x times a ratio of polynomials in x^2, a minimax fit of the relative error on [0, 9]; beyond 9,
+    tanh is 1 in fp32. The definition by exp costs more, because it cancels near 0.
     """
     x = tl.minimum(x, 9.0, propagate_nan=tl.PropagateNan.ALL)
     x = tl.maximum(x, -9.0, propagate_nan=tl.PropagateNan.ALL)
@@ -105,10 +92,9 @@ def tanh_ratio(x):
 
 @triton.jit
 def cap_scores(qk, softcap_scale, features: tl.constexpr):
-    """tanh(softmax_scale / softcap * qk) with a cap, else qk; either times scale_log2 is a score.
+    """Apply the softcap, if there is one: tanh(softmax_scale / softcap * qk), else qk.
 
-    scale_log2 is what turns it into a score in units of log2: softcap * log2(e), or
-    softmax_scale * log2(e).
+    The result times scale_log2, softcap * log2(e) or softmax_scale * log2(e), is a score in base 2.
     """
     if features.softcap:
         numerator, denominator = tanh_ratio(qk * softcap_scale)
@@ -119,13 +105,13 @@ def cap_scores(qk, softcap_scale, features: tl.constexpr):
 
 @triton.jit
 def _stir(x):
-    """The first step of `_mix`: a bijection that carries low bits into the high ones."""
+    """First step of `_mix`: a bijection that carries low bits into the high ones."""
     return (x ^ (x >> 16)) * STIR
 
 
 @triton.jit
 def _mix(x):
-    """A 32-bit integer hash (lowbias32, Chris Wellons): two multiplications, three xor-shifts."""
+    """32-bit integer hash (lowbias32 by Chris Wellons): two multiplications, three xor-shifts."""
     x = _stir(x)
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -133,10 +119,10 @@ def _mix(x):
 
 @triton.jit
 def dropout_head_key(seed_ptr, batch_head):
-    """The key of one (batch, head) pair, from the int64 seed at `seed_ptr`.
+    """Dropout key of one (batch, head) pair, from the int64 seed at `seed_ptr`.
 
-    Behind it stands the number of the first query, a multiple of 16. With it in the key, queries
-    are counted from 0.
+    The number of the first query, a multiple of 16, follows the seed in memory. It is part of the
+    key, so that queries are counted from 0.
     """
     seed = tl.load(seed_ptr).to(tl.uint64)
     first_query = tl.load(seed_ptr + 1).to(tl.uint32)
@@ -147,16 +133,15 @@ def dropout_head_key(seed_ptr, batch_head):
 
 @triton.jit
 def dropout_keep(head_key, start_m, m, start_n, n, threshold):
-    """Which probabilities stay: a pure function of (seed, batch, head, query, key).
+    """Mask of the probabilities that dropout keeps: a pure function of (seed, b, h, query, key).
 
-    Of the query start_m + m and the key start_n + n, where m and n are ranges that broadcast
-    against each other and start_m and start_n multiples of 16.
-    `kernels.reference.standard.dropout_keep_mask` is the same function.
+    The function of `kernels.reference.standard.dropout_keep_mask`, for queries start_m + m and keys
+    start_n + n. m and n are ranges that broadcast; start_m and start_n are multiples of 16.
 
-    Queries, and keys, that differ in bit 3 only share a hash up to its last multiplication. On
-    matrix units from Ampere to Hopper, a thread holds all four elements of such a group, be the
-    tile transposed or not; m and n stand apart from where the tile starts so that the compiler sees
-    it, and hashes once a group.
+    Elements whose query and key differ only in bit 3 share a hash up to its last multiplication. In
+    the layout of the matrix units from Ampere to Hopper, one thread holds all four elements of such
+    a group, in a transposed tile also. The compiler recognises this, and hashes once for each
+    group, because m and n are passed separately from the start of the tile.
     """
     row_key = _stir(head_key + GOLDEN * (start_m + (m & ~8)).to(tl.uint32))
     x = _stir(row_key ^ (GOLDEN * (start_n + (n & ~8)).to(tl.uint32)))

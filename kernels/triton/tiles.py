@@ -1,13 +1,13 @@
-"""Tile sizes by kernel, GPU and padded head dimension: the tables, and how to read them.
+"""Tables of tile sizes, by kernel, GPU and padded head dimension.
 
-`hopper` was measured on an H100; `portable` fits the 99 KiB of shared memory that the smallest
-Ampere and Ada GPUs have. A name with a comma holds exceptions, which tuning.py chooses:
+`hopper` was measured on an H100; `portable` fits the 99 KiB of shared memory of the smallest Ampere
+and Ada GPUs. A name with a comma holds exceptions, which tuning.py chooses:
 
-    short   where a query sees at most SHORT keys, on average: there starting and ending a program
-            takes a good part of its time, and more programs side by side hide it
-    causal  where small tiles leave out more of what a causal mask hides
-    small   where the walk is short (a mask) or registers scarce (a cap, dropout, grouped heads)
-    whole   where a mask leaves whole blocks only: one loop, with registers to spare
+    short   a query sees at most SHORT keys, on average. Starting and ending a program is then a
+            large part of its time, which more programs per SM hide
+    causal  smaller tiles skip more of what a causal mask hides
+    small   few tiles per program (a mask) or scarce registers (a cap, dropout, grouped heads)
+    whole   a mask leaves only whole blocks: one loop, with registers to spare
 """
 
 import functools
@@ -17,16 +17,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tiles:
-    """What one launch is compiled for.
+    """Tile sizes and compile options of one launch.
 
     Attributes:
         block_m, block_n: queries and keys of a tile.
         num_warps: of a program.
         num_stages: of the pipeline that loads tiles ahead of their use.
-        max_registers: of a thread, where fewer than the compiler would take let more programs run
-            side by side.
-        block_n_masked: keys of a tile in the forward kernel's second loop, over tiles cut by a
-            mask, where smaller ones leave more out; block_n if not given.
+        max_registers: limit for a thread, below the compiler's choice so that more programs fit
+            on an SM; None for no limit.
+        block_n_masked: keys of a tile in the forward kernel's masked loop, where smaller tiles skip
+            more hidden keys; 0 for block_n.
         block_d: columns of a tile; not in the tables, which are by head dimension.
     """
 
@@ -40,81 +40,59 @@ class Tiles:
 
     @functools.cached_property
     def launch(self) -> dict[str, Any]:
-        """The keyword arguments of a launch that these are."""
+        """Keyword arguments of the launch."""
         return {
-            "BLOCK_M": self.block_m,
-            "BLOCK_N": self.block_n,
-            "BLOCK_D": self.block_d,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "maxnreg": self.max_registers,
-            "enable_fp_fusion": True,
-        }
+            "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d,
+            "num_warps": self.num_warps, "num_stages": self.num_stages,
+            "maxnreg": self.max_registers, "enable_fp_fusion": True,
+        }  # fmt: skip
 
 
 SHORT = 640  # keys
 
+# fmt: off
 FORWARD = {
     "hopper": {
-        16: Tiles(128, 64, 4, 3),
-        32: Tiles(128, 64, 4, 3),
-        64: Tiles(64, 128, 4, 2, max_registers=168, block_n_masked=64),
-        128: Tiles(128, 64, 4, 2),
+        16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3),
+        64: Tiles(64, 128, 4, 2, max_registers=168, block_n_masked=64), 128: Tiles(128, 64, 4, 2),
         256: Tiles(128, 64, 8, 2),
     },
     "hopper, short": {64: Tiles(64, 64, 4, 2, max_registers=96)},
     "hopper, causal": {128: Tiles(64, 64, 4, 3)},
     "portable": {
-        16: Tiles(128, 64, 4, 3),
-        32: Tiles(128, 64, 4, 3),
-        64: Tiles(128, 64, 4, 3),
-        128: Tiles(64, 64, 4, 2),
-        256: Tiles(64, 32, 4, 2),
+        16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3), 64: Tiles(128, 64, 4, 3),
+        128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 4, 2),
     },
 }
 BACKWARD_DKDV = {
     "hopper": {
-        16: Tiles(32, 64, 4, 3),
-        32: Tiles(32, 64, 4, 3),
-        64: Tiles(128, 64, 4, 2),
-        128: Tiles(64, 64, 4, 2),
-        256: Tiles(32, 64, 8, 2),
+        16: Tiles(32, 64, 4, 3), 32: Tiles(32, 64, 4, 3), 64: Tiles(128, 64, 4, 2),
+        128: Tiles(64, 64, 4, 2), 256: Tiles(32, 64, 8, 2),
     },
     "hopper, small": {64: Tiles(64, 64, 4, 2, max_registers=168)},
     "hopper, whole": {64: Tiles(64, 64, 4, 3, max_registers=168)},
     "portable": {
-        16: Tiles(32, 64, 4, 2),
-        32: Tiles(32, 64, 4, 2),
-        64: Tiles(64, 32, 4, 2),
-        128: Tiles(32, 64, 8, 2),
-        256: Tiles(16, 32, 8, 1),
+        16: Tiles(32, 64, 4, 2), 32: Tiles(32, 64, 4, 2), 64: Tiles(64, 32, 4, 2),
+        128: Tiles(32, 64, 8, 2), 256: Tiles(16, 32, 8, 1),
     },
 }
 BACKWARD_DQ = {
     "hopper": {
-        16: Tiles(128, 64, 4, 3),
-        32: Tiles(128, 64, 4, 3),
-        64: Tiles(64, 64, 4, 3),
-        128: Tiles(128, 64, 8, 3),
-        256: Tiles(64, 32, 4, 2),
+        16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3), 64: Tiles(64, 64, 4, 3),
+        128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 4, 2),
     },
     "hopper, short": {128: Tiles(128, 32, 8, 3, max_registers=128)},
     "portable": {
-        16: Tiles(64, 64, 4, 2),
-        32: Tiles(64, 64, 4, 2),
-        64: Tiles(64, 32, 4, 2),
-        128: Tiles(64, 32, 4, 2),
-        256: Tiles(32, 16, 4, 2),
+        16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 32, 4, 2),
+        128: Tiles(64, 32, 4, 2), 256: Tiles(32, 16, 4, 2),
     },
 }
-# fp32 operands are twice as large and run without the 16-bit matrix units.
+# fp32 operands are twice as large, and slower to multiply.
 FP32 = {
-    16: Tiles(64, 32, 4, 2),
-    32: Tiles(64, 32, 4, 2),
-    64: Tiles(32, 32, 4, 2),
-    128: Tiles(32, 16, 4, 2),
-    256: Tiles(16, 16, 4, 1),
+    16: Tiles(64, 32, 4, 2), 32: Tiles(64, 32, 4, 2), 64: Tiles(32, 32, 4, 2),
+    128: Tiles(32, 16, 4, 2), 256: Tiles(16, 16, 4, 1),
 }
+# fmt: on
 
 MAX_BLOCK = 128  # no tile in the tables has more rows; kernels/checks.py relies on it
 
