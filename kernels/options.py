@@ -208,7 +208,7 @@ def with_mask(
         all_partial=options.doc_start is not None or options.kv_lengths is not None,
         # The heads of a group share a program, and so the order of its columns.
         longest_column_first=not (mask.n_head > 1 and q.shape[2] > k.shape[2]),
-        in_turns=impl == "hopper",
+        dq_schedule=impl == "hopper",
         # the sizes that a row tile may have there
         block_size=min(max(mask.block_size, 64), 128) if impl == "hopper" else None,
         device=q.device,

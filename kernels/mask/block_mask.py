@@ -1,15 +1,15 @@
-"""`BlockSparseMask`: a block layout, and the lists of blocks that the kernels walk.
+"""`BlockSparseMask`: a block layout, and the lists of blocks that the kernels visit.
 
-Block-sparse FlashAttention (arXiv 2205.14135, section 3.3) skips blocks that a layout leaves out.
-Of those that are left, most need no mask. Only `partial` ones do, in which an element may be
-hidden by the causal diagonal, the edge of a window or the end of the keys; the others are `full`
-(the names of FlexAttention, arXiv 2412.05496). The forward pass and dq walk the rows of blocks,
-dk and dv the columns.
+Block-sparse FlashAttention (arXiv 2205.14135, section 3.3) skips the blocks that a layout leaves
+out. Most of the others need no mask and are `full`. In `partial` blocks, an element may be hidden
+by the causal diagonal, the edge of a window or the end of the keys (FlexAttention uses the same
+names, arXiv 2412.05496). The forward pass and dq iterate over rows of blocks, dk and dv over
+columns.
 
-A query i stands at key position p = i + seq_k - seq_q: the last query at the last key.
+The key position of query i is p = i + seq_k - seq_q: the last query is at the last key.
 
-Letters in shapes: H_m heads of the mask (1: the same for all heads), n_q_blocks and n_k_blocks rows
-and columns of blocks.
+Letters in shapes: H_m heads of the mask (1 for a layout that all heads share), n_q_blocks and
+n_k_blocks rows and columns of blocks.
 """
 
 import hashlib
@@ -23,18 +23,18 @@ from torch import Tensor
 from ..argument_types import check_tensor, check_whole_number, is_whole_number
 from ..limits import BLOCK_SIZES
 from .lists import MaskLists, make_lists
-from .packing import ALL_PARTS, MOST_PACKED, PACKED_BLOCK, packed_fill, parts_of
+from .packing import PACKED_BLOCK, pack_blocks, packed_fill
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
 MaskPart = tuple[tuple[int, ...], tuple[int, ...]]
-"""Numbers of chunks of a sequence: of queries, and of keys."""
+"""Chunks of a sequence by number: those of the queries, and those of the keys."""
 
 
 class BlockSparseMask:
-    """Which blocks of keys each block of queries sees. Immutable.
+    """Block-sparse attention mask: which blocks of keys each block of queries sees. Immutable.
 
         mask = BlockSparseMask(butterfly(128), 128)  # for 127 * 128 + 1 to 128 * 128 tokens
 
@@ -48,11 +48,11 @@ class BlockSparseMask:
         block_size: as given.
         n_head: H_m, 1 for a layout that all heads share.
         is_empty: whether no block sees another.
-        packed_fill: how many of its blocks lie in a block of 64 that has one, the mean.
+        packed_fill: mean number of its blocks in a block of 64 that holds any.
         digest: hexadecimal sha256 of layout and block size, the same for equal masks.
 
     Raises:
-        ValueError: the layout is no such tensor, or there is no such block size.
+        ValueError: the layout is not such a tensor, or the block size is not supported.
     """
 
     def __init__(self, layout: Tensor, block_size: int) -> None:
@@ -76,7 +76,7 @@ class BlockSparseMask:
         self.decisions: Final[dict[tuple, Any]] = {}  # of kernels.attention, for its calls
         self._cache: Final[dict[tuple, MaskLists]] = {}
         self._parts: Final[dict[tuple, BlockSparseMask]] = {}
-        _take_lists_for_constants()
+        _mark_constant_results()
 
     def __repr__(self) -> str:
         n_head, n_q_blocks, n_k_blocks = self.layout.shape
@@ -96,130 +96,95 @@ class BlockSparseMask:
         window_size: int | None = None,
         all_partial: bool = False,
         longest_column_first: bool = True,
-        in_turns: bool = False,
+        dq_schedule: bool = False,
         block_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> MaskLists:
-        """The blocks of the layout in which some query sees some key; made once, then remembered.
+        """Lists of the blocks of the layout in which some query sees some key, cached by arguments.
 
-        Under torch.compile they are constants: other lengths, options or layouts compile anew.
+        Under torch.compile they are constants: other lengths, options or layouts compile again.
 
         Args:
             seq_q: T_q, with ceil(seq_q / block_size) == n_q_blocks.
             seq_k: T_k, with ceil(seq_k / block_size) == n_k_blocks.
             causal: hide keys j > p.
             window_size: at least 1; hide keys with |p - j| >= window_size.
-            all_partial: call all blocks partial, for masks that the lists do not know, such as the
-                documents and key lengths of a batch.
-            longest_column_first: sort `cols`. Otherwise they stand in the order of the layout, and
-                `walks` in one order, too, the same for all heads, for programs that serve one
-                column of several heads.
-            in_turns: make `walks` and `visits`; else they are None.
-            block_size: of the lists, that of the mask when None. Larger blocks are cut into blocks
-                of this size; 64 packs smaller ones.
+            all_partial: treat all blocks as partial, for masks that the lists do not know, such as
+                the documents and key lengths of a batch.
+            longest_column_first: sort `cols`. Otherwise columns keep the order of the layout, and
+                all heads have the same schedule, for programs that serve a column of several heads.
+            dq_schedule: make `walks`, `visits` and `cuts`, which are None otherwise.
+            block_size: of the lists; that of the mask when None. Larger blocks are divided into
+                blocks of this size; 64 packs smaller ones.
             device: of the lists; that of the layout when None.
 
         Returns:
-            The lists. Their tensors are shared by all callers: not to be written to.
+            The lists. Callers share their tensors and must not write to them.
 
         Raises:
-            ValueError: a length does not fit the layout, window_size is below 1, or blocks cannot
-                be listed in blocks of this size. torch.compile wraps it in a RuntimeError of its
-                own.
+            ValueError: a length does not fit the layout, window_size is below 1, or the blocks
+                cannot be listed in this block size. torch.compile wraps it in a RuntimeError.
         """
-        # torch.compile does not look into _lists and guards on none of what it reads. It does
-        # guard on what is passed: the digest keeps one mask from being served the lists of
-        # another, and index() turns a length or size that it holds for dynamic into a number.
+        # torch.compile calls `_lists` while tracing and guards only on its arguments. So these
+        # include the digest, which tells masks apart, and index() turns lengths and sizes that
+        # torch.compile considers dynamic into numbers.
         window_size = None if window_size is None else index(window_size)
-        block_size = index(block_size or self.block_size)
-        lengths = index(seq_q), index(seq_k)
-        options = (
-            causal, window_size, all_partial, longest_column_first, in_turns, block_size, device
-        )  # fmt: skip
-        return self._lists(self.digest, *lengths, *options)
+        sizes = index(seq_q), index(seq_k), window_size, index(block_size or self.block_size)
+        return self._lists(
+            self.digest, device, *sizes, causal, all_partial, longest_column_first, dq_schedule
+        )
 
-    def _lists(
-        self,
-        digest: str,
-        seq_q: int,
-        seq_k: int,
-        causal: bool,
-        window_size: int | None,
-        all_partial: bool,
-        longest_column_first: bool,
-        in_turns: bool,
-        block_size: int,
-        device: torch.device | str | None,
-    ) -> MaskLists:
-        device = self.layout.device if device is None else torch.device(device)
+    def _lists(self, digest: str, device: torch.device | str | None, *options: Any) -> MaskLists:
+        """Cached `_make_lists`; torch.compile treats the result as a constant."""
+        key = self.layout.device if device is None else torch.device(device), *options
+        if key not in self._cache:
+            # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
+            with torch.inference_mode(False):
+                self._cache[key] = self._make_lists(*key)
+        return self._cache[key]
+
+    def _make_lists(
+        self, device: torch.device, seq_q: int, seq_k: int, window_size: int | None,
+        block_size: int, causal: bool, *options: Any,
+    ) -> MaskLists:  # fmt: skip
         if block_size not in BLOCK_SIZES or self.block_size < block_size != PACKED_BLOCK:
             raise ValueError(
                 f"block_size={block_size} of lists must be one of {BLOCK_SIZES}, and at most "
                 f"{self.block_size}, that of the mask, or {PACKED_BLOCK}"
             )
-        options = causal, window_size, all_partial, longest_column_first, in_turns
-        key = (seq_q, seq_k, *options, block_size, device)
-        if block_size < self.block_size and key not in self._cache:
-            self._check_lengths(seq_q, seq_k)
-            cut = self._cut(seq_q, seq_k, block_size)
-            self._cache[key] = cut._lists(cut.digest, seq_q, seq_k, *options, block_size, device)
-        if key not in self._cache:
-            # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
-            with torch.inference_mode(False):
-                hidden = self._seen(seq_q, seq_k, causal, window_size)[0] & ~self.layout
-                self._cache[key] = make_lists(
-                    *self._to_list(seq_q, seq_k, causal, window_size, block_size),
-                    all_partial=all_partial,
-                    longest_column_first=longest_column_first,
-                    in_turns=in_turns,
-                    block_size=block_size,
-                    hides=bool(hidden.any()),
-                    device=device,
-                )
-        return self._cache[key]
-
-    def _to_list(
-        self, seq_q: int, seq_k: int, causal: bool, window_size: int | None, block_size: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The full and the partial blocks, the layout, and parts if blocks are packed."""
-        full, partial = self._split(seq_q, seq_k, causal, window_size)
-        if block_size == self.block_size:
-            return full, partial, self.layout, None
-        longest = max(seq_q, seq_k)
-        if longest > MOST_PACKED * PACKED_BLOCK:
-            raise ValueError(
-                f"blocks of {self.block_size} are packed into blocks of {PACKED_BLOCK} up to "
-                f"{MOST_PACKED * PACKED_BLOCK} tokens, got {longest}: use larger blocks"
+        self._check_lengths(seq_q, seq_k)
+        if block_size < self.block_size:
+            n = self.block_size // block_size
+            layout = self.layout.repeat_interleave(n, 1).repeat_interleave(n, 2)
+            layout = layout[:, : -(-seq_q // block_size), : -(-seq_k // block_size)]
+            divided = BlockSparseMask(layout, block_size)
+            return divided._make_lists(
+                device, seq_q, seq_k, window_size, block_size, causal, *options
             )
-        layout = parts_of(self.layout, self.block_size) > 0
-        parts = parts_of(full | partial, self.block_size)
-        full = parts_of(full, self.block_size) == ALL_PARTS
-        return full, (parts > 0) & ~full, layout, parts
-
-    def _cut(self, seq_q: int, seq_k: int, block_size: int) -> "BlockSparseMask":
-        """The same mask in smaller blocks."""
-        n = self.block_size // block_size
-        layout = self.layout.repeat_interleave(n, 1).repeat_interleave(n, 2)
-        n_q_blocks, n_k_blocks = -(-seq_q // block_size), -(-seq_k // block_size)
-        return BlockSparseMask(layout[:, :n_q_blocks, :n_k_blocks], block_size)
+        full, partial, hidden = self._split(seq_q, seq_k, causal, window_size)
+        hides, layout, parts = bool(hidden.any()), self.layout, None
+        if block_size > self.block_size:
+            full, partial, layout, parts = pack_blocks(
+                full, partial, layout, self.block_size, max(seq_q, seq_k)
+            )
+        return make_lists(full, partial, layout, parts, block_size, hides, device, *options)
 
     def parts(
         self, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> "tuple[BlockSparseMask, ...]":
-        """Of a sequence that is cut into chunks, the queries of some of them and the keys of some;
-        made once, then remembered.
+        """Masks of some chunks of queries and some chunks of keys of a sequence, cached.
 
         Args:
-            wanted: of each part, the numbers of the chunks of its queries, and of its keys.
-            n_chunks: of equal length.
+            wanted: for each mask, the numbers of its chunks of queries and of keys.
+            n_chunks: number of chunks of equal length.
             seq_len: T, a multiple of n_chunks.
 
         Raises:
-            ValueError: the layout is not for T queries and keys, or a block reaches over the edge
-                of a chunk.
+            ValueError: the layout is not for T queries and keys, or chunks do not consist of whole
+                blocks.
         """
-        # torch.compile calls this when it traces, as it cannot guard on masks that it would return,
-        # and then looks up what was made, all at once, as it reads a dictionary once.
+        # torch.compile cannot guard on masks that a traced call returns. So it calls `_make_parts`
+        # while tracing, for its effect, and then reads the dictionary, which it does only once.
         self._make_parts(self.digest, wanted, index(n_chunks), index(seq_len))
         return tuple([self._parts[part, index(n_chunks), index(seq_len)] for part in wanted])
 
@@ -246,22 +211,22 @@ class BlockSparseMask:
                 self._parts[(rows, keys), n_chunks, seq_len] = part
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
-        """The layout stretched to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
+        """Expand the layout to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
 
-        Neither causal nor a window is in it. Lengths as in `lists`.
+        Without a causal mask or a window. Lengths as in `lists`.
         """
         self._check_lengths(seq_q, seq_k)
-        stretched = self.layout.repeat_interleave(self.block_size, 1)[:, :seq_q]
-        return stretched.repeat_interleave(self.block_size, 2)[:, :, :seq_k]
+        expanded = self.layout.repeat_interleave(self.block_size, 1)[:, :seq_q]
+        return expanded.repeat_interleave(self.block_size, 2)[:, :, :seq_k]
 
     def density(self, seq_q: int, seq_k: int, *, causal: bool = False) -> float:
-        """The share, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
+        """Share, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
 
-        With `causal`, both count only the pairs that a causal mask leaves. Exact, in elements, the
-        mean over the heads. Lengths as in `lists`.
+        With `causal`, both count only pairs that a causal mask allows. Exact, counted in elements;
+        the mean over the heads. Lengths as in `lists`.
         """
         self._check_lengths(seq_q, seq_k)
-        # of the blocks that are there: in a long sequence few are, of very many
+        # Only blocks of the layout: in a long sequence, they are a small part of all.
         _, rows, columns = self.layout.nonzero(as_tuple=True)
         first, last, start, end = self._bounds(seq_q, seq_k)
         first, last, start = first[rows, 0], last[rows, 0], start[columns]
@@ -285,11 +250,11 @@ class BlockSparseMask:
         window_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> "BlockMask":
-        """The mask as torch.nn.attention.flex_attention takes it, with batch 1 and H_m heads.
+        """Convert to a mask of torch.nn.attention.flex_attention, with batch 1 and H_m heads.
 
-        Arguments and errors as in `lists`. Its mask_mod looks up the layout too, because
-        flex_attention without torch.compile reads nothing else; compiled, it is called in partial
-        blocks only, where the layout is known to be True.
+        Arguments and errors as in `lists`. Its mask_mod also looks up the layout, because
+        flex_attention without torch.compile reads nothing else. When compiled, it is only called in
+        partial blocks, where the layout is True.
         """
         from torch.nn.attention.flex_attention import BlockMask  # loads the compiler
 
@@ -303,7 +268,7 @@ class BlockSparseMask:
             near = (distance <= behind) & (distance >= -ahead)
             return near & layout[head, q // block_size, kv // block_size]
 
-        full, partial = self._split(seq_q, seq_k, causal, window_size)
+        full, partial, _ = self._split(seq_q, seq_k, causal, window_size)
         return BlockMask.from_kv_blocks(
             *_flex_blocks(partial.to(device=device)),
             *_flex_blocks(full.to(device=device)),
@@ -314,29 +279,24 @@ class BlockSparseMask:
 
     def _split(
         self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """The full and the partial blocks, each (H_m, n_q_blocks, n_k_blocks) bool."""
-        visible, shared = self._seen(seq_q, seq_k, causal, window_size)
-        return self.layout & shared, self.layout & visible & ~shared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Masks of the full blocks, the partial ones, and those that only the layout hides.
 
-    def _seen(
-        self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Where some query of a block would see some key, and where all would see all, if the
-        layout were all True: (n_q_blocks, n_k_blocks) bool each."""
+        Each is (H_m, n_q_blocks, n_k_blocks) bool.
+        """
         self._check_lengths(seq_q, seq_k)
         behind, ahead = _reach(seq_q, seq_k, causal, window_size)
         first, last, start, end = self._bounds(seq_q, seq_k)
-        # What a query sees is an interval that moves with it: a block of queries sees all from
-        # where its first begins to where its last ends, and its queries share all from where the
-        # last begins to where the first ends.
+        # Each query sees an interval of keys that moves with it. Some query of a block sees a key
+        # between the start of the first query's interval and the end of the last one's; all of its
+        # queries see the keys from the start of the last one's to the end of the first one's.
         visible = (end > first - behind) & (start <= last + ahead)
         shared = (start >= last - behind) & (end <= (first + ahead + 1).clamp(max=seq_k))
-        return visible, shared
+        return self.layout & shared, self.layout & visible & ~shared, visible & ~self.layout
 
     def _bounds(self, seq_q: int, seq_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Positions of the first and last query of each row (n_q_blocks, 1), and the first key of
-        each column and the one after its last (n_k_blocks,). Columns are not cut by seq_k."""
+        """Bounds of blocks, in key positions: of the first and last query of each row
+        (n_q_blocks, 1), and [start, end) of each column (n_k_blocks,), not limited by seq_k."""
         _, n_q_blocks, n_k_blocks = self.layout.shape
         size, device = self.block_size, self.layout.device
         first = torch.arange(n_q_blocks, device=device).unsqueeze(1) * size + seq_k - seq_q
@@ -360,7 +320,7 @@ class BlockSparseMask:
 
 
 def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tuple[int, int]:
-    """`behind` and `ahead`: a query at position p sees the keys [p - behind, p + ahead]."""
+    """(behind, ahead): a query at position p sees the keys [p - behind, p + ahead]."""
     if window_size is not None and window_size < 1:
         raise ValueError(
             f"window_size must be at least 1, the query's own key, or None, got {window_size}"
@@ -370,20 +330,20 @@ def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tup
 
 
 def _ramp_sum(n: Tensor, top: Tensor) -> Tensor:
-    """The sum over t = 1 ... n of min(t, top), 0 for n below 1."""
+    """Sum of min(t, top) over t = 1 ... n; 0 for n below 1."""
     n = n.clamp(min=0)
     rising = torch.minimum(n, top)
     return rising * (rising + 1) // 2 + (n - rising) * top
 
 
 def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """FlexAttention's number and indices of the blocks in each row, the true ones first."""
+    """Number of true blocks in each row, and block indices with those first, for FlexAttention."""
     indices = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1).int().unsqueeze(0), indices.int().unsqueeze(0)
 
 
 @cache
-def _take_lists_for_constants() -> None:
-    """Have torch.compile look into neither of these; once there is a mask, as this loads it."""
+def _mark_constant_results() -> None:
+    """Have torch.compile call these while tracing. Not at import, as this loads the compiler."""
     torch.compiler.assume_constant_result(BlockSparseMask._lists)
     torch.compiler.assume_constant_result(BlockSparseMask._make_parts)

@@ -1,6 +1,6 @@
-"""Blocks of 16 and 32 packed into blocks of 64, with a bit for each part of 16 queries and 16 keys.
+"""Pack blocks of 16 and 32 into blocks of 64, with a bit for each part of 16 queries and 16 keys.
 
-For kernels whose smallest product has 64 queries and 64 keys.
+For kernels whose smallest tile has 64 queries and 64 keys.
 """
 
 import itertools
@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PACKED_BLOCK = 64
-MOST_PACKED = 2**16  # in a row or a column: their numbers have 16 bits
+MOST_PACKED = 2**16  # blocks in a row or a column: their numbers have 16 bits
 PART = 16
 ALL_PARTS = 2**16 - 1
 
 
 def parts_of(blocks: Tensor, block_size: int) -> Tensor:
-    """Which parts of blocks of 64 lie in smaller ones.
+    """Bits of the parts of each block of 64 that smaller blocks cover.
 
     Args:
         blocks: (H_m, n, m) bool, blocks of 16 or 32.
 
     Returns:
-        (H_m, ceil(n / k), ceil(m / k)) int64 for k of them in a row of a block of 64: bit 4 i + j
-        for queries from 16 i and keys from 16 j on.
+        (H_m, ceil(n / k), ceil(m / k)) int64, with k = 64 / block_size: bit 4 i + j stands for the
+        queries from 16 i and the keys from 16 j on.
     """
     k, copies = PACKED_BLOCK // block_size, block_size // PART
     blocks = pad(blocks, (0, -blocks.shape[2] % k, 0, -blocks.shape[1] % k))
@@ -38,10 +38,36 @@ def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
     return numbers + (parts << 16)
 
 
+def pack_blocks(
+    full: Tensor, partial: Tensor, layout: Tensor, block_size: int, longest: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pack (H_m, n, m) bool tensors of blocks of 16 or 32; a block of 64 is full if all parts are.
+
+    Args:
+        longest: the number of queries or of keys, whichever is larger.
+
+    Returns:
+        full, partial and layout in blocks of 64, and the parts of full and partial blocks.
+
+    Raises:
+        ValueError: there are more blocks of 64 than MOST_PACKED.
+    """
+    if longest > MOST_PACKED * PACKED_BLOCK:
+        raise ValueError(
+            f"blocks of {block_size} are packed into blocks of {PACKED_BLOCK} up to "
+            f"{MOST_PACKED * PACKED_BLOCK} tokens, got {longest}: use larger blocks"
+        )
+    parts = parts_of(full | partial, block_size)
+    full = parts_of(full, block_size) == ALL_PARTS
+    return full, (parts > 0) & ~full, parts_of(layout, block_size) > 0, parts
+
+
 def packed_fill(layout: Tensor, block_size: int) -> float:
-    """How many blocks of a layout (H_m, n, m) lie in a block of 64 that has one: the mean, were no
-    block cut by the end of the layout. It is 1 where blocks are not smaller, and where there is no
-    block as many as fit."""
+    """Mean number of blocks of a layout (H_m, n, m) in a block of 64 that holds any.
+
+    Blocks that the end of the layout cuts count as if whole. 1 for blocks that are not smaller; for
+    an empty layout, the number that fits.
+    """
     if block_size >= PACKED_BLOCK:
         return 1.0
     k = PACKED_BLOCK // block_size

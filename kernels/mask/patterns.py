@@ -1,13 +1,13 @@
 """Block layouts for `BlockSparseMask`: which blocks of keys each block of queries sees.
 
 A layout is a bool tensor (n_q_blocks, n_k_blocks), True where queries of block i see keys of
-block j. Everything here counts in blocks, knows nothing of their size, and is square. Layouts are
-combined by OR, and those of different heads by stacking:
+block j. The layouts here are square, and do not depend on the size of a block. Combine layouts with
+OR, and stack them for different heads:
 
     butterfly(64, global_blocks=1) | sliding_window(64, 3)
     torch.stack([random(64, 8, seed=head) for head in range(n_head)])
 
-A causal mask is not a layout: it cuts through blocks, and whoever reads the layout applies it.
+A causal mask is not part of a layout, because it cuts through blocks: pass `causal=True` as well.
 """
 
 import torch
@@ -38,11 +38,11 @@ def butterfly(
         . . . 1 . 1 1 1
 
     Args:
-        n_blocks: any positive number. Partners from n_blocks on do not exist, so that rows of a
-            number that is no power of two may have fewer blocks.
+        n_blocks: any positive number. If it is not a power of two, some rows have fewer blocks,
+            because partners from n_blocks on do not exist.
         n_factors: i XOR j is at most 2^(n_factors - 1). Default and maximum: ceil(log2(n_blocks)),
             which connects all blocks.
-        global_blocks: so many first rows and columns are all True.
+        global_blocks: number of first rows and columns that are all True.
 
     Returns:
         (n_blocks, n_blocks) bool, on `device`.
@@ -51,7 +51,7 @@ def butterfly(
         ValueError: an argument is out of range.
 
     Source: Pixelated Butterfly (arXiv 2112.00029), and FlatBlockButterflySparsityConfig in
-    src/models/layers/blocksparse_linear.py of HazyResearch/fly, which takes powers of two only.
+    src/models/layers/blocksparse_linear.py of HazyResearch/fly, which supports only powers of two.
     """
     i, j = _rows_and_columns(n_blocks, device)
     most_factors = (n_blocks - 1).bit_length()
@@ -94,7 +94,7 @@ def global_blocks(n_blocks: int, count: int, *, device: torch.device | str = "cp
 
 
 def strided(n_blocks: int, stride: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Block i sees block j iff (i - j) is a multiple of `stride`, as it is on the diagonal.
+    """Block i sees block j iff (i - j) is a multiple of `stride`, which includes the diagonal.
 
     A layout (n_blocks, n_blocks), bool. Together with `sliding_window(n_blocks, stride)` it is the
     strided attention of the Sparse Transformer (arXiv 1904.10509, section 4.3), in blocks.
@@ -112,8 +112,8 @@ def random(
 ) -> Tensor:
     """Each block sees itself and n_per_row - 1 other blocks, drawn without replacement.
 
-    The random attention of BigBird (arXiv 2007.14062), as a layout (n_blocks, n_blocks), bool. It
-    is a pure function of the arguments: PyTorch's generators are neither read nor changed.
+    The random attention of BigBird (arXiv 2007.14062), as a layout (n_blocks, n_blocks), bool. A
+    pure function of its arguments: PyTorch's generators are neither read nor changed.
 
     Raises:
         ValueError: n_per_row is not in [1, n_blocks], or seed not in [0, 2^63).
@@ -123,10 +123,10 @@ def random(
     check_whole_number("seed", seed)
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
-    # drawn on the CPU, whose numbers are the same on every machine
+    # On the CPU, where a seed gives the same numbers on every machine.
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(n_blocks, n_blocks, generator=generator, dtype=torch.float64, device="cpu")
-    chosen = scores.fill_diagonal_(1.0).topk(n_per_row).indices  # all others are below 1
+    chosen = scores.fill_diagonal_(1.0).topk(n_per_row).indices  # the others are below 1
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True).to(device)
 
 

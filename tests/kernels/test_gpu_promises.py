@@ -73,8 +73,8 @@ def test_memory_is_linear_in_length(attention, pattern):
         qkv = bf16(1, seq, seq, 4, 4, 64)
         mask = butterfly_mask(seq) if pattern == "butterfly" else None
         if mask is not None:
-            for in_turns in (False, True):  # made once, kept with the mask
-                mask.lists(seq, seq, causal=True, in_turns=in_turns, device="cuda")
+            for dq_schedule in (False, True):  # made once, kept with the mask
+                mask.lists(seq, seq, causal=True, dq_schedule=dq_schedule, device="cuda")
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -89,7 +89,7 @@ def test_lists_of_a_mask_stay_small():
     # 64K tokens: 512 blocks and 10 of them a row, far below a bit for each pair of blocks
     before = torch.cuda.memory_allocated()
     mask = butterfly_mask(65536)
-    lists = mask.lists(65536, 65536, causal=True, in_turns=True, device="cuda")
+    lists = mask.lists(65536, 65536, causal=True, dq_schedule=True, device="cuda")
     assert lists.n_full + lists.n_partial == 512 + 9 * 512 // 2
     assert torch.cuda.memory_allocated() - before < 2**17
 

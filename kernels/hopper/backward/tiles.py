@@ -30,7 +30,7 @@ GROUP_N = gl.constexpr(backward_plan.KEYS)  # keys of a group
 N = gl.constexpr(backward_plan.BLOCK)  # keys of a program, but for masks in blocks of 64
 BLOCK = gl.constexpr(backward_plan.BLOCK)
 WALK = gl.constexpr(5)  # numbers that a `drawn_walk` is
-PIECE = gl.constexpr(mask_schedule.PIECE)
+PIECE = gl.constexpr(mask_schedule.SPLIT_STRIDE)
 
 
 class Call(NamedTuple):

@@ -137,7 +137,7 @@ def test_columns_that_all_see(block_size, n_layouts, causal, head_dim):
     layout[0, :, -1] = True
     mask = BlockSparseMask(layout, block_size)
     listed = min(max(64, block_size), 128)
-    lists = mask.lists(seq, seq, causal=causal, in_turns=True, block_size=listed)
+    lists = mask.lists(seq, seq, causal=causal, dq_schedule=True, block_size=listed)
     assert lists.cuts is not None
     check(2, seq, seq, 4, 2, head_dim, causal=causal, mask=mask)
 

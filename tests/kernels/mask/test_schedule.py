@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.mask import schedule
 from kernels.mask.block_mask import BlockSparseMask
 from kernels.mask.patterns import butterfly
-from kernels.mask.schedule import PIECE, PIECE_VISITS, walks_in_turns
+from kernels.mask.schedule import SPLIT_STRIDE, SPLIT_VISITS, schedule_dq
 
 
 def coin_flips(*shape: int, density: float, seed: int = 0) -> Tensor:
@@ -33,16 +33,16 @@ def rows_of(walks: Tensor, visits: Tensor) -> list[list[int]]:
     seed=st.integers(0, 2**31),
     one_order=st.booleans(),
 )
-def test_each_block_is_visited_once_and_turns_follow_the_drawing(
+def test_each_block_is_visited_once_and_semaphores_follow_their_order(
     n_rows: int, n_columns: int, n_head: int, density: float, seed: int, one_order: bool
 ) -> None:
     layout = coin_flips(n_head, n_rows, n_columns, density=density, seed=seed)
     layout[:, :, 0] = True  # long enough to be cut, perhaps
     blocks = layout & coin_flips(n_head, n_rows, n_columns, density=0.7, seed=seed + 1)
-    all_walks, all_visits, cuts = walks_in_turns(blocks, layout, one_order=one_order, window=16)
+    all_walks, all_visits, cuts = schedule_dq(blocks, layout, one_order=one_order, window=16)
     assert all_walks.dtype == all_visits.dtype == torch.int32
-    pieces = {} if cuts is None else {column: end - i for column, i, end in cuts.tolist()}
-    assert all_walks.shape == (n_head, n_columns + sum(pieces.values()) - len(pieces), 3)
+    splits = {} if cuts is None else {column: end - i for column, i, end in cuts.tolist()}
+    assert all_walks.shape == (n_head, n_columns + sum(splits.values()) - len(splits), 3)
     visits, n_visits = all_visits.tolist(), 0
     for seen, walks in zip(blocks, all_walks.tolist(), strict=True):
         counts = [0] * n_rows
@@ -50,12 +50,12 @@ def test_each_block_is_visited_once_and_turns_follow_the_drawing(
         for number, first, end in walks:
             assert first == n_visits
             n_visits = end
-            column = number % PIECE
-            assert (number >= PIECE) == (column in pieces)
+            column = number % SPLIT_STRIDE
+            assert (number >= SPLIT_STRIDE) == (column in splits)
             visited.setdefault(column, []).extend(row for row, _ in visits[first:end])
-            for row, turn in visits[first:end]:
+            for row, semaphore in visits[first:end]:
                 counts[row] += 1
-                assert turn == 2 * (counts[row] - 1) + (counts[row] < int(seen[row].sum()))
+                assert semaphore == 2 * (counts[row] - 1) + (counts[row] < int(seen[row].sum()))
         for column in range(n_columns):
             assert sorted(visited[column]) == seen[:, column].nonzero().flatten().tolist()
     assert n_visits == len(visits) == int(blocks.sum())
@@ -63,10 +63,10 @@ def test_each_block_is_visited_once_and_turns_follow_the_drawing(
         assert (all_walks[..., 0] == all_walks[:1, :, 0]).all()
 
 
-def test_columns_drawn_one_after_the_other_share_no_row() -> None:
+def test_consecutive_columns_share_no_row() -> None:
     # 128 blocks are a perfect code: 8 sets of 16 columns that see each row once
     layout = butterfly(128).unsqueeze(0)
-    walks, visits, _ = walks_in_turns(layout, layout, one_order=False, window=128)
+    walks, visits, _ = schedule_dq(layout, layout, one_order=False, window=128)
     rows = rows_of(walks[0], visits)
     for i in range(0, 128, 16):
         assert sorted(itertools.chain(*rows[i : i + 16])) == list(range(128))
@@ -75,14 +75,14 @@ def test_columns_drawn_one_after_the_other_share_no_row() -> None:
             assert {walk[step] for walk in rows[i : i + 16]} == {walk[step] for walk in rows[:16]}
 
 
-def waits(rows: list[list[int]], programs: int, told: float) -> tuple[float, float]:
+def waits(rows: list[list[int]], programs: int, signal: float) -> tuple[float, float]:
     """How long programs wait in all, who draw columns and need 1 for a row and 1 between two, and
     when the last of them is done."""
     free, done, waited = [0.0] * programs, {}, 0.0
     for column in rows:
         now = heapq.heappop(free) + 1.0
         for row in column:
-            start = max(now, done.get(row, 0.0) + told)
+            start = max(now, done.get(row, 0.0) + signal)
             waited += start - now
             now = done[row] = start + 1.0
         heapq.heappush(free, now)
@@ -95,17 +95,17 @@ def test_under_a_causal_mask_columns_visit_first_what_nobody_else_is_at(n: int) 
     in_one, in_many = (
         rows_of(walks[0], visits)
         for walks, visits, _ in (
-            walks_in_turns(layout.tril(), layout, one_order=False, window=window)
+            schedule_dq(layout.tril(), layout, one_order=False, window=window)
             for window in (n, n - 1)  # beyond one window colours alone keep programs apart
         )
     )
-    for told in (0.3, 1.0):
-        assert waits(in_one, 66, told)[0] < 0.6 * waits(in_many, 66, told)[0]
+    for signal in (0.3, 1.0):
+        assert waits(in_one, 66, signal)[0] < 0.6 * waits(in_many, 66, signal)[0]
 
 
 def test_long_layouts_are_drawn_a_window_at_a_time() -> None:
     layout = butterfly(512).unsqueeze(0)
-    walks, _, cuts = walks_in_turns(layout.tril(), layout, one_order=False, window=128)
+    walks, _, cuts = schedule_dq(layout.tril(), layout, one_order=False, window=128)
     assert cuts is None
     columns = walks[0, :, 0].view(4, 128).sort(dim=1).values
     assert torch.equal(columns.flip(0).flatten(), torch.arange(512, dtype=torch.int32))
@@ -115,13 +115,13 @@ def test_long_layouts_are_drawn_a_window_at_a_time() -> None:
 def test_a_mask_lists_the_visits_of_blocks_that_are_seen(causal: bool) -> None:
     mask = BlockSparseMask(coin_flips(2, 9, 9, density=0.5), 16)
     assert mask.lists(140, 140, causal=causal).walks is None
-    lists = mask.lists(140, 140, causal=causal, in_turns=True)
+    lists = mask.lists(140, 140, causal=causal, dq_schedule=True)
     blocks = mask.layout & torch.ones(9, 9, dtype=torch.bool).tril(0 if causal else 9)
-    expected = walks_in_turns(blocks, mask.layout, one_order=False, window=1024)
+    expected = schedule_dq(blocks, mask.layout, one_order=False, window=1024)
     assert torch.equal(lists.walks, expected[0]) and torch.equal(lists.visits, expected[1])
     assert lists.cuts is expected[2] is None
     # heads that share a program are drawn in one order
-    grouped = mask.lists(140, 140, causal=causal, longest_column_first=False, in_turns=True)
+    grouped = mask.lists(140, 140, causal=causal, longest_column_first=False, dq_schedule=True)
     assert torch.equal(grouped.walks[0, :, 0], grouped.walks[1, :, 0])
 
 
@@ -132,24 +132,24 @@ def test_a_column_that_all_rows_see_is_cut_and_others_hardly_wait_for_it(
     layout = butterfly(n, global_blocks=1).unsqueeze(0)
 
     def walks() -> tuple[Tensor, Tensor, Tensor | None]:
-        return walks_in_turns(layout.tril(), layout, one_order=False, window=256)
+        return schedule_dq(layout.tril(), layout, one_order=False, window=256)
 
-    in_pieces, visits, cuts = walks()
-    assert cuts is not None and cuts.tolist() == [[0, 0, n // PIECE_VISITS]]
-    lengths = in_pieces[0, :, 2] - in_pieces[0, :, 1]
-    assert lengths.max() == PIECE_VISITS
-    # pieces are numbered in the order of their rows
-    rows = {number // PIECE: visits[i:end, 0] for number, i, end in in_pieces[0].tolist()}
-    for piece in range(n // PIECE_VISITS):
-        assert rows[1 + piece].sort().values.tolist() == [
-            *range(PIECE_VISITS * piece, PIECE_VISITS * (piece + 1))
+    in_splits, visits, cuts = walks()
+    assert cuts is not None and cuts.tolist() == [[0, 0, n // SPLIT_VISITS]]
+    lengths = in_splits[0, :, 2] - in_splits[0, :, 1]
+    assert lengths.max() == SPLIT_VISITS
+    # splits are numbered in the order of their rows
+    rows = {number // SPLIT_STRIDE: visits[i:end, 0] for number, i, end in in_splits[0].tolist()}
+    for split in range(n // SPLIT_VISITS):
+        assert rows[1 + split].sort().values.tolist() == [
+            *range(SPLIT_VISITS * split, SPLIT_VISITS * (split + 1))
         ]
-    monkeypatch.setattr(schedule, "PIECE_VISITS", n)
+    monkeypatch.setattr(schedule, "SPLIT_VISITS", n)
     whole, whole_visits, none = walks()
     assert none is None
     times = [
         waits(rows_of(*found), 66, 0.3)[1]
-        for found in ((in_pieces[0], visits), (whole[0], whole_visits))
+        for found in ((in_splits[0], visits), (whole[0], whole_visits))
     ]
     assert times[0] < 0.7 * times[1]
 
@@ -157,8 +157,8 @@ def test_a_column_that_all_rows_see_is_cut_and_others_hardly_wait_for_it(
 def test_more_columns_than_there_are_numbers_for_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule, "PIECE", 8)
+    monkeypatch.setattr(schedule, "SPLIT_STRIDE", 8)
     layout = torch.eye(9, dtype=torch.bool).unsqueeze(0)
-    walks_in_turns(layout[:, :8, :8], layout[:, :8, :8], one_order=False, window=9)
+    schedule_dq(layout[:, :8, :8], layout[:, :8, :8], one_order=False, window=9)
     with pytest.raises(ValueError, match="layout has 9 columns.*numbers for 8: use larger blocks"):
-        walks_in_turns(layout, layout, one_order=False, window=9)
+        schedule_dq(layout, layout, one_order=False, window=9)

@@ -40,8 +40,8 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
         monkeypatch.setattr(key_tiles, name, value)
     monkeypatch.setattr(key_tiles, "locate", scheduler.locate.fn)
-    monkeypatch.setattr(key_tiles, "PIECE", mask_schedule.PIECE)
-    monkeypatch.setattr(mask_schedule, "PIECE_VISITS", 2)  # so that short calls have pieces
+    monkeypatch.setattr(key_tiles, "PIECE", mask_schedule.SPLIT_STRIDE)
+    monkeypatch.setattr(mask_schedule, "SPLIT_VISITS", 2)  # so that short calls have pieces
     functions = packed_in_python(monkeypatch)
     for name, function in vars(key_tiles).copy().items():
         if hasattr(function, "fn"):
@@ -135,7 +135,7 @@ def masked_calls(seed):
             seq_q, seq_k, causal=features.causal,
             window_size=window_size if features.window else None,
             all_partial=features.documents or features.lengths,
-            in_turns=True,
+            dq_schedule=True,
             block_size=max(block_size, KEYS),
         )  # fmt: skip
         _, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
