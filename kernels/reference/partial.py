@@ -1,8 +1,8 @@
-"""The two passes of attention as the kernels have them, in plain PyTorch, for where none run.
+"""Forward and backward pass with the interface of the kernels, in plain PyTorch.
 
-What `kernels.triton.fwd` and `kernels.triton.bwd` offer: the backward pass starts from the output
-and the log-sum-exp that it is given, be they of these keys or, as in ring attention, of more.
-It holds the whole score matrix, in fp32, or in fp64 for fp64.
+As in `kernels.triton.fwd` and `kernels.triton.bwd`, the backward pass starts from a given output
+and log-sum-exp, which may be those of more keys, as in ring attention. The score matrix is held in
+memory, in fp32, or in fp64 for fp64.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from .standard import finite, standard_attention, visible_keys
 
 
 def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) in the dtype of q, and lse (B, H, T_q) in fp32, or fp64 for fp64.
+    """Forward pass: out (B, T_q, H, D) in q's dtype, lse (B, H, T_q) in fp32, or fp64 for fp64.
 
     Args:
         q: (B, T_q, H, D), k and v: (B, T_k, H_kv, D).
-        options: of which it serves causal, softmax_scale, softcap, window_size, doc_start,
-            kv_lengths and, by its first two lists, a mask.
+        options: supported are causal, softmax_scale, softcap, window_size, doc_start, kv_lengths
+            and, by its first two lists, a mask.
     """
     _check(options)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -37,22 +37,15 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
 @torch.no_grad()
 def attn_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: AttentionOptions,
-    grads: Sequence[Tensor],
-) -> None:
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    options: AttentionOptions, grads: Sequence[Tensor],
+) -> None:  # fmt: skip
     """Write dq, dk and dv: Algorithm 2 of arXiv 2307.08691, in one tile.
 
     Args:
         dout: (B, T_q, H, D); dlse: (B, H, T_q), or None.
-        q, k, v: as `attn_fwd` takes them.
-        out, lse: as it gives them, of these keys or of more.
+        q, k, v, options: as in `attn_fwd`.
+        out, lse: results of `attn_fwd`, for these keys or for more.
         grads: dq, dk and dv, in the shapes and dtype of q, k and v.
     """
     _check(options)
@@ -64,7 +57,7 @@ def attn_bwd(
     if options.softcap:
         S = options.softcap * torch.tanh(S / options.softcap)
     visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **_masks(options, q, k))
-    # where a row sees no key lse is -inf, and its scores are hidden
+    # A row that sees no key has lse -inf and only hidden scores.
     P = torch.exp(S.masked_fill(~visible, -torch.inf) - finite(lse).unsqueeze(-1))
     delta = (out.to(dtype) * dout.to(dtype)).sum(-1).transpose(1, 2)
     if dlse is not None:
@@ -73,25 +66,24 @@ def attn_bwd(
     if options.softcap:
         dS = dS * (1 - (S / options.softcap).square())
     dS = dS * options.softmax_scale
-    of_heads = {"dk": dS.mT @ Q, "dv": P.mT @ dO}  # (B, H, T_k, D)
-    dq, *of_keys = grads
+    dq, dk, dv = grads
     dq.copy_((dS @ K).transpose(1, 2))
-    for grad, x in zip(of_keys, of_heads.values(), strict=True):
+    for grad, x in ((dk, dS.mT @ Q), (dv, P.mT @ dO)):  # (B, H, T_k, D)
         grad.copy_(x.unflatten(1, (n_kv_head, group)).sum(2).transpose(1, 2))
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Make attention of some keys that of some more: change `out` and `lse`.
+    """Merge attention over other keys, `part` and `part_lse`, into `out` and `lse`, in place.
 
     With a = exp(lse) and b = exp(part_lse), out becomes (a out + b part) / (a + b). The weight
-    b / (a + b) is a sigmoid, which overflows nowhere.
+    b / (a + b) is a sigmoid, which cannot overflow.
 
     Args:
-        out: (B, T, H, D), lse: (B, H, T).
-        part, part_lse: the same of the other keys.
+        out, part: (B, T, H, D).
+        lse, part_lse: (B, H, T).
     """
     weight = torch.sigmoid(part_lse - lse)
-    weight.nan_to_num_(0.0)  # of a row that sees no key: -inf - -inf
+    weight.nan_to_num_(0.0)  # a row without keys in both has -inf - -inf
     torch.logaddexp(lse, part_lse, out=lse)
     weight = weight.transpose(1, 2).unsqueeze(-1)
     out.copy_(torch.lerp(out.to(weight.dtype), part.to(weight.dtype), weight))
@@ -108,7 +100,7 @@ def _masks(options: AttentionOptions, q: Tensor, k: Tensor) -> dict:
 
 
 def _mask(options: AttentionOptions, seq_q: int, seq_k: int) -> BlockSparseMask | None:
-    """The mask whose lists the options have."""
+    """Rebuild the mask from the lists in the options, or None."""
     rows, blocks, size = options.mask_rows, options.mask_row_blocks, options.mask_block_size
     if rows is None or blocks is None:
         return None

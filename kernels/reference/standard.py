@@ -1,7 +1,7 @@
-"""The specification of attention and of its dropout mask, in plain PyTorch.
+"""Specification of attention and of its dropout mask, in plain PyTorch.
 
-Every kernel is held against `standard_attention`. It is differentiable and computes in the dtype of
-its inputs: fp64 inputs give the exact answer, bf16 inputs the error that a bf16 kernel may have.
+Tests compare every kernel with `standard_attention`. It is differentiable and computes in the dtype
+of its inputs: fp64 inputs give the exact answer, bf16 inputs the error that a bf16 kernel may have.
 The tiled algorithms of the papers are in tiled.py.
 
 Letters in shapes: B batch, T_q queries, T_k keys, H query heads, H_kv key and value heads,
@@ -16,8 +16,8 @@ from torch import Tensor
 from ..mask.block_mask import BlockSparseMask
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: an odd stride that visits all 2^32 counters
-_SALT = 0x85EBCA6B  # tells the seed's halves apart
-# Of the four elements of a group, by bit 3 of query and of key; the first is lowbias32's own.
+_SALT = 0x85EBCA6B  # distinguishes the two halves of the seed
+# Multipliers of the four elements of a group, by bit 3 of query and key; the first is lowbias32's.
 _LAST_MULTIPLIERS = ((0x846CA68B, 0x915F77F5), (0x93D765DD, 0xADB4A92D))
 _LOW_32_BITS = 0xFFFFFFFF
 
@@ -43,26 +43,26 @@ def standard_attention(
 
     S = softmax_scale * Q K^T,  P = softmax(S),  O = dropout(P) V,  lse = log(sum(exp(S))).
 
-    The arguments are those of `kernels.flash_attention`; `visible_keys` says what the masks hide.
-    A row that sees no key has out 0, lse -inf and gradients 0. All results are differentiable.
+    The arguments are those of `kernels.flash_attention`; `visible_keys` defines the masks. A row
+    that sees no key has out 0, lse -inf and gradients 0. All results are differentiable.
 
     Args:
         q: (B, T_q, H, D), any floating dtype.
         k, v: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
         softmax_scale: factor on the scores; 1 / sqrt(D) when None.
-        sinks: (H,) scores, one of each row's softmax, whose value is zero.
+        sinks: (H,) scores, each of one more key in every row's softmax, with value zero.
         softcap: c turns S into c * tanh(S / c).
         dropout_p: probability in [0, 1) that an entry of P is set to 0; the kept ones are
-            multiplied by 1 / (1 - dropout_p). lse does not see dropout.
-        dropout_seed: what `dropout_keep_mask` takes; needed iff dropout_p > 0.
-        first_query: the number that the first query has for dropout.
+            multiplied by 1 / (1 - dropout_p). lse does not depend on dropout.
+        dropout_seed: as in `dropout_keep_mask`; needed iff dropout_p > 0.
+        first_query: number of the first query, for dropout.
 
     Returns:
         out: (B, T_q, H, D) in q's dtype.
         lse: (B, H, T_q), natural logarithm, in fp32, or fp64 for fp64 inputs.
 
     Raises:
-        ValueError: the shapes do not fit together, or dropout_p has no seed.
+        ValueError: the shapes do not match, or dropout_p has no seed.
     """
     check_shapes(q, k, v)
     _, T_q, H, D = q.shape
@@ -72,51 +72,39 @@ def standard_attention(
 
     keys = k.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)  # (B, H, T_k, D)
     values = v.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)
-    # the scale goes onto q, before the product: scores of large inputs would overflow
+    # Scale q, not the scores, which can overflow. In fp16 scaled scores still can, above 65,504.
     scaled = (q * softmax_scale).transpose(1, 2)
-    if q.dtype == torch.float16:  # and where they exceed 65,504, still do
+    if q.dtype == torch.float16:
         scaled, keys = scaled.float(), keys.float()
     scores = scaled @ keys.mT  # (B, H, T_q, T_k)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32))
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     visible = visible_keys(
-        T_q,
-        T_k,
-        causal=causal,
-        window_size=window_size,
-        mask=mask,
-        doc_start=doc_start,
-        kv_lengths=kv_lengths,
-        device=q.device,
-    )
+        T_q, T_k, causal=causal, window_size=window_size, mask=mask, doc_start=doc_start,
+        kv_lengths=kv_lengths, device=q.device,
+    )  # fmt: skip
     scores = scores.masked_fill(~visible, -math.inf)
 
     lse = scores.logsumexp(dim=-1)
     if sinks is not None:
         lse = _add_sinks(lse, sinks)
-    # exp(-inf - pivot) is 0 with a finite pivot; with the lse of an empty row it would be NaN
+    # exp(-inf - pivot) is 0 with a finite pivot; with the lse of an empty row it would be NaN.
     p = torch.exp(scores - finite(lse).unsqueeze(-1)).to(q.dtype)
     p = p * dropout_factor(q, k, dropout_p, dropout_seed, first_query).to(p.dtype)
     out = (p @ values).transpose(1, 2)
-    return out.to(q.dtype), lse  # of which autocast makes another
+    return out.to(q.dtype), lse  # autocast may have changed the dtype of out
 
 
 def visible_keys(
-    seq_q: int,
-    seq_k: int,
-    *,
-    causal: bool = False,
-    window_size: int | None = None,
-    mask: BlockSparseMask | None = None,
-    doc_start: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Which keys each query sees: where all of the arguments allow it.
+    seq_q: int, seq_k: int, *, causal: bool = False, window_size: int | None = None,
+    mask: BlockSparseMask | None = None, doc_start: Tensor | None = None,
+    kv_lengths: Tensor | None = None, device: torch.device | str | None = None,
+) -> Tensor:  # fmt: skip
+    """Boolean mask of the keys that each query sees: those that all of the arguments allow.
 
-    Query i stands at key position p = i + T_k - T_q. A causal mask with T_q = 2, T_k = 4 and with
-    T_q = 4, T_k = 2, and a window of 2 with T = 4 (1 is seen):
+    The key position of query i is p = i + T_k - T_q. A causal mask with T_q = 2, T_k = 4 and with
+    T_q = 4, T_k = 2, and a window of 2 with T = 4 (1 is visible):
 
         1 1 1 0         0 0         1 1 0 0
         1 1 1 1         0 0         1 1 1 0
@@ -127,7 +115,7 @@ def visible_keys(
         seq_q, seq_k: T_q and T_k.
         causal: j <= p.
         window_size: |p - j| < window_size.
-        mask: its layout, stretched to elements.
+        mask: its layout, expanded to elements.
         doc_start: (B, T_q) integers, j >= doc_start of the query.
         kv_lengths: (B,) integers, j < kv_lengths.
 
@@ -151,20 +139,13 @@ def visible_keys(
 
 
 def dropout_keep_mask(
-    seed: int | Tensor,
-    *,
-    batch: int,
-    n_head: int,
-    seq_q: int,
-    seq_k: int,
-    dropout_p: float,
-    first_query: int = 0,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Which attention probabilities dropout keeps, as a pure function of (seed, b, h, query, key).
+    seed: int | Tensor, *, batch: int, n_head: int, seq_q: int, seq_k: int, dropout_p: float,
+    first_query: int = 0, device: torch.device | str | None = None,
+) -> Tensor:  # fmt: skip
+    """Mask of the probabilities that dropout keeps: a pure function of (seed, b, h, query, key).
 
     Every kernel computes the same function, so the mask is the same dense, sparse, recomputed in
-    the backward or split over GPUs. All arithmetic is modulo 2^32; `mix` is lowbias32 of Chris
+    the backward or split over GPUs. All arithmetic is modulo 2^32; `mix` is lowbias32 by Chris
     Wellons (https://nullprogram.com/blog/2018/07/31/).
 
         head_key = mix((mix(seed_lo) ^ mix(seed_hi ^ 0x85EBCA6B)) + 0x9E3779B9 * (b * n_head + h))
@@ -172,17 +153,17 @@ def dropout_keep_mask(
         x        = stir(row_key ^ 0x9E3779B9 * (key & ~8))
         keep     = (x ^ x >> 15) * M[query >> 3 & 1][key >> 3 & 1] >= int(dropout_p * 2^32)
 
-    where stir(x) = (x ^ x >> 16) * 0x7FEB352D is the first step of `mix`. The four elements whose
-    query and key differ in bit 3 only share x, and so cost a kernel one hash. Multiplied by the
-    four odd numbers M it gives four others, each uniform, and independent of one another as far as
-    tests/kernels/reference/test_standard.py can tell.
+    where stir(x) = (x ^ x >> 16) * 0x7FEB352D is the first step of `mix`. Four elements whose query
+    and key differ only in bit 3 share x, so a kernel computes one hash for them. The four odd
+    multipliers M turn it into four values, each uniform, and independent as far as
+    tests/kernels/reference/test_standard.py can detect.
 
     Args:
         seed: an integer in [0, 2^63), or an int64 tensor with one element, whose value is not
-            looked at: that would wait for a GPU, and torch.compile could not trace it.
+            checked: that would wait for a GPU, and torch.compile could not trace it.
         n_head: of q.
         dropout_p: probability in [0, 1) that an entry is dropped.
-        first_query: the number of the first of the queries, where they are part of a sequence.
+        first_query: number of the first query, if the queries are part of a sequence.
 
     Returns:
         (batch, n_head, seq_q, seq_k) bool.
@@ -211,10 +192,10 @@ def dropout_keep_mask(
 
 
 def _stir(x: Tensor) -> Tensor:
-    """The first step of `_mix`, a bijection of 32 bits.
+    """First step of `_mix`, a bijection of 32 bits.
 
-    They are held in int64, because torch lacks most uint32 operations. A product may wrap around
-    2^64, which leaves its low 32 bits right; masking them makes the next shift a logical one.
+    In int64, because torch lacks most uint32 operations. A product may wrap around 2^64, which
+    keeps its low 32 bits correct; masking them makes the next shift a logical one.
     """
     x = x & _LOW_32_BITS
     return ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW_32_BITS
@@ -230,7 +211,7 @@ def _mix(x: Tensor) -> Tensor:
 def dropout_factor(
     q: Tensor, k: Tensor, dropout_p: float, seed: int | Tensor | None, first_query: int = 0
 ) -> Tensor:
-    """(B, H, T_q, T_k) factors of P: 0 where dropped, 1 / (1 - dropout_p) where kept."""
+    """Factors (B, H, T_q, T_k) of P: 0 where dropped, 1 / (1 - dropout_p) where kept."""
     B, T_q, H, _ = q.shape
     T_k = k.shape[1]
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -238,17 +219,17 @@ def dropout_factor(
         return torch.ones((), dtype=dtype, device=q.device).expand(B, H, T_q, T_k)
     if seed is None:
         raise ValueError(f"dropout_p={dropout_p} needs a dropout_seed, got None")
-    sizes = {"batch": B, "n_head": H, "seq_q": T_q, "seq_k": T_k}
     keep = dropout_keep_mask(
-        seed, **sizes, dropout_p=dropout_p, first_query=first_query, device=q.device
-    )
+        seed, batch=B, n_head=H, seq_q=T_q, seq_k=T_k, dropout_p=dropout_p,
+        first_query=first_query, device=q.device,
+    )  # fmt: skip
     return keep.to(dtype) / (1 - dropout_p)
 
 
 def _add_sinks(lse: Tensor, sinks: Tensor) -> Tensor:
-    """log(exp(lse) + exp(sinks)) for lse (B, H, T_q) and sinks (H,).
+    """log(exp(lse) + exp(sinks)) for lse (B, H, T_q) and sinks (H,); a constant -inf if both are.
 
-    Where both are -inf it is -inf, and constant: the gradient of logaddexp is NaN there.
+    The gradient of logaddexp is NaN there.
     """
     sinks = sinks.to(lse.dtype)[:, None].expand_as(lse)
     is_empty = (lse == -math.inf) & (sinks == -math.inf)
@@ -268,7 +249,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError where k and v do not fit to q."""
+    """Raise ValueError if the shapes of k and v do not match q."""
     B, _, H, D = q.shape
     _, T_k, H_kv, _ = k.shape
     if k.shape != v.shape or k.shape != (B, T_k, H_kv, D) or H % H_kv != 0:

@@ -1,12 +1,12 @@
-"""FlashAttention and FlashAttention-2 line by line as their papers have them, in plain PyTorch.
+"""FlashAttention and FlashAttention-2, line by line as in their papers, in plain PyTorch.
 
-They say what the Triton kernels do, without pointers, and check the mathematics of tiling against
-`standard_attention`. All batches and heads go at once, in fp32, or in fp64 for fp64 inputs. There
-is no autograd: the backward is a function of its own.
+These functions show what the Triton kernels do, without pointers; tests compare them with
+`standard_attention`. All batches and heads are computed at once, in fp32, or in fp64 for fp64
+inputs. There is no autograd: the backward is a separate function.
 
-Letters are the papers': S scores, P probabilities before dropout, Z what dropout multiplies them
-by, l and m the running sum and maximum of a row, i a tile of queries and j one of keys. In shapes:
-B batch, T_q queries, T_k keys, H query heads, H_kv key and value heads, D head_dim.
+Letters are the papers': S scores, P probabilities before dropout, Z their dropout factors, l and m
+the running sum and maximum of a row, i a tile of queries and j one of keys. In shapes: B batch, T_q
+queries, T_k keys, H query heads, H_kv key and value heads, D head_dim.
 """
 
 import math
@@ -20,7 +20,7 @@ from .standard import causal_mask, check_shapes, dropout_factor, finite
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The keyword arguments of `standard_attention`, which say the same here."""
+    """Keyword arguments, as in `standard_attention`."""
 
     causal: bool
     softmax_scale: float | None
@@ -34,12 +34,12 @@ def flash_attention_1_forward(
     """FlashAttention: Algorithm 2 of arXiv 2205.14135 (Algorithm 1 with a mask and dropout).
 
     K and V tiles in the outer loop, Q tiles in the inner one: O, l and m stay in HBM and are read,
-    rescaled and written at every visit.
+    rescaled and written for every pair of tiles.
 
     Args:
         q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
-        sram_floats: M, how many numbers the fast memory holds. A tile of K and V has
-            B_c = ceil(M / 4D) rows, one of Q and O B_r = min(B_c, D).
+        sram_floats: M, size of the fast memory in numbers. A tile of K and V has B_c = ceil(M / 4D)
+            rows, one of Q and O has B_r = min(B_c, D).
         options: as in `standard_attention`.
 
     Returns:
@@ -54,10 +54,12 @@ def flash_attention_1_forward(
         for i in _blocks(t.T_q, B_r):
             if t.is_hidden(i, j):
                 continue
+            # Softmax of this tile alone.
             S = t.scores(i, j)
             m_tile = S.amax(dim=-1, keepdim=True)
             P = torch.exp(S - finite(m_tile))
             l_tile = P.sum(dim=-1, keepdim=True)
+            # Merge it with the softmax of the tiles before.
             m_new = torch.maximum(m[:, :, i], m_tile)
             alpha = torch.exp(m[:, :, i] - finite(m_new))
             beta = torch.exp(m_tile - finite(m_new))
@@ -70,19 +72,12 @@ def flash_attention_1_forward(
 
 
 def flash_attention_1_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    *,
-    sram_floats: int,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, sram_floats: int,
     **options: Unpack[AttentionOptions],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of FlashAttention: Algorithm 4 of arXiv 2205.14135.
 
-    The paper saves l and m; here lse stands for both, as exp(S - m) / l = exp(S - lse).
+    The paper saves l and m; here lse replaces both, as exp(S - m) / l = exp(S - lse).
 
     Args:
         q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
@@ -103,32 +98,24 @@ def flash_attention_1_backward(
         for i in _blocks(t.T_q, B_r):
             if t.is_hidden(i, j):
                 continue
-            Z = t.Z[:, :, i, j]
-            P = torch.exp(t.scores(i, j) - finite(lse[:, :, i, None]))
-            dV_j += (P * Z).mT @ dO[:, :, i]
-            dP = (dO[:, :, i] @ t.V[:, :, j].mT) * Z
             delta = (dO[:, :, i] * O[:, :, i]).sum(dim=-1, keepdim=True)
-            dS = P * (dP - delta)
-            dQ[:, :, i] += t.softmax_scale * dS @ t.K[:, :, j]
-            dK_j += t.softmax_scale * dS.mT @ t.Q[:, :, i]
+            dQ_ij, dK_ij, dV_ij = t.gradients(i, j, lse, dO, delta)
+            dQ[:, :, i] += dQ_ij
+            dK_j += dK_ij
+            dV_j += dV_ij
         dK[:, :, j] = dK_j
         dV[:, :, j] = dV_j
     return dQ.transpose(1, 2).to(q.dtype), _sum_groups(dK, k), _sum_groups(dV, v)
 
 
 def flash_attention_2_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    block_m: int,
-    block_n: int,
+    q: Tensor, k: Tensor, v: Tensor, *, block_m: int, block_n: int,
     **options: Unpack[AttentionOptions],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """FlashAttention-2: Algorithm 1 of arXiv 2307.08691.
 
     Q tiles in the outer loop, K and V tiles in the inner one: an output tile is finished before the
-    next begins, divided by l only at its end, and lse is all that the backward needs to know.
+    next begins and divided by l only once. lse is all that the backward needs of the softmax.
 
     Args:
         q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
@@ -148,6 +135,7 @@ def flash_attention_2_forward(
         for j in _blocks(t.T_k, block_n):
             if t.is_hidden(i, j):
                 break
+            # Rescale the sums so far to the new maximum, and add this tile.
             S = t.scores(i, j)
             m_new = torch.maximum(m_i, S.amax(dim=-1, keepdim=True))
             P = torch.exp(S - finite(m_new))
@@ -161,18 +149,9 @@ def flash_attention_2_forward(
 
 
 def flash_attention_2_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    *,
-    dlse: Tensor | None = None,
-    block_m: int,
-    block_n: int,
-    **options: Unpack[AttentionOptions],
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *,
+    dlse: Tensor | None = None, block_m: int, block_n: int, **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of FlashAttention-2: Algorithm 2 of arXiv 2307.08691.
 
     Args:
@@ -191,24 +170,21 @@ def flash_attention_2_backward(
     dQ, dK, dV = torch.zeros_like(t.Q), torch.zeros_like(t.K), torch.zeros_like(t.V)
     delta = (dO * O).sum(dim=-1, keepdim=True)
     if dlse is not None:
-        # d lse / d S is P, so that dS = P * (dP - delta) + P * dlse
+        # d lse / d S is P, so that dS = P * (dP - delta) + P * dlse.
         delta = delta - dlse.unsqueeze(-1)
     for j in _blocks(t.T_k, block_n):
         for i in _blocks(t.T_q, block_m):
             if t.is_hidden(i, j):
                 continue
-            Z = t.Z[:, :, i, j]
-            P = torch.exp(t.scores(i, j) - finite(lse[:, :, i, None]))
-            dV[:, :, j] += (P * Z).mT @ dO[:, :, i]
-            dP = (dO[:, :, i] @ t.V[:, :, j].mT) * Z
-            dS = P * (dP - delta[:, :, i])
-            dQ[:, :, i] += t.softmax_scale * dS @ t.K[:, :, j]
-            dK[:, :, j] += t.softmax_scale * dS.mT @ t.Q[:, :, i]
+            dQ_ij, dK_ij, dV_ij = t.gradients(i, j, lse, dO, delta[:, :, i])
+            dQ[:, :, i] += dQ_ij
+            dK[:, :, j] += dK_ij
+            dV[:, :, j] += dV_ij
     return dQ.transpose(1, 2).to(q.dtype), _sum_groups(dK, k), _sum_groups(dV, v)
 
 
 class _Tiles:
-    """The inputs heads first, in at least fp32, and the scores of a tile: queries i, keys j."""
+    """Inputs with heads first, in at least fp32, and computations on a tile (queries i, keys j)."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> None:
         check_shapes(q, k, v)
@@ -225,7 +201,7 @@ class _Tiles:
         self.Z = dropout_factor(q, k, options.get("dropout_p", 0.0), seed)  # (B, H, T_q, T_k)
 
     def is_hidden(self, i: slice, j: slice) -> bool:
-        """Whether the whole tile lies above the causal diagonal."""
+        """Whether the whole tile is above the causal diagonal."""
         return self.causal and j.start > i.stop - 1 + self.T_k - self.T_q
 
     def scores(self, i: slice, j: slice) -> Tensor:
@@ -235,9 +211,19 @@ class _Tiles:
             S = S.masked_fill(~seen, -math.inf)
         return S
 
+    def gradients(
+        self, i: slice, j: slice, lse: Tensor, dO: Tensor, delta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Share of tile (i, j) in dQ, dK and dV; delta is that of the queries i."""
+        Z, dO = self.Z[:, :, i, j], dO[:, :, i]
+        P = torch.exp(self.scores(i, j) - finite(lse[:, :, i, None]))
+        dP = (dO @ self.V[:, :, j].mT) * Z
+        dS = self.softmax_scale * (P * (dP - delta))
+        return dS @ self.K[:, :, j], dS.mT @ self.Q[:, :, i], (P * Z).mT @ dO
+
 
 def _blocks(n: int, size: int) -> Iterator[slice]:
-    """[0, n) in slices of `size`, the last one shorter where size does not divide n."""
+    """Slices of [0, n) of length `size`; the last one may be shorter."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
@@ -248,10 +234,10 @@ def _sram_tiles(sram_floats: int, head_dim: int) -> tuple[int, int]:
 
 
 def _sum_groups(grad: Tensor, like: Tensor) -> Tensor:
-    """Gradient by the expanded heads, (B, H, T_k, D), to one in the shape and dtype of k or v."""
+    """Sum a gradient (B, H, T_k, D) over the query heads of each key head, like k or v."""
     return grad.unflatten(1, (like.shape[2], -1)).sum(dim=2).transpose(1, 2).to(like.dtype)
 
 
 def _nonzero(l: Tensor) -> Tensor:
-    """l with its 0 replaced by 1: a row that has seen no key is divided by 1 and stays 0."""
+    """l with 0 replaced by 1: a row that has seen no key is divided by 1 and stays 0."""
     return l.masked_fill(l == 0, 1.0)
