@@ -1,7 +1,7 @@
 """Inputs and error budgets for attention, shared by tests and benchmarks.
 
-The house rule is FlashAttention's: against the exact answer, a kernel may be at most a small factor
-worse than plain PyTorch in the same dtype (tests/test_flash_attn.py of Dao-AILab/flash-attention).
+The rule is FlashAttention's (tests/test_flash_attn.py of Dao-AILab/flash-attention): the error of a
+kernel, against the exact answer, may be a small factor times that of PyTorch in the same dtype.
 """
 
 import functools
@@ -20,24 +20,15 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
 
 
 def make_qkv(
-    batch: int,
-    seq_q: int,
-    seq_k: int,
-    n_head: int,
-    n_kv_head: int,
-    head_dim: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    requires_grad: bool = False,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Random attention inputs: the same numbers on every device and, but for rounding, dtype.
+    batch: int, seq_q: int, seq_k: int, n_head: int, n_kv_head: int, head_dim: int, *,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0,
+    requires_grad: bool = False, scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Random attention inputs: the same numbers on every device and, up to rounding, in any dtype.
 
     Args:
         requires_grad: make leaves that collect gradients.
-        scale: standard deviation of q and k, whose scores then have scale^2. v keeps 1.
+        scale: standard deviation of q and k; scores then have scale^2. v keeps 1.
 
     Returns:
         q (batch, seq_q, n_head, head_dim), k and v (batch, seq_k, n_kv_head, head_dim), contiguous.
@@ -53,9 +44,9 @@ def make_qkv(
 
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:
-    """|actual - exact| / |exact| in the Frobenius norm; equal infinities do not count.
+    """|actual - exact| / |exact| in the Frobenius norm; equal infinities are ignored.
 
-    0 where both are zero, inf where only `exact` is, NaN where `actual` holds a NaN.
+    0 if both are zero, inf if only `exact` is, NaN if `actual` holds a NaN.
     """
     error = _difference(actual, exact).norm().item()
     size = exact[exact.isfinite()].double().norm().item()
@@ -65,24 +56,18 @@ def relative_error(actual: Tensor, exact: Tensor) -> float:
 
 
 def assert_within_budget(
-    actual: Tensor,
-    same_dtype: Tensor,
-    exact: Tensor,
-    *,
-    factor: float,
-    name: str,
-    cancelled: float = 0.0,
-    rounded: float = 0.0,
-) -> None:
+    actual: Tensor, same_dtype: Tensor, exact: Tensor, *, factor: float, name: str,
+    cancelled: float = 0.0, rounded: float = 0.0,
+) -> None:  # fmt: skip
     """Assert max|actual - exact| <= factor * max|same_dtype - exact| + a rounding floor.
 
     Args:
-        same_dtype: plain PyTorch's answer from the inputs of `actual` in their dtype.
-        exact: the answer from these inputs in fp64 (or fp32).
-        name: what the message calls it.
-        cancelled: the largest magnitude that cancels on the way to `exact`, when it can be far
+        same_dtype: PyTorch's result for the same inputs in the same dtype.
+        exact: the result for these inputs in fp64 (or fp32).
+        name: of the result, for the message.
+        cancelled: largest magnitude that cancels in the computation of `exact`, if it can be far
             larger than `exact` itself.
-        rounded: what the rounding of an intermediate result may cost.
+        rounded: error that the rounding of an intermediate result may cause.
 
     Raises:
         AssertionError: the budget is exceeded, shapes differ, `actual` is NaN or infinite where
@@ -92,10 +77,10 @@ def assert_within_budget(
     assert actual.shape == exact.shape, f"{name}: shape {actual.shape}, expected {exact.shape}"
     error = _max_abs(_difference(actual, exact))
     same_dtype_error = _max_abs(_difference(same_dtype, exact))
-    # Plain PyTorch is exact now and then (one key: out = v, dq = 0), which would leave no budget.
-    # Rounding a result to its dtype costs up to eps / 2 of it; eps grants that twice, as `factor`
-    # grants it twice where plain PyTorch has this error too. What cancels does so in the dtype of
-    # the sums, and a few eps of it remain when they run in another order.
+    # PyTorch is sometimes exact (one key: out = v, dq = 0), which would leave no budget. Rounding a
+    # result to its dtype costs up to eps / 2 of it. The floor allows twice that, as `factor` does
+    # where PyTorch has this error also. Terms that cancel do so in the dtype of the sums; summed in
+    # another order, they leave a few eps.
     sum_dtype = at_least_fp32(actual.dtype)
     floor = torch.finfo(actual.dtype).eps * _max_abs(exact[exact.isfinite()])
     floor += 4 * torch.finfo(sum_dtype).eps * cancelled + rounded
@@ -107,29 +92,21 @@ def assert_within_budget(
 
 
 def check_attention(
-    fn: AttentionFunction,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    with_dlse: bool = False,
-    backward: bool = True,
-    exact_dtype: torch.dtype = torch.float64,
-    seed: int = 0,
+    fn: AttentionFunction, q: Tensor, k: Tensor, v: Tensor, *, with_dlse: bool = False,
+    backward: bool = True, exact_dtype: torch.dtype = torch.float64, seed: int = 0,
     **options: Any,
-) -> dict[str, float]:
-    """Hold an attention function to the error budget: out and lse, then dq, dk, dv and dsinks.
+) -> dict[str, float]:  # fmt: skip
+    """Check an attention function against the error budget: out, lse, dq, dk, dv and dsinks.
 
-    out may have 2 times the error of same-dtype `standard_attention` and each gradient 3 times,
-    all against `standard_attention` in `exact_dtype`. lse is held to 2 times the error of fp32,
-    whatever the inputs' dtype: a kernel keeps its scores in fp32. Three gradients may also have the
-    error of what a kernel keeps rounded and plain PyTorch keeps whole or not at all: dq and dsinks
-    that of out, and dv that of lse, from which the backward makes the probabilities anew.
+    Against `standard_attention` in `exact_dtype`, out may have 2 times and each gradient 3 times
+    the error of `standard_attention` in the same dtype. lse may have 2 times the error of fp32 for
+    any dtype of the inputs, because kernels keep scores in fp32. Some gradients may also have the
+    error of what kernels store rounded and PyTorch does not: dq and dsinks that of out, and dv that
+    of lse, from which the backward recomputes the probabilities.
 
     Args:
         fn: called as fn(q, k, v, **options); returns out (B, T_q, H, D) and lse (B, H, T_q).
-        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D). Strides reach fn as they are; no grad is
-            written to them.
+        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D). Strides are kept; no grad is written.
         with_dlse: also send a random gradient through lse.
         backward: check the gradients.
         exact_dtype: fp64, or fp32 where fp64 is too slow or too large.
@@ -137,11 +114,11 @@ def check_attention(
         options: the keyword arguments of `standard_attention`.
 
     Returns:
-        The relative error (norm ratio) of out, lse, dq, dk, dv and, with sinks, dsinks; and under
-        "out_same_dtype" and so on that of plain PyTorch.
+        Relative errors (norm ratio) of out, lse, dq, dk, dv and, with sinks, dsinks; PyTorch's are
+        under "out_same_dtype" and so on.
 
     Raises:
-        AssertionError: a result has the wrong shape or dtype, or is over its budget.
+        AssertionError: a result has the wrong shape or dtype, or exceeds its budget.
     """
     generator = torch.Generator().manual_seed(seed)
     B, T_q, H, _ = q.shape
@@ -150,7 +127,7 @@ def check_attention(
     sinks = options.get("sinks")
 
     def run(function: AttentionFunction, dtype: torch.dtype) -> dict[str, Tensor]:
-        # .to() keeps strides, and detach() makes new leaves without copying
+        # .to() keeps strides, and detach() makes new leaves without a copy.
         leaves = {
             f"d{name}": x.detach().to(dtype).requires_grad_(backward)
             for name, x in (("q", q), ("k", k), ("v", v))
@@ -162,10 +139,9 @@ def check_attention(
         out, lse = function(leaves["dq"], leaves["dk"], leaves["dv"], **given)
         results = {"out": out.detach(), "lse": lse.detach()}
         if backward:
-            outputs, grads = [out], [dout.to(out.dtype)]
-            if dlse is not None:
-                outputs, grads = [out, lse], [*grads, dlse.to(lse.dtype)]
-            gradients = torch.autograd.grad(outputs, list(leaves.values()), grads)
+            outputs = [(out, dout)] if dlse is None else [(out, dout), (lse, dlse)]
+            tensors, grads = zip(*((x, dx.to(x.dtype)) for x, dx in outputs), strict=True)
+            gradients = torch.autograd.grad(tensors, list(leaves.values()), grads)
             results |= zip(leaves, gradients, strict=True)
         return results
 
@@ -184,7 +160,7 @@ def check_attention(
     delta_error = _rounding_of_delta(q.dtype, dout, exact["out"])
     rounded = {
         "dv": _rounding_of_lse(sum_dtype, dout, exact["lse"]),
-        # of a query that looks at one key alone, where plain PyTorch's dp - delta is 0
+        # A query that sees only one key: there, PyTorch's dp - delta is exactly 0.
         "dq": scale * _max_abs(k) * _max_abs(delta_error),
     }
     if sinks is not None:
@@ -196,30 +172,25 @@ def check_attention(
         expected_dtype = sum_dtype if name in ("lse", "dsinks") else q.dtype
         assert value.dtype == expected_dtype, f"{name}: {value.dtype}, expected {expected_dtype}"
         assert_within_budget(
-            value,
-            same_dtype[name],
-            exact[name],
-            factor=factors[name],
-            name=name,
-            cancelled=cancelled.get(name, 0.0),
-            rounded=rounded.get(name, 0.0),
-        )
+            value, same_dtype[name], exact[name], factor=factors[name], name=name,
+            cancelled=cancelled.get(name, 0.0), rounded=rounded.get(name, 0.0),
+        )  # fmt: skip
         errors[name] = relative_error(value, exact[name])
         errors[f"{name}_same_dtype"] = relative_error(same_dtype[name], exact[name])
     return errors
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums over values of `dtype`: fp32, or fp64 for fp64."""
+    """Dtype of sums over values of `dtype`: fp32, or fp64 for fp64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 @contextmanager
 def poison_empty() -> Iterator[None]:
-    """Within the block, uninitialised tensors hold NaN, so that an unwritten result shows.
+    """Fill uninitialised tensors with NaN within the block, so that unwritten results show.
 
     Covers torch.empty, empty_like and empty_strided, and Tensor.new_empty. Integer and bool tensors
-    are left as they come.
+    are unchanged.
     """
 
     def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -240,27 +211,22 @@ def poison_empty() -> Iterator[None]:
 
 
 def _cancelled_magnitudes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None, scale: float,
     sinks: Tensor | None,
-) -> dict[str, float]:
-    """What cancels on the way to each result of attention, for `assert_within_budget`.
+) -> dict[str, float]:  # fmt: skip
+    """Largest magnitude that cancels in each result of attention, for `assert_within_budget`.
 
     lse is a maximal score plus a logarithm. dq and dk are sums over p * (dp - delta): with few keys
-    dp and delta are nearly equal, and with one they are equal, whatever their size. dsinks sums
+    dp and delta are nearly equal, and with one key equal, whatever their size. dsinks sums
     p * delta over all queries of a head.
     """
     B, T_q, H, _ = q.shape
-    # Cauchy-Schwarz, rather than another (T_q, T_k) matrix
+    # Bounded by Cauchy-Schwarz, without another (T_q, T_k) matrix.
     score = scale * _max_norm(q) * _max_norm(k)
     if sinks is not None:
         score = max(score, _max_abs(finite(sinks)))
     dp = _max_norm(dout) * _max_norm(v) + (0.0 if dlse is None else _max_abs(dlse))
-    # a row of P sums to 1; a column may sum to the number of queries, whose errors are independent
+    # A row of P sums to 1; a column sums to at most the number of queries, with independent errors.
     queries = T_q * (H // k.shape[2])
     return {
         "lse": 1.0 + score,
@@ -271,17 +237,17 @@ def _cancelled_magnitudes(
 
 
 def _rounding_of_lse(dtype: torch.dtype, dout: Tensor, lse: Tensor) -> float:
-    """What rounding lse to `dtype` may cost dv, a sum over the products p * dout of a key.
+    """Error that rounding lse to `dtype` may cause in dv, a sum of p * dout over queries.
 
-    A kernel takes powers of 2, but gives lse as a natural logarithm: made anew, exp(score - lse) is
-    off by eps / 2 of lse, as by that of score, also where a query looks at one key alone and plain
-    PyTorch's p is 1. Twice their sum, for a key may have several such queries.
+    A kernel computes powers of 2 but returns lse as a natural logarithm. The recomputed
+    exp(score - lse) is off by eps / 2 of lse and of score, even where a query sees only one key and
+    PyTorch's p is exactly 1. Twice their sum, because a key may have several such queries.
     """
     return 2 * torch.finfo(dtype).eps * _max_abs(lse[lse.isfinite()]) * _max_abs(dout)
 
 
 def _rounding_of_delta(dtype: torch.dtype, dout: Tensor, out: Tensor) -> Tensor:
-    """What rounding out to `dtype` may cost delta, the sum of dout * out of a query: (B, H, T_q).
+    """Error (B, H, T_q) that rounding out to `dtype` may cause in delta, the sum of dout * out.
 
     Each product is off by at most eps / 2 of itself, evenly spread and independent of the others:
     eps times the root of their sum of squares is 3.5 standard deviations.
@@ -291,7 +257,7 @@ def _rounding_of_delta(dtype: torch.dtype, dout: Tensor, out: Tensor) -> Tensor:
 
 
 def _difference(actual: Tensor, exact: Tensor) -> Tensor:
-    """actual - exact in fp64, 0 where they are equal, as two infinities may be."""
+    """actual - exact in fp64; 0 where they are equal, which two infinities can be."""
     actual, exact = actual.detach().double(), exact.detach().double()
     return torch.where(actual == exact, 0.0, actual - exact)
 
@@ -301,5 +267,5 @@ def _max_abs(x: Tensor) -> float:
 
 
 def _max_norm(x: Tensor) -> float:
-    """The largest Euclidean norm of a head's vector."""
+    """Largest Euclidean norm of a head's vector."""
     return _max_abs(x.detach().double().norm(dim=-1))
