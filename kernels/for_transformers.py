@@ -1,9 +1,10 @@
-"""`flash_attention` as an attention of Hugging Face's transformers, for any model there.
+"""`flash_attention` as an attention implementation for models of Hugging Face's transformers.
 
-transformers makes a mask once a forward pass, by a function of ours, and hands it to each layer's
-call of attention. Its masks are functions of a query's and a key's position, which PyTorch's
-attention writes out as (T, T) booleans. Here each query's keys are found to be one range, by
-bisection, and the mask is its bounds: memory stays linear. What is no range is refused.
+transformers calls `visible_keys` once per forward pass to make a mask, and passes the mask to the
+attention of each layer. It defines masks as functions of a query's and a key's position, which its
+PyTorch attention expands to (T, T) booleans. Here, bisection finds the range of keys that each
+query sees, and the mask is the bounds of these ranges: memory stays linear. Masks in which the keys
+of a query are not one range are refused.
 """
 
 import inspect
@@ -22,31 +23,35 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key), integers that broadcast -> bool: whether the query sees the key."""
 
 INSTEAD = 'attn_implementation="sdpa" serves it'
+_INSTEAD_OF = {
+    "cu_seq_lens_q": ": pass position_ids alone, which begin at 0 with each document",
+    "block_table": ', nor is continuous batching: attn_implementation="paged|sdpa" serves it',
+}
 
 
 def register_with_transformers(name: str = "papilio", *, impl: str | None = None) -> None:
-    """Make `attn_implementation=name` known to transformers.
+    """Register `attn_implementation=name` with transformers.
 
         papilio.register_with_transformers()
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="papilio")
 
-    Served are causal and bidirectional attention, grouped heads, padding on either side, sliding
-    windows and chunks, documents packed into a row, dropout, softcap, sinks, and caches, dynamic or
-    static; weights in fp32 under autocast, as Trainer(bf16=True) keeps them, run in the dtype of
-    autocast. Queries of padding have no meaning and may differ from other implementations'.
+    Supported are causal and bidirectional attention, grouped heads, padding on either side, sliding
+    windows and chunks, packed documents, dropout, softcap, sinks, and dynamic and static caches.
+    Weights in fp32 under autocast, as with Trainer(bf16=True), run in the dtype of autocast.
+    Outputs at padding are undefined and may differ from those of other implementations.
 
-    A document begins where position_ids are at the minimum of their row, as flash_attention_2 has
-    it, in any call whose cache is empty or absent. Compiled models always get such starts, as
-    values cannot be read there. Chunked layers (Llama 4) with more tokens than a
-    chunk need use_cache=False for that.
+    As in flash_attention_2, a document begins where position_ids are at the minimum of their row,
+    in calls whose cache is empty or absent. Compiled models always use such starts, because values
+    cannot be read there. Chunked layers (Llama 4) with more tokens than a chunk need
+    use_cache=False for that.
 
     Args:
-        name: under which models ask for it.
+        name: the name under which models request it.
         impl: of `flash_attention`; None picks the fastest for each call.
 
     Raises:
         ImportError: transformers is missing, or is older than 5.4.
-        ValueError: there is no such impl. Later, by a model: it asks for what is not served.
+        ValueError: there is no such impl. Later, in a model: it needs what is not supported.
     """
     if impl is not None and impl not in IMPLS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
@@ -63,43 +68,33 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
 
 
 def visible_keys(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    *,
-    mask_function: MaskFunction,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool | None = None,
-    use_vmap: bool = False,
-    device: torch.device | str = "cpu",
-    **_: Any,
-) -> Tensor | None:
-    """The bounds of each query's keys; the arguments are those of transformers.masking_utils.
+    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0,
+    *, mask_function: MaskFunction, attention_mask: Tensor | None = None,
+    local_size: int | None = None, allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool | None = None, use_vmap: bool = False,
+    device: torch.device | str = "cpu", **_: Any,
+) -> Tensor | None:  # fmt: skip
+    """Bounds of the keys that each query sees, for transformers.masking_utils.
 
     Args:
         batch_size, q_length, kv_length: B, T_q and T_k.
         q_offset, kv_offset: position of the first query and of the first key.
-        mask_function: causal, a window, chunks or packed documents, without padding.
+        mask_function: a causal mask, window, chunks or packed documents, without padding.
         attention_mask: (B, at most kv_offset + T_k) bool, False at padding; keys past its end
             are hidden.
         local_size: size of the window or chunk, in tokens.
-        allow_is_causal_skip: whether a causal mask is no more than that.
+        allow_is_causal_skip: whether a causal mask hides nothing else.
         allow_is_bidirectional_skip: not None in a mask that is not causal.
         use_vmap: whether mask_function comes from outside of transformers.
         device: of the result.
 
     Returns:
-        None where causal, or the sliding window that layers know, says it all. Or int32
-        (B, 2, T_q, n_keys), for each query its first key and the end of the keys that are no
-        padding, counted from the first key; expanded along the n_keys that were written to the
-        cache, which the others follow.
+        None if causality, or the sliding window that layers pass, describes the mask. Otherwise
+        int32 (B, 2, T_q, n_keys): the first key of each query and the end of the keys before
+        padding, relative to kv_offset; expanded along the n_keys filled so far in the cache.
 
     Raises:
-        ValueError: the keys of a query are no range.
+        ValueError: the keys of a query are not one range.
     """
     causal = allow_is_bidirectional_skip is None
     if use_vmap:
@@ -111,24 +106,19 @@ def visible_keys(
         )
     n_keys = q_offset + q_length - kv_offset if causal else kv_length
     if isinstance(n_keys, Tensor):
-        # A static cache. Steps of one token are compiled: there the length must not be read.
+        # A static cache. Steps of one token are compiled, where the length must not be read.
         n_keys = kv_length if q_length == 1 else int(n_keys)
     compiling = torch.compiler.is_compiling()
     padded = attention_mask is not None and (
         attention_mask.shape[1] < kv_offset + n_keys or compiling or not attention_mask.all()
     )
-    plain = allow_is_causal_skip or not causal
-    if (
-        plain
-        and not padded
-        and n_keys == kv_length
-        and _needs_no_bounds(mask_function, kv_length, local_size if causal else None)
-    ):
+    plain = (allow_is_causal_skip or not causal) and not padded and n_keys == kv_length
+    if plain and _needs_no_bounds(mask_function, kv_length, local_size if causal else None):
         return None
 
-    query = torch.arange(q_length, device=device)[None] + q_offset
+    # The range of each query: all keys so far, less what the mask hides, less padding.
+    query = (torch.arange(q_length, device=device)[None] + q_offset).expand(batch_size, -1)
     batch = torch.arange(batch_size, device=device)[:, None]
-    query = query.expand(batch_size, -1)
     first, end = torch.zeros_like(query) + kv_offset, torch.zeros_like(batch) + kv_offset + n_keys
     if causal:
         sees = partial(mask_function, batch, torch.zeros_like(batch))
@@ -142,24 +132,20 @@ def visible_keys(
 
 
 def _needs_no_bounds(mask_function: MaskFunction, kv_length: int, local_size: int | None) -> bool:
-    """Whether a mask without padding hides no more than causality or a layer's window does."""
+    """Whether causality or a layer's window describes a mask without padding."""
     if local_size is None or local_size >= kv_length:
         return True
-    # Behind the first local_size tokens a window moves on by one, a chunk by its size. Tensors
-    # without dimensions may lie on the CPU while a mask's own lie on a GPU.
-    zero, one, place = (torch.tensor(number) for number in (0, 1, local_size))
-    return bool(mask_function(zero, zero, place, one))
+    # Query local_size sees key 1 in a sliding window, but not in a chunk. Tensors without
+    # dimensions may be on the CPU even if the mask's own are on a GPU.
+    zero, one, query = (torch.tensor(number) for number in (0, 1, local_size))
+    return bool(mask_function(zero, zero, query, one))
 
 
 def _first_visible(
-    sees: Callable[[Tensor, Tensor], Tensor],
-    query: Tensor,
-    kv_offset: int,
-    n_keys: int,
-    *,
+    sees: Callable[[Tensor, Tensor], Tensor], query: Tensor, kv_offset: int, n_keys: int, *,
     check: bool,
-) -> Tensor:
-    """The first key that each query sees, if it sees all from there to itself: (B, T_q) int64."""
+) -> Tensor:  # fmt: skip
+    """First key that each query sees, (B, T_q) int64, if it sees all keys from there to itself."""
     low, high = torch.zeros_like(query) + kv_offset, query
     if check:
         after = torch.clamp(query + 1, max=query[:, -1:])
@@ -180,7 +166,7 @@ def _first_visible(
 
 
 def _without_padding(attention_mask: Tensor, *, check: bool) -> tuple[Tensor, Tensor]:
-    """Where the tokens of each row begin and end: (B, 1) int64 twice."""
+    """Begin and end of the tokens of each row, (B, 1) int64 each."""
     n_positions = attention_mask.shape[1]
     position = torch.arange(n_positions, device=attention_mask.device)
     start = torch.where(attention_mask, position, n_positions).amin(1, keepdim=True)
@@ -194,39 +180,28 @@ def _without_padding(attention_mask: Tensor, *, check: bool) -> tuple[Tensor, Te
 
 
 def attention_of_layer(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    is_causal: bool | None = None,
-    deterministic: bool | None = None,
-    impl: str | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """The attention of one layer; the arguments are those of transformers.AttentionInterface.
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
+    softcap: float | None = None, s_aux: Tensor | None = None, is_causal: bool | None = None,
+    deterministic: bool | None = None, impl: str | None = None, **others: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention of one layer, for transformers.AttentionInterface.
 
     Args:
-        module: the layer; it says whether it is causal, where is_causal does not.
+        module: the layer; its attribute is_causal is used if the argument is None.
         query: (B, H, T_q, D).
-        key, value: (B, H_kv, T_k, D); those of value may have fewer elements than D.
+        key, value: (B, H_kv, T_k, D); the last dimension of value may be smaller than D.
         attention_mask: from `visible_keys`.
         dropout, scaling, sliding_window, softcap, s_aux, deterministic: dropout_p, softmax_scale,
             window_size, softcap, sinks and deterministic of `flash_attention`.
         impl: of `flash_attention`.
-        others: of other implementations; those that would change the result are refused.
+        others: arguments of other implementations; those that would change the result are refused.
 
     Returns:
-        (B, T_q, H, D of value), and no weights: they are never formed.
+        (B, T_q, H, D of value), and None instead of the weights, which are never formed.
 
     Raises:
-        ValueError: the model asks for what is not served.
+        ValueError: the model needs what is not supported.
     """
     for name in ("position_bias", "head_mask", "cu_seq_lens_q", "block_table"):
         if others.get(name) is not None:
@@ -247,8 +222,8 @@ def attention_of_layer(
         n_keys = attention_mask.shape[-1]
         key, value = key[:, :, :n_keys], value[:, :, :n_keys]
         doc_start, kv_lengths = attention_mask[:, 0, :, 0], attention_mask[:, 1, 0, 0]
-        sliding_window = None  # the bounds have it
-    if causal and query.shape[2] == key.shape[2] > 1:  # no key comes from an earlier call
+        sliding_window = None  # the bounds include it
+    if causal and query.shape[2] == key.shape[2] > 1:  # no keys of an earlier call
         starts = _document_starts(others.get("position_ids"))
         if starts is not None:
             starts = starts.expand(query.shape[0], -1)
@@ -257,59 +232,46 @@ def attention_of_layer(
     if value_dim != key.shape[-1]:
         value = F.pad(value, (0, key.shape[-1] - value_dim))
     out = flash_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        causal=causal and query.shape[2] > 1,
-        softmax_scale=scaling,
-        window_size=sliding_window,
-        doc_start=doc_start,
-        kv_lengths=kv_lengths,
-        sinks=s_aux,
-        softcap=softcap,
-        dropout_p=dropout,
-        deterministic=bool(deterministic),
-        impl=impl,
-    )
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+        causal=causal and query.shape[2] > 1, softmax_scale=scaling, window_size=sliding_window,
+        doc_start=doc_start, kv_lengths=kv_lengths, sinks=s_aux, softcap=softcap,
+        dropout_p=dropout, deterministic=bool(deterministic), impl=impl,
+    )  # fmt: skip
     return out[..., :value_dim], None
 
 
-# By position_ids, which all layers of a model share: their version, and the result for it.
+# Cached starts by position_ids, which all layers of a model share, with the version they are for.
 _STARTS: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakTensorKeyDictionary()
 
 
 def _document_starts(position_ids: Tensor | None) -> Tensor | None:
     """First token of each token's document, (B or 1, T) int32; None if no row has two documents.
 
-    Looks at the values once a forward pass, which waits for a GPU. transformers waits as often in
-    a call without a cache, and flash_attention_2 in each layer. Under torch.compile, and while a
-    CUDA graph is captured, nothing can be read: then the starts are always returned.
+    Reads values once per forward pass, which synchronizes with the GPU. transformers does so as
+    often in a call without a cache, and flash_attention_2 in each layer. Under torch.compile, and
+    while a CUDA graph is captured, nothing can be read, so the starts are always returned.
     """
     if position_ids is None or position_ids.dim() != 2:
         return None
-    if torch.compiler.is_compiling():  # before what follows, which torch.compile cannot trace
+    # Compilation is tested first: it cannot trace the rest. Memory of a CUDA graph is not cached,
+    # because calls outside the graph must not read it.
+    if torch.compiler.is_compiling() or (
+        position_ids.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
         return _row_minima(position_ids)
-    if position_ids.is_cuda and torch.cuda.is_current_stream_capturing():
-        return _row_minima(position_ids)  # where the graph allocates, no later call may read
-    if position_ids.is_inference():  # which have no version
-        starts = _row_minima(position_ids)
-        return starts if starts.any() else None
-    version, starts = _STARTS.get(position_ids, (-1, None))
-    if version != position_ids._version:
+    # Tensors of inference mode have no version, so nothing is cached for them.
+    version = None if position_ids.is_inference() else position_ids._version
+    cached, starts = _STARTS.get(position_ids, (-1, None))
+    if version is None or cached != version:
         starts = _row_minima(position_ids)
         starts = starts if starts.any() else None
-        _STARTS[position_ids] = position_ids._version, starts
+        if version is not None:
+            _STARTS[position_ids] = version, starts
     return starts
 
 
 def _row_minima(position_ids: Tensor) -> Tensor:
-    """Index of the last minimum of each row up to each place; 0 before the first."""
+    """Index of the last minimum of its row up to each position; 0 before the first."""
     is_start = position_ids == position_ids.amin(1, keepdim=True)
     index = torch.arange(position_ids.shape[1], device=position_ids.device)
     return torch.where(is_start, index, 0).cummax(1).values.int()
-
-
-_INSTEAD_OF = {
-    "cu_seq_lens_q": ": pass position_ids alone, which begin at 0 with each document",
-    "block_table": ', nor is continuous batching: attn_implementation="paged|sdpa" serves it',
-}
