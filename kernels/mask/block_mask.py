@@ -88,18 +88,10 @@ class BlockSparseMask:
         )
 
     def lists(
-        self,
-        seq_q: int,
-        seq_k: int,
-        *,
-        causal: bool = False,
-        window_size: int | None = None,
-        all_partial: bool = False,
-        longest_column_first: bool = True,
-        dq_schedule: bool = False,
-        block_size: int | None = None,
-        device: torch.device | str | None = None,
-    ) -> MaskLists:
+        self, seq_q: int, seq_k: int, *, causal: bool = False, window_size: int | None = None,
+        all_partial: bool = False, longest_column_first: bool = True, dq_schedule: bool = False,
+        block_size: int | None = None, device: torch.device | str | None = None,
+    ) -> MaskLists:  # fmt: skip
         """Lists of the blocks of the layout in which some query sees some key, cached by arguments.
 
         Under torch.compile they are constants: other lengths, options or layouts compile again.
@@ -191,6 +183,7 @@ class BlockSparseMask:
     def _make_parts(
         self, digest: str, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> None:
+        """Cache the masks of `parts`, under (part, n_chunks, seq_len)."""
         missing = [part for part in wanted if (part, n_chunks, seq_len) not in self._parts]
         if not missing:
             return
@@ -232,7 +225,7 @@ class BlockSparseMask:
         first, last, start = first[rows, 0], last[rows, 0], start[columns]
         width = end[columns].clamp(max=seq_k) - start
         if causal:
-            # a query at p sees p + 1 - start keys of the block, at least 0, at most all
+            # A query at p sees p + 1 - start keys of the block, at least 0, at most all.
             pairs = _ramp_sum(last + 1 - start, width) - _ramp_sum(first - start, width)
             hidden = max(0, seq_k - seq_q)
             dense = (seq_k * (seq_k + 1) - hidden * (hidden + 1)) // 2
@@ -242,14 +235,9 @@ class BlockSparseMask:
         return pairs.sum().item() / (self.n_head * dense)
 
     def to_flex(
-        self,
-        seq_q: int,
-        seq_k: int,
-        *,
-        causal: bool = False,
-        window_size: int | None = None,
+        self, seq_q: int, seq_k: int, *, causal: bool = False, window_size: int | None = None,
         device: torch.device | str | None = None,
-    ) -> "BlockMask":
+    ) -> "BlockMask":  # fmt: skip
         """Convert to a mask of torch.nn.attention.flex_attention, with batch 1 and H_m heads.
 
         Arguments and errors as in `lists`. Its mask_mod also looks up the layout, because
@@ -270,12 +258,9 @@ class BlockSparseMask:
 
         full, partial, _ = self._split(seq_q, seq_k, causal, window_size)
         return BlockMask.from_kv_blocks(
-            *_flex_blocks(partial.to(device=device)),
-            *_flex_blocks(full.to(device=device)),
-            BLOCK_SIZE=block_size,
-            mask_mod=mask_mod,
-            seq_lengths=(seq_q, seq_k),
-        )
+            *_flex_blocks(partial.to(device=device)), *_flex_blocks(full.to(device=device)),
+            BLOCK_SIZE=block_size, mask_mod=mask_mod, seq_lengths=(seq_q, seq_k),
+        )  # fmt: skip
 
     def _split(
         self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
@@ -295,8 +280,10 @@ class BlockSparseMask:
         return self.layout & shared, self.layout & visible & ~shared, visible & ~self.layout
 
     def _bounds(self, seq_q: int, seq_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Bounds of blocks, in key positions: of the first and last query of each row
-        (n_q_blocks, 1), and [start, end) of each column (n_k_blocks,), not limited by seq_k."""
+        """First and last query of each row of blocks, start and end of each column: key positions.
+
+        Shapes (n_q_blocks, 1) and (n_k_blocks,). The end of a column is not limited by seq_k.
+        """
         _, n_q_blocks, n_k_blocks = self.layout.shape
         size, device = self.block_size, self.layout.device
         first = torch.arange(n_q_blocks, device=device).unsqueeze(1) * size + seq_k - seq_q

@@ -100,7 +100,7 @@ class _Splits(NamedTuple):
 def _split_columns(blocks: Tensor) -> _Splits:
     """Split the columns that are too long, into the same number of splits in all heads."""
     lengths = blocks.sum(1).amax(0)
-    n_splits = (-(-lengths // _most_visits(lengths))).clamp(min=1)
+    n_splits = (-(-lengths // _length_limit(lengths))).clamp(min=1)
     column = torch.arange(len(lengths)).repeat_interleave(n_splits)
     is_split = n_splits[column] > 1
     numbers = column + SPLIT_STRIDE * is_split * is_split.cumsum(0)
@@ -112,9 +112,8 @@ def _split_columns(blocks: Tensor) -> _Splits:
     return _Splits(numbers, -(-lengths // n_splits), cuts)
 
 
-def _most_visits(lengths: Tensor) -> int:
-    """Most visits of a column or row that is not long: SPLIT_VISITS or twice the mean of non-empty
-    ones, whichever is larger."""
+def _length_limit(lengths: Tensor) -> int:
+    """Most visits of a column, or row, that is not long; the mean is that of non-empty ones."""
     mean = lengths.sum() / (lengths > 0).sum().clamp(min=1)
     return max(SPLIT_VISITS, int(2 * mean))
 
@@ -166,7 +165,7 @@ def _order_columns(layout: Tensor, window: int, late: Tensor) -> tuple[Tensor, n
     shown = layout.float().numpy()
     # Rows that nearly all columns share would give all columns different colours: ignore them.
     lengths = layout.sum(1)
-    last_first = shown[(lengths <= _most_visits(lengths)).numpy(), ::-1]
+    last_first = shown[(lengths <= _length_limit(lengths)).numpy(), ::-1]
     colours = _color(last_first.T @ last_first > 0)
     n = len(colours)
     windows = np.arange(n) // window
