@@ -17,12 +17,9 @@ from ..argument_types import check_whole_number
 
 
 def butterfly(
-    n_blocks: int,
-    *,
-    n_factors: int | None = None,
-    global_blocks: int = 0,
+    n_blocks: int, *, n_factors: int | None = None, global_blocks: int = 0,
     device: torch.device | str = "cpu",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Flat block butterfly: block i sees block j iff i == j or i XOR j is a power of two.
 
     The sum of the factors of a butterfly matrix: 1 + n_factors blocks a row, and paths of at most

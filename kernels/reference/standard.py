@@ -23,22 +23,12 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 
 def standard_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window_size: int | None = None,
-    mask: BlockSparseMask | None = None,
-    doc_start: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: int | Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None,
+    window_size: int | None = None, mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None, kv_lengths: Tensor | None = None, sinks: Tensor | None = None,
+    softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: int | Tensor | None = None,
     first_query: int = 0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention with the whole score matrix in memory: Algorithm 0 of arXiv 2205.14135.
 
     S = softmax_scale * Q K^T,  P = softmax(S),  O = dropout(P) V,  lse = log(sum(exp(S))).

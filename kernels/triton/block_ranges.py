@@ -16,6 +16,8 @@ import triton.language as tl
 from ..mask.lists import ENTRY_NUMBERS
 
 ENTRY = tl.constexpr(ENTRY_NUMBERS)
+# Kernel arguments for which Triton must not compile again if they are 1 or multiples of 16.
+UNSPECIALIZED = ["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
 
 
 class Call(NamedTuple):
@@ -114,7 +116,7 @@ def key_range(
     # Longest work first, so that no long tile starts last: under a causal mask the last rows see
     # the most keys, and a block-sparse mask lists its rows in this order.
     if features.mask_block_size > 0:
-        start_m, entry = _mask_entry(head, tile, call, BLOCK_M, features)
+        start_m, entry = mask_entry(head, tile, call, BLOCK_M, features)
     else:
         start_m = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -142,16 +144,6 @@ def key_range(
 
 
 @triton.jit
-def key_tile_start(tile, head, call, BLOCK_N: tl.constexpr, features: tl.constexpr):
-    """First key of program `tile` of a head, longest work first."""
-    if features.mask_block_size > 0:
-        start_n, _ = _mask_entry(head, tile, call, BLOCK_N, features)
-        return start_n
-    else:
-        return tile * BLOCK_N
-
-
-@triton.jit
 def query_range(
     tile, start_n, batch, head, doc_bounds_ptr, n_keys, call,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
@@ -167,7 +159,7 @@ def query_range(
     last_n = start_n + BLOCK_N - 1
     all_from, some_to = visible_queries(last_n, seq_q, diagonal, window_size, features)
     if features.mask_block_size > 0:
-        _, entry = _mask_entry(head, tile, call, BLOCK_N, features)
+        _, entry = mask_entry(head, tile, call, BLOCK_N, features)
         return _sparse_range(entry, some_from, some_to, call, BLOCK_M, features)
     else:
         if features.documents:
@@ -269,7 +261,7 @@ def _sparse_range(entry, some_from, some_to, call, BLOCK: tl.constexpr, features
 
 
 @triton.jit
-def _mask_entry(head, tile, call, BLOCK: tl.constexpr, features: tl.constexpr):
+def mask_entry(head, tile, call, BLOCK: tl.constexpr, features: tl.constexpr):
     """Position of program `tile` of a head, and a pointer to its `MaskLists.rows` or `.cols` entry.
 
     A block of the mask may hold several tiles, which share the entry.

@@ -7,12 +7,13 @@ import triton
 import triton.language as tl
 
 from .block_ranges import (
+    UNSPECIALIZED,
     Call,
     is_visible,
     key_count,
-    key_tile_start,
     load_doc_start,
     loop_bounds,
+    mask_entry,
     query_range,
     tile_start,
     visible_keys,
@@ -78,9 +79,7 @@ def _accumulate_dkdv(
     return dk, dv
 
 
-@triton.jit(
-    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
-)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def attn_bwd_dkdv_kernel(
     q, k, v, dout, dk, dv, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr, doc_bounds_ptr, lengths_ptr,
     cols_ptr, col_blocks_ptr, n_tiles, n_kv_head, padded_q, mask_head_stride, seq_q, seq_k,
@@ -96,12 +95,15 @@ def attn_bwd_dkdv_kernel(
     # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
     LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
-    # Consecutive programs work on tiles of one head, as in the forward kernel. The first keys come
-    # first: under a causal mask they are seen by the most queries.
+    # Consecutive programs work on tiles of one head, as in the forward kernel. Longest work first:
+    # under a causal mask, that is the first keys, which the most queries see.
     tile = tl.program_id(0) % n_tiles
     batch = tl.program_id(0) // n_tiles // n_kv_head
     kv_head = tl.program_id(0) // n_tiles % n_kv_head
-    start_n = key_tile_start(tile, kv_head * GROUP, call, BLOCK_N, features)
+    if features.mask_block_size > 0:
+        start_n, _ = mask_entry(kv_head * GROUP, tile, call, BLOCK_N, features)
+    else:
+        start_n = tile * BLOCK_N
     key = start_n + tl.arange(0, BLOCK_N)
     n_keys = key_count(batch, call, features)
 

@@ -6,7 +6,7 @@ It also writes delta and lse for the dk, dv kernel. The mathematics is in kernel
 import triton
 import triton.language as tl
 
-from .block_ranges import Call, is_visible, key_range, loop_bounds, tile_start
+from .block_ranges import UNSPECIALIZED, Call, is_visible, key_range, loop_bounds, tile_start
 from .primitives import LOG2E, cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
 
 
@@ -47,9 +47,7 @@ def _accumulate_dq(
     return dq
 
 
-@triton.jit(
-    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
-)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def attn_bwd_dq_kernel(
     q, k, v, out, dout, dq, lse_ptr, dlse_ptr, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr,
     lengths_ptr, rows_ptr, row_blocks_ptr, n_tiles, n_head, padded_q, mask_head_stride, seq_q,

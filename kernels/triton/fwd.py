@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..options import AttentionOptions
-from .block_ranges import Call, is_visible, key_range, loop_bounds, tile_start
+from .block_ranges import UNSPECIALIZED, Call, is_visible, key_range, loop_bounds, tile_start
 from .operands import operand, worth_describing
 from .primitives import (
     LN2,
@@ -77,9 +77,7 @@ def _attend(
     return acc, l_i, m_i
 
 
-@triton.jit(
-    do_not_specialize=["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
-)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def attn_fwd_kernel(
     q, k, v, k_masked, v_masked, out, lse_ptr, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
     row_blocks_ptr, n_tiles, n_head, mask_head_stride, seq_q, seq_k, window_size, scale_log2,
