@@ -1,4 +1,4 @@
-"""What a block mask is beside its lists: a value, a density, and a mask of other libraries."""
+"""Block masks apart from their lists: equality, density, and masks of other libraries."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Who adds to a row of blocks when: every visit is there once, and in the order of the drawing."""
+"""The dq schedule: every visit occurs once, and semaphores follow the order of the columns."""
 
 import heapq
 import itertools
@@ -21,7 +21,7 @@ def coin_flips(*shape: int, density: float, seed: int = 0) -> Tensor:
 
 
 def rows_of(walks: Tensor, visits: Tensor) -> list[list[int]]:
-    """The rows that each column visits, in the order of the drawing, of one head."""
+    """Rows that each column of one head visits, in the order of the schedule."""
     return [visits[first:end, 0].tolist() for _, first, end in walks.tolist()]
 
 

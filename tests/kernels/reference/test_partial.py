@@ -1,4 +1,4 @@
-"""The two passes in plain PyTorch, against autograd, of all keys and of a part of them."""
+"""Forward and backward pass in plain PyTorch against autograd, for all keys and for some."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ from kernels.testing import make_qkv, relative_error
 
 # fp64: the oracles must agree to rounding, and a wrong term is far larger than this
 assert_exact = partial(torch.testing.assert_close, rtol=0, atol=1e-11)
-# (T_q, T_k): one token, T below, at and beside powers of two, either side longer, rows with no key
+# (T_q, T_k): one token, T below, at and next to powers of two, either side longer, rows with no key
 LENGTHS = [(1, 1), (7, 7), (31, 31), (32, 32), (33, 33), (7, 33), (33, 7), (1, 31), (31, 1)]
 
 # A forward and its backward, given their tile sizes.

@@ -1,4 +1,4 @@
-"""Attention of two sets of keys, merged, against attention of both."""
+"""Merged attention over two sets of keys against attention over both."""
 
 import math
 
