@@ -91,7 +91,7 @@ def visible_queries(key, seq_q, diagonal, window_size, features: tl.constexpr):
 
 
 @triton.jit
-def key_count(batch, call, features: tl.constexpr):
+def n_keys_of(batch, call, features: tl.constexpr):
     """Number of keys in this sequence, without padding."""
     if features.lengths:
         return tl.minimum(call.seq_k, tl.load(call.lengths_ptr + batch))
@@ -112,7 +112,7 @@ def key_range(
     """
     seq_q, window_size = call.seq_q, call.window_size
     diagonal = call.seq_k - seq_q
-    n_keys = key_count(batch, call, features)
+    n_keys = n_keys_of(batch, call, features)
     # Longest work first, so that no long tile starts last: under a causal mask the last rows see
     # the most keys, and a block-sparse mask lists its rows in this order.
     if features.mask_block_size > 0:

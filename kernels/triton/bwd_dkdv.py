@@ -10,10 +10,10 @@ from .block_ranges import (
     UNSPECIALIZED,
     Call,
     is_visible,
-    key_count,
     load_doc_start,
     loop_bounds,
     mask_entry,
+    n_keys_of,
     query_range,
     tile_start,
     visible_keys,
@@ -105,7 +105,7 @@ def attn_bwd_dkdv_kernel(
     else:
         start_n = tile * BLOCK_N
     key = start_n + tl.arange(0, BLOCK_N)
-    n_keys = key_count(batch, call, features)
+    n_keys = n_keys_of(batch, call, features)
 
     # K and V stay on chip for all tiles of queries.
     k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
