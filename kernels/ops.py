@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .options import N_OPERATOR_OPTIONS, OPTIONS_SCHEMA, AttentionOptions
 from .reference.standard import finite
-from .registration import operator
+from .registration import not_differentiable, operator
 from .transforms import is_plain_call
 
 # name -> (module of the forward pass, module of the backward pass), within this package
@@ -151,7 +151,8 @@ def _launch_fwd(
     "attn_fwd",
     schema=f"(Tensor q, Tensor k, Tensor v, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
     fake=_fake_fwd,
-    gradient=(_setup_context, _backward),
+    setup_context=_setup_context,
+    backward=_backward,
     flops=_flops,
 )
 def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
@@ -164,7 +165,8 @@ def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tupl
     "attn_packed_fwd",
     schema=f"(Tensor qkv, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
     fake=lambda qkv, *rest: _fake_fwd(*qkv.unbind(2), *rest),
-    gradient=(_setup_context, _backward),
+    setup_context=_setup_context,
+    backward=_backward,
     flops=_packed_flops,
 )
 def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
@@ -201,7 +203,7 @@ _NO_SECOND_DERIVATIVE = (
     schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor, Tensor)",
     fake=lambda dout, dlse, q, k, v, *_: tuple(x.new_empty(x.shape) for x in (q, k, v)),
-    gradient=_NO_SECOND_DERIVATIVE,
+    backward=not_differentiable(_NO_SECOND_DERIVATIVE),
     # five matrix products, one of them the recomputation
     flops=lambda dout, dlse, q, k, v, out, lse, *rest: 5 * _flops(q, k, v, *rest) // 2,
 )
@@ -225,7 +227,7 @@ def _attn_bwd(
     schema="(Tensor dout, Tensor? dlse, Tensor qkv, Tensor out, Tensor lse, "
     f"str impl, {OPTIONS_SCHEMA}) -> Tensor",
     fake=lambda dout, dlse, qkv, *_: qkv.new_empty(qkv.shape),
-    gradient=_NO_SECOND_DERIVATIVE,
+    backward=not_differentiable(_NO_SECOND_DERIVATIVE),
     flops=lambda dout, dlse, qkv, out, lse, *rest: 5 * _packed_flops(qkv, *rest) // 2,
 )
 def _attn_packed_bwd(

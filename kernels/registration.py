@@ -1,55 +1,60 @@
-"""Operators that PyTorch knows: schema, implementation, fake, gradient and FLOP count in one call.
+"""`@operator`: one call that defines a PyTorch operator with its fake, gradient and FLOP count.
 
-They do without `torch.library.custom_op`, whose checks at each call cost the CPU more time.
+It uses the low-level API of torch.library: the checks that `torch.library.custom_op` adds to each
+call cost CPU time.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def operator(
     name: str,
     *,
-    fake: Callable,
-    gradient: tuple[Callable, Callable] | str | None = None,
+    fake: Callable[..., Any],
+    setup_context: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
     schema: str | None = None,
-) -> Callable[[Callable], Callable]:
+) -> Callable[[Function], Function]:
     """Register the decorated function as torch.ops.papilio.<name>.
 
     Args:
-        fake: its outputs without their numbers, from its arguments.
-        gradient: (setup_context, backward), or the error of whoever asks for a gradient; None: it
-            is never asked for.
-        flops: FLOPs from its arguments, with shapes in the place of tensors.
-        schema: None: that of the function's annotations.
+        fake: returns empty outputs with the right shapes, dtypes and devices.
+        setup_context: saves what `backward` needs, as (ctx, inputs, output).
+        backward: gradients of the inputs, as (ctx, *output_grads). `not_differentiable` raises an
+            error instead. None: nothing ever differentiates this operator.
+        flops: FLOPs from the arguments, with shapes in place of tensors. None: not counted.
+        schema: of torch.library; None infers it from the annotations of the function.
     """
     qualified = f"papilio::{name}"
 
-    def register(function: Callable) -> Callable:
-        of = schema or torch.library.infer_schema(function, mutates_args=())
-        torch.library.define(qualified, of)
+    def register(function: Function) -> Function:
+        signature = schema or torch.library.infer_schema(function, mutates_args=())
+        torch.library.define(qualified, signature)
         torch.library.impl(qualified, "CompositeExplicitAutograd", function)
         torch.library.register_fake(qualified, fake)
-        if isinstance(gradient, str):
-            torch.library.register_autograd(qualified, _refusal(gradient))
-        elif gradient is not None:
-            setup_context, backward = gradient
+        if backward is not None:
             torch.library.register_autograd(qualified, backward, setup_context=setup_context)
         if flops is not None:
+            # the counter adds a keyword that no formula here needs
+            formula = flops
             packet = getattr(torch.ops.papilio, name)
-            count = flops
-            register_flop_formula(packet)(lambda *args, out_shape=None: count(*args))
+            register_flop_formula(packet)(lambda *args, out_shape=None: formula(*args))
         return function
 
     return register
 
 
-def _refusal(message: str) -> Callable:
-    def backward(ctx: Any, *grads: Any) -> None:
+def not_differentiable(message: str) -> Callable[..., NoReturn]:
+    """Make a `backward` that raises RuntimeError with this message."""
+
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
         raise RuntimeError(message)
 
     return backward

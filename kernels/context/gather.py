@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..mask.block_mask import MaskPart
-from ..registration import operator
+from ..registration import not_differentiable, operator
 from .group import ContextGroup, all_gather, chunk_tokens, group_named
 
 
@@ -40,15 +40,15 @@ def _fake_gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, T
     return k.new_empty(early), v.new_empty(early), k.new_empty(late), v.new_empty(late)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     *_, ctx.group = inputs
 
 
-def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return *scatter_dkv(*grads, ctx.group).unbind(), None
 
 
-@operator("gather_kv", fake=_fake_gather_kv, gradient=(_save, _gradients))
+@operator("gather_kv", fake=_fake_gather_kv, setup_context=_setup_context, backward=_backward)
 def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """k and v up to the end of this process's early chunk, and up to that of its late one.
 
@@ -82,7 +82,7 @@ def _fake_scatter_dkv(early_dk, early_dv, late_dk, late_dv, group):
 @operator(
     "scatter_dkv",
     fake=_fake_scatter_dkv,
-    gradient="context_attention has no second derivative",
+    backward=not_differentiable("context_attention has no second derivative"),
 )
 def _scatter_dkv(
     early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..ops import module_of
 from ..reference import partial
-from ..registration import operator
+from ..registration import not_differentiable, operator
 from .exchange import Exchange, post
 from .group import ContextGroup, chunk_tokens, group_named
 from .steps import masks_of, meetings, steps_of
@@ -154,7 +154,8 @@ def _flops(
     "ring_attn_fwd",
     schema=f"(Tensor q, Tensor kv, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
     fake=_fake_fwd,
-    gradient=(_setup_context, _backward),
+    setup_context=_setup_context,
+    backward=_backward,
     flops=_flops,
 )
 def _ring_attn_fwd(
@@ -209,7 +210,7 @@ def _nothing_seen(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     schema="(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
     f"{OPTIONS}) -> (Tensor, Tensor)",
     fake=lambda dout, q, kv, *_: (q.new_empty(q.shape), kv.new_empty(kv.shape)),
-    gradient="context_attention has no second derivative",
+    backward=not_differentiable("context_attention has no second derivative"),
     # five matrix products, one of them the recomputation
     flops=lambda dout, q, kv, out, lse, *rest: 5 * _flops(q, kv, *rest) // 2,
 )

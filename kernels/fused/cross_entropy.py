@@ -231,7 +231,8 @@ def _scale_gradients(
     fake=lambda hidden, weight, targets, *_: hidden.new_empty(
         targets.shape, dtype=_sum_dtype(hidden)
     ),
-    gradient=(_save_inputs, _backward_of_losses),
+    setup_context=_save_inputs,
+    backward=_backward_of_losses,
     flops=lambda hidden, weight, *_: 2 * hidden[0] * weight[0] * weight[1],
 )
 def _losses(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
@@ -251,7 +252,8 @@ def _fake_gradients(hidden, weight, *_):
     schema=f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}, "
     "Tensor? row_weights) -> (Tensor, Tensor, Tensor)",
     fake=_fake_gradients,
-    gradient=(_save_gradients, _scale_gradients),
+    setup_context=_save_gradients,
+    backward=_scale_gradients,
     flops=lambda hidden, weight, *_: 6 * hidden[0] * weight[0] * weight[1],
 )
 def _loss_and_gradients(

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import hopper, triton
 from ..argument_types import check_bool, check_tensor, check_tensors
 from ..autocast import in_autocast_dtype
-from ..registration import operator
+from ..registration import not_differentiable, operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .dispatch import module_of, pick
@@ -100,7 +100,7 @@ def _fake(x, w_in, b_in, w_out, recompute, impl):
     return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, w_in, b_in, w_out, _, ctx.impl = inputs
     _, h, g = output
     ctx.save_for_backward(x, h, g, w_in, b_in, w_out)
@@ -108,7 +108,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 6
     dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
@@ -118,10 +118,11 @@ def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor |
 @operator(
     "gelu_mlp",
     fake=_fake,
-    gradient=(_save, _gradients),
+    setup_context=_setup_context,
+    backward=_backward,
     flops=lambda x, w_in, *_: 4 * x[0] * w_in[0] * w_in[1],
 )
-def _forward(
+def _gelu_mlp(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (N, C); h (N, F), the first product without its bias; g (N, F), the GELU, or (0, F) where
@@ -140,10 +141,12 @@ def _fake_bwd(dy, x, h, g, w_in, b_in, w_out, impl):
 @operator(
     "gelu_mlp_bwd",
     fake=_fake_bwd,
-    gradient="gelu_mlp has no second derivative: write it out in PyTorch for that",
+    backward=not_differentiable(
+        "gelu_mlp has no second derivative: write it out in PyTorch for that"
+    ),
     flops=lambda dy, x, h, *_: 8 * h[0] * h[1] * x[1],
 )
-def _backward(
+def _gelu_mlp_bwd(
     dy: Tensor,
     x: Tensor,
     h: Tensor,

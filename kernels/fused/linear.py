@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..argument_types import check_tensor, check_tensors
 from ..autocast import in_autocast_dtype
-from ..registration import operator
+from ..registration import not_differentiable, operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .matmul import product
@@ -52,18 +52,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         )
     # a call of the operator costs the CPU more time than a small product
     as_operator = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    product_of = torch.ops.papilio.linear if as_operator else _forward
+    product_of = torch.ops.papilio.linear if as_operator else _linear
     y = product_of(x.reshape(-1, x.shape[-1]), weight, bias)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, weight, bias = inputs
     ctx.save_for_backward(x, weight)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     dx, dweight = torch.ops.papilio.linear_bwd(dy, *ctx.saved_tensors)
     if ctx.bias_dtype is None:
         return dx, dweight, None
@@ -75,10 +75,11 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 @operator(
     "linear",
     fake=lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]),
-    gradient=(_save, _gradients),
+    setup_context=_setup_context,
+    backward=_backward,
     flops=lambda x, weight, bias: 2 * x[0] * weight[0] * weight[1],
 )
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x, cast_weight(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -86,10 +87,12 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @operator(
     "linear_bwd",
     fake=lambda dy, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
-    gradient="linear has no second derivative: torch.nn.functional.linear has one",
+    backward=not_differentiable(
+        "linear has no second derivative: torch.nn.functional.linear has one"
+    ),
     flops=lambda dy, x, weight: 4 * x[0] * weight[0] * weight[1],
 )
-def _backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weight."""
     with torch.autocast(x.device.type, enabled=False):
         return dy @ cast_weight(weight, x.dtype), product(dy.T, x, weight.dtype)
