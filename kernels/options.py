@@ -338,14 +338,3 @@ def _check_numbers(
         raise ValueError(f"softcap must be positive and finite, got {softcap}. None means no cap")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must lie in [0, 1), got {dropout_p}")
-
-
-class LossOptions(NamedTuple):
-    """What the operators of `kernels.cross_entropy` are told beside tensors."""
-
-    vocab_size: int
-    """Rows of the weight that count; those from there on are padding."""
-    softcap: float
-    """0: none."""
-    z_loss: float
-    ignore_index: int

@@ -7,7 +7,7 @@ of a sum of losses is known when the losses are, one pass over the chunks gives 
 Shapes: N rows, C width of a hidden state, V rows of the weight.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,23 @@ from .. import triton
 from ..argument_types import check_number, check_tensors, check_whole_number
 from ..autocast import in_autocast_dtype
 from ..limits import chunk_rows
-from ..options import LossOptions
 from ..registration import operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .dispatch import module_of, pick
 from .matmul import add_product
+
+
+class LossOptions(NamedTuple):
+    """Options of the operators, in the order of their schema."""
+
+    vocab_size: int  # rows of the weight that count; the others are padding
+    softcap: float  # 0 without a cap
+    z_loss: float
+    ignore_index: int
+
+
+_OPTIONS = "int vocab_size, float softcap, float z_loss, int ignore_index"
 
 
 def linear_cross_entropy(
@@ -142,9 +153,6 @@ def _check(
         raise ValueError(f"softcap must be None or a finite number above 0, got {softcap}")
     if not 0 <= z_loss < float("inf"):
         raise ValueError(f"z_loss must be a finite number of at least 0, got {z_loss}")
-
-
-_OPTIONS = "int vocab_size, float softcap, float z_loss, int ignore_index"
 
 
 def _by_chunks(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ...options import LossOptions
+from ..cross_entropy import LossOptions
 
 
 def cross_entropy_of_rows(

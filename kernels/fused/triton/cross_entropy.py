@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...options import LossOptions
 from ...triton.primitives import LN2, LOG2E, tanh_ratio
+from ..cross_entropy import LossOptions
 
 # The fastest on an H100. With 32 registers a thread two rows are at work on a multiprocessor: one
 # can load while the other computes.
