@@ -9,14 +9,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from kernels import triton
-from kernels.fused.cast_cache import kept_casts
+from kernels.fused.cast_cache import active_cast_cache
 from kernels.fused.dispatch import module_of, pick
 from training.sharded import local
 
 
 class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW(fused=True)` with one launch for each group of weights on a GPU, which
-    also writes the casts of weights that `KeptCasts` has.
+    also writes the cached casts of the weights (`kernels.fused.cast_cache`).
 
     PyTorch's takes several, as it has the addresses of tensors in the arguments of a kernel, and
     writes gradients that it divides back to memory, where this leaves them as they were. State and
@@ -96,8 +96,8 @@ class AdamW(torch.optim.AdamW):
         lr, device = group["lr"], weights[0].device
         if not isinstance(lr, Tensor) or lr.device != device:  # as it is while state is loaded
             lr = torch.full((), float(lr), device=device)
-        kept = kept_casts()
-        casts = [None if kept is None else kept.find(weight) for weight in weights]
+        cache = active_cast_cache()
+        casts = [None if cache is None else cache.find(weight) for weight in weights]
         launch(
             list(zip(weights, [g.contiguous() for g in grads], means, squares, steps, strict=True)),
             casts,
@@ -109,8 +109,9 @@ class AdamW(torch.optim.AdamW):
             skip=skip,
         )
         torch.autograd.graph.increment_version(weights)
-        if kept is not None:
-            kept.follow(w for w, cast in zip(weights, casts, strict=True) if cast is not None)
+        if cache is not None:
+            written = zip(weights, casts, strict=True)
+            cache.mark_written(weight for weight, cast in written if cast is not None)
 
 
 def _obstacle(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:

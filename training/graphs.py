@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.fused.cast_cache import KeptCasts
+from kernels.fused.cast_cache import CastCache
 
 # Calls in which torch.compile, cuBLAS, NCCL and the optimizer allocate what they keep. In the first
 # ten DistributedDataParallel also takes the time of its own doing.
@@ -32,11 +32,11 @@ class GraphedStep:
         device: torch.device,
         *,
         capture: bool = True,
-        keep_casts: bool = True,
+        cache_casts: bool = True,
     ) -> None:
         """Nothing is run yet. Without `capture`, `step` stays a plain call.
 
-        `keep_casts` of weights, which must then stay where they are.
+        With `cache_casts`, casts of weights are cached: weights must then stay where they are.
 
         A step takes tensors, returns nothing, and leaves its results in tensors that exist before.
         All shapes are the same each time, and nothing in it waits for the GPU. It must set
@@ -48,7 +48,7 @@ class GraphedStep:
         # one for all: cuBLAS keeps memory to work in for each stream that it has seen
         self._stream = torch.cuda.Stream(device) if self._captures else None
         self._device = device
-        self._casts = KeptCasts() if keep_casts else None
+        self._cast_cache = CastCache() if cache_casts else None
         self._calls = 0
         self._warm_up = _WARM_UP_TOGETHER if dist.is_initialized() else _WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -67,7 +67,7 @@ class GraphedStep:
             self._inputs = tuple(torch.empty_like(x, device=self._device) for x in inputs)
         for static, value in zip(self._inputs, inputs, strict=True):
             static.copy_(value, non_blocking=True)
-        with self._casts.on() if self._casts else nullcontext():
+        with self._cast_cache.activate() if self._cast_cache else nullcontext():
             self._run()
 
     def _run(self) -> None:

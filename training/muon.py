@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.fused.cast_cache import kept_casts
+from kernels.fused.cast_cache import active_cast_cache
 from training.adamw import AdamW
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -94,12 +94,12 @@ class Muon(AdamW):
             )
         torch._foreach_copy_(buffers, [*means])
         torch._foreach_copy_(weights, [*after])
-        kept = kept_casts()
-        if kept is not None:
-            casts = [(cast, w) for w in weights if (cast := kept.find(w)) is not None]
+        cache = active_cast_cache()
+        if cache is not None:
+            casts = [(cast, w) for w in weights if (cast := cache.find(w)) is not None]
             for cast, weight in casts:
                 cast.copy_(weight)
-            kept.follow(weight for _, weight in casts)
+            cache.mark_written(weight for _, weight in casts)
 
 
 def orthogonalised(x: Tensor) -> Tensor:

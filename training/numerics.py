@@ -6,22 +6,22 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from kernels.fused.cast_cache import KeptCasts, kept_casts
+from kernels.fused.cast_cache import CastCache, active_cast_cache
 from training.config import Dtype
 
 
 @contextmanager
-def autocast(dtype: Dtype, device: torch.device, *, keep_casts: bool = True) -> Iterator[None]:
+def autocast(dtype: Dtype, device: torch.device, *, cache_casts: bool = True) -> Iterator[None]:
     """The context for forward passes whose activations and matrix products are in `dtype`.
 
-    With `keep_casts`, for weights that stay where they are, one is cast once in it, by PyTorch and
-    by `kernels.fused.cast_cache`; where a step keeps its casts already, not even that.
+    With `cache_casts`, each weight is cast at most once within it, by PyTorch and by
+    `kernels.fused.cast_cache`: weights must then stay where they are. An active cache is used.
     """
     if dtype == "float32":
         yield
         return
-    casts = KeptCasts().on() if keep_casts and not kept_casts() else nullcontext()
-    with casts, torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=keep_casts):
+    casts = CastCache().activate() if cache_casts and not active_cast_cache() else nullcontext()
+    with casts, torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cache_casts):
         yield
 
 

@@ -108,9 +108,9 @@ def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
     finite = FiniteSteps(optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip)
     _, parallel = ways_to_run(model, config.run, processes, n_shapes=1)
     stay = not isinstance(model, FSDPModule)
-    activations = partial(autocast, config.run.dtype, processes.device, keep_casts=stay)
+    activations = partial(autocast, config.run.dtype, processes.device, cache_casts=stay)
     learn = LanguageStep(parallel, finite, activations)
-    take = GraphedStep(learn, optimizer, processes.device, capture=captured, keep_casts=stay)
+    take = GraphedStep(learn, optimizer, processes.device, capture=captured, cache_casts=stay)
 
     def step() -> Tensor:
         finite.kept["sums"].zero_()

@@ -1,8 +1,8 @@
-"""Weights in the dtype of matrix products, cast once a step for all that use them.
+"""Cache of weights that are cast to the dtype of matrix products, once per training step.
 
-Weights are in fp32 and products in less. Within `KeptCasts.on`, what one operator has cast the next
-one finds, in the backward pass and in every micro-batch of a step. An optimizer may write the casts
-of the weights that it changes: then nothing is cast any more.
+Weights are fp32, matrix products run in bf16 or fp16. While a `CastCache` is active, all operators
+share one cast of each weight: in both passes, and in every micro-batch of a step. An optimizer may
+write the casts together with the weights that it updates; then nothing is cast again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,83 +16,87 @@ _STALE = -1
 
 
 @dataclass
-class _Kept:
-    weight: Tensor  # held, so that nothing else comes to lie where it does
+class _Entry:
+    weight: Tensor  # held, so that its address is not reused while the entry exists
     cast: Tensor
-    version: int  # of the weight, as PyTorch counts changes, that was cast
-    is_followed: bool = False  # whether who changes the weight writes the cast, too
+    version: int  # PyTorch's modification counter of the weight when it was cast
+    optimizer_writes: bool = False  # the optimizer writes the cast when it updates the weight
 
     @property
-    def is_valid(self) -> bool:
+    def is_current(self) -> bool:
         return self.version == self.weight._version
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         self.cast.copy_(self.weight.detach())
         self.version = self.weight._version
 
 
-class KeptCasts:
-    """Casts of a model's weights, kept for a step or for as long as an optimizer follows.
+class CastCache:
+    """Casts of a model's weights, valid for one step, or longer if an optimizer writes them.
 
-    They stay where they are, so a step can be captured in a CUDA graph: it casts again what nobody
-    follows, and for the others it need not.
+    A cast keeps its address, so a step can be captured in a CUDA graph. The graph casts the weights
+    again, except those whose casts the optimizer writes.
     """
 
-    _on: "KeptCasts | None" = None  # for all threads: the backward pass has one of its own
+    # one for all threads, as autograd runs the backward pass in a thread of its own
+    _active: "CastCache | None" = None
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
+        self._entries: dict[int, _Entry] = {}  # by the weight's address
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """Have `cast_weight` keep its casts here, for one step."""
-        before, KeptCasts._on = KeptCasts._on, self
+    def activate(self) -> Iterator[None]:
+        """Make `cast_weight` use this cache, for one step."""
+        previous, CastCache._active = CastCache._active, self
         try:
-            for kept in self._kept.values():
-                if kept.is_followed and not kept.is_valid:
-                    kept.renew()  # someone else has changed it, of which a graph would not know
+            # A captured step reads these casts without a check, so catch up with weights that
+            # somebody other than the optimizer has changed, for example by loading a checkpoint.
+            for entry in self._entries.values():
+                if entry.optimizer_writes and not entry.is_current:
+                    entry.refresh()
             yield
         finally:
-            for kept in self._kept.values():
-                if not kept.is_followed:
-                    kept.version = _STALE
-            KeptCasts._on = before
+            for entry in self._entries.values():
+                if not entry.optimizer_writes:
+                    entry.version = _STALE
+            CastCache._active = previous
 
-    def of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """The cast of a weight: what is kept, renewed if it is not valid, or else a new one."""
-        kept = self._kept.get(weight.data_ptr())
-        if kept is None or (kept.cast.dtype, kept.cast.shape) != (dtype, weight.shape):
+    def get(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Cast of a weight, computed again only if it is missing or stale."""
+        entry = self._entries.get(weight.data_ptr())
+        if entry is None or (entry.cast.dtype, entry.cast.shape) != (dtype, weight.shape):
             cast = _cast(weight, dtype)
-            if weight.is_leaf and weight.requires_grad:  # a parameter, of which there are few
-                self._kept[weight.data_ptr()] = _Kept(weight, cast, weight._version)
+            # only parameters: the address of a temporary tensor is soon another tensor's
+            if weight.is_leaf and weight.requires_grad:
+                self._entries[weight.data_ptr()] = _Entry(weight, cast, weight._version)
             return cast
-        if not kept.is_valid:
-            kept.renew()
-        return kept.cast
+        if not entry.is_current:
+            entry.refresh()
+        return entry.cast
 
     def find(self, weight: Tensor) -> Tensor | None:
-        """The cast of a weight, if it is kept, for an optimizer to write."""
-        kept = self._kept.get(weight.data_ptr())
-        return None if kept is None else kept.cast
+        """Cached cast of a weight for an optimizer to write, or None."""
+        entry = self._entries.get(weight.data_ptr())
+        return None if entry is None else entry.cast
 
-    def follow(self, weights: Iterable[Tensor]) -> None:
-        """These have changed, and their casts with them, as they will from now on."""
+    def mark_written(self, weights: Iterable[Tensor]) -> None:
+        """Record that the optimizer updated these weights and their casts, as it always will."""
         for weight in weights:
-            kept = self._kept[weight.data_ptr()]
-            kept.version, kept.is_followed = weight._version, True
+            entry = self._entries[weight.data_ptr()]
+            entry.version, entry.optimizer_writes = weight._version, True
 
 
-def kept_casts() -> KeptCasts | None:
-    """Those that are on."""
-    return KeptCasts._on
+def active_cast_cache() -> CastCache | None:
+    """Active cast cache, or None."""
+    return CastCache._active
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in `dtype`, contiguous, to read only: itself if that is what it is."""
+    """Contiguous, read-only weight in `dtype`; the weight itself where nothing needs to change."""
     if weight.dtype == dtype:
         return weight.contiguous()
-    casts = kept_casts()
-    return _cast(weight, dtype) if casts is None else casts.of(weight, dtype)
+    cache = active_cast_cache()
+    return _cast(weight, dtype) if cache is None else cache.get(weight, dtype)
 
 
 def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:

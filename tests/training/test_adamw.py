@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kernels import triton
-from kernels.fused.cast_cache import KeptCasts, cast_weight
+from kernels.fused.cast_cache import CastCache, cast_weight
 from training.adamw import AdamW, _obstacle
 from training.graphs import GraphedStep
 
@@ -85,10 +85,10 @@ def test_early_steps_keep_their_digits():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shapes", [ODD, EVEN])
-def test_casts_that_are_kept_are_written(shapes, device):
+def test_cached_casts_are_written(shapes, device):
     mine, optimizer = make(AdamW, shapes, device, impl="triton")
-    kept = KeptCasts()
-    with kept.on():
+    cache = CastCache()
+    with cache.activate():
         casts = [cast_weight(weight, torch.float16) for weight in mine[::2]]
         for step in range(3):
             give_gradients([mine], step)
@@ -99,7 +99,7 @@ def test_casts_that_are_kept_are_written(shapes, device):
             for weight, cast in zip(mine[::2], casts, strict=True):
                 assert torch.equal(cast, weight.half())
                 assert cast_weight(weight, torch.float16) is cast
-    assert all(kept.find(weight) is None for weight in mine[1::2])
+    assert all(cache.find(weight) is None for weight in mine[1::2])
 
 
 def test_no_first_moment_and_weights_without_a_gradient():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernels.fused.cast_cache import KeptCasts, cast_weight
+from kernels.fused.cast_cache import CastCache, cast_weight
 from training.adamw import AdamW
 from training.muon import Muon, orthogonalised
 
@@ -108,15 +108,15 @@ def test_other_groups_are_adamws() -> None:
     assert a.state[ours[4]].keys() == {"step", "momentum_buffer"}
 
 
-def test_casts_that_are_kept_follow() -> None:
+def test_cached_casts_are_written() -> None:
     ours = weights()
-    optimizer, casts = muon(ours), KeptCasts()
-    with casts.on():
+    optimizer, cache = muon(ours), CastCache()
+    with cache.activate():
         cast = cast_weight(ours[0], torch.bfloat16)
         give_gradients(ours, 0)
         optimizer.step()
     assert torch.equal(cast, ours[0].detach().bfloat16())
-    with casts.on():
+    with cache.activate():
         assert cast_weight(ours[0], torch.bfloat16) is cast
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from kernels.fused.cast_cache import KeptCasts, kept_casts
+from kernels.fused.cast_cache import CastCache, active_cast_cache
 from kernels.fused.linear import linear
 from training.numerics import autocast
 
@@ -13,27 +13,27 @@ CPU = torch.device("cpu")
 def test_a_weight_is_cast_once_in_all_passes_of_a_context():
     weight, x = nn.Parameter(torch.randn(3, 5)), torch.randn(2, 5)
     with autocast("bfloat16", CPU):
-        casts = kept_casts()
-        assert casts is not None
+        cache = active_cast_cache()
+        assert cache is not None
         assert linear(x, weight).dtype == torch.bfloat16
-        first = casts.find(weight)
+        first = cache.find(weight)
         linear(x, weight).sum().backward()
-        assert casts.find(weight) is first is not None
-    assert kept_casts() is None
+        assert cache.find(weight) is first is not None
+    assert active_cast_cache() is None
 
 
 def test_casts_of_a_step_serve_its_passes():
     weight = nn.Parameter(torch.randn(3, 5))
-    with (casts := KeptCasts()).on():
+    with (cache := CastCache()).activate():
         for _ in range(2):
             with autocast("bfloat16", CPU):
                 linear(torch.randn(2, 5), weight)
-                assert kept_casts() is casts
-        assert casts.find(weight) is not None
+                assert active_cast_cache() is cache
+        assert cache.find(weight) is not None
 
 
 def test_in_float32_nothing_is_cast():
     weight = nn.Parameter(torch.randn(3, 5))
     with autocast("float32", CPU):
         assert linear(torch.randn(2, 5), weight).dtype == torch.float32
-        assert kept_casts() is None
+        assert active_cast_cache() is None

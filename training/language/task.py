@@ -73,7 +73,7 @@ class LanguageTask:
         # gathered weights come to lie where others did
         self._stay = not isinstance(self.model, FSDPModule)
         self._activations = partial(
-            autocast, config.run.dtype, processes.device, keep_casts=self._stay
+            autocast, config.run.dtype, processes.device, cache_casts=self._stay
         )
         self.finite = FiniteSteps(
             self.optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip
@@ -94,7 +94,7 @@ class LanguageTask:
         learn = LanguageStep(parallel, self.finite, self._activations)
         device = self._processes.device
         self._take_step = GraphedStep(
-            learn, self.optimizer, device, capture=self._captured, keep_casts=self._stay
+            learn, self.optimizer, device, capture=self._captured, cache_casts=self._stay
         )
 
     def describe(self) -> str:

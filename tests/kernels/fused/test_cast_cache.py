@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kernels.fused import cast_cache
-from kernels.fused.cast_cache import KeptCasts, cast_weight
+from kernels.fused.cast_cache import CastCache, cast_weight
 from kernels.fused.cross_entropy import linear_cross_entropy
 from kernels.fused.gelu_mlp import gelu_mlp
 
@@ -19,15 +19,15 @@ def weight():
 
 @pytest.fixture
 def n_made(monkeypatch):
-    """How many casts have been made or renewed so far."""
+    """How many casts have been made or refreshed so far."""
     made = []
-    cast, renew = cast_cache._cast, cast_cache._Kept.renew
+    cast, refresh = cast_cache._cast, cast_cache._Entry.refresh
     monkeypatch.setattr(cast_cache, "_cast", lambda *args: made.append(1) or cast(*args))
-    monkeypatch.setattr(cast_cache._Kept, "renew", lambda kept: made.append(1) or renew(kept))
+    monkeypatch.setattr(cast_cache._Entry, "refresh", lambda x: made.append(1) or refresh(x))
     return lambda: len(made)
 
 
-def test_without_keeping_each_use_has_its_own(weight):
+def test_without_a_cache_each_use_has_its_own_cast(weight):
     first, second = cast_weight(weight, HALF), cast_weight(weight, HALF)
     assert first is not second and torch.equal(first, weight.half())
     assert cast_weight(weight, torch.float32).data_ptr() == weight.data_ptr()
@@ -35,10 +35,10 @@ def test_without_keeping_each_use_has_its_own(weight):
 
 
 def test_a_step_has_one_cast_and_the_next_step_another_in_its_place(weight, n_made):
-    kept = KeptCasts()
+    cache = CastCache()
     places = set()
     for step in (1, 2):
-        with kept.on():
+        with cache.activate():
             for _ in range(3):
                 cast = cast_weight(weight, HALF)
                 assert torch.equal(cast, weight.half())
@@ -49,7 +49,7 @@ def test_a_step_has_one_cast_and_the_next_step_another_in_its_place(weight, n_ma
 
 
 def test_within_a_step_a_changed_weight_is_cast_again(weight):
-    with KeptCasts().on():
+    with CastCache().activate():
         cast_weight(weight, HALF)
         with torch.no_grad():
             weight.add_(1.0)
@@ -57,40 +57,40 @@ def test_within_a_step_a_changed_weight_is_cast_again(weight):
         assert cast_weight(weight, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_what_an_optimizer_follows_is_not_cast_again(weight, n_made):
-    kept = KeptCasts()
+def test_what_an_optimizer_writes_is_not_cast_again(weight, n_made):
+    cache = CastCache()
     for _ in range(3):
-        with kept.on():
+        with cache.activate():
             assert torch.equal(cast_weight(weight, HALF), weight.half())
             with torch.no_grad():
                 weight.add_(1.0)
-                kept.find(weight).add_(1.0)
-                kept.find(weight).copy_(weight)
-            kept.follow([weight])
+                cache.find(weight).add_(1.0)
+                cache.find(weight).copy_(weight)
+            cache.mark_written([weight])
     assert n_made() == 1
 
 
-def test_what_others_change_is_renewed_before_a_step(weight):
-    kept = KeptCasts()
-    with kept.on():
+def test_what_others_change_is_refreshed_before_a_step(weight):
+    cache = CastCache()
+    with cache.activate():
         cast = cast_weight(weight, HALF)
-        kept.follow([weight])
+        cache.mark_written([weight])
     with torch.no_grad():
         weight.copy_(torch.randn(5, 3))
     assert not torch.equal(cast, weight.half())
-    with kept.on():  # a captured step reads it without asking
+    with cache.activate():  # a captured step reads it without asking
         assert torch.equal(cast, weight.half())
 
 
-def test_only_parameters_are_kept(weight):
-    kept = KeptCasts()
-    with kept.on():
+def test_only_parameters_are_cached(weight):
+    cache = CastCache()
+    with cache.activate():
         cast_weight(weight * 2.0, HALF)
         cast_weight(weight.detach(), HALF)
-        assert not kept._kept
+        assert not cache._entries
         cast_weight(weight, HALF)
-        assert kept.find(weight) is cast_weight(weight.detach(), HALF)
-    assert cast_cache.kept_casts() is None
+        assert cache.find(weight) is cast_weight(weight.detach(), HALF)
+    assert cast_cache.active_cast_cache() is None
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -110,7 +110,7 @@ def test_both_passes_of_all_micro_batches_share_casts(compiled, n_made):
         expected += torch.autograd.grad(run(batch), [*mlp, head])
     before = n_made()
     actual = []
-    with KeptCasts().on():
+    with CastCache().activate():
         for batch in batches:
             actual += torch.autograd.grad(run(batch), [*mlp, head])
     assert n_made() - before == 3 < before

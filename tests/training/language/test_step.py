@@ -79,7 +79,7 @@ def test_micro_batches_take_the_step_of_one_batch(documents, grad_clip):
         pytest.param("triton", "cuda", marks=pytest.mark.gpu),  # interpreted, it rounds otherwise
     ],
 )
-def test_kept_casts_change_no_bit(impl, device):
+def test_cached_casts_change_no_bit(impl, device):
     """Casts that the optimizer writes, or that are made each step; and weights that change in
     between, as those of a checkpoint do."""
     found = []
