@@ -20,7 +20,7 @@ from ..registration import operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .dispatch import module_of, pick
-from .matmul import add_product
+from .matmul import addmm_
 
 
 class LossOptions(NamedTuple):
@@ -191,7 +191,7 @@ def _by_chunks(
             )
             if dhidden is not None and dweight is not None:
                 torch.mm(logits, table, out=dhidden[chunk])
-                add_product(dweight, logits.T, states, keep=first > 0)
+                addmm_(dweight, logits.T, states, accumulate=first > 0)
     return losses, dhidden, None if dweight is None else dweight.to(weight.dtype)
 
 

@@ -20,7 +20,7 @@ from ..registration import not_differentiable, operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
 from .dispatch import module_of, pick
-from .matmul import product
+from .matmul import matmul
 
 
 def gelu_mlp(
@@ -161,6 +161,6 @@ def _gelu_mlp_bwd(
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         recompute = g.shape[0] != h.shape[0]
         dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, second, h, b_in, recompute)
-        dw_out = product(dy.T, again if recompute else g, w_out.dtype)
-        dw_in = product(dh.T, x, w_in.dtype)
+        dw_out = matmul(dy.T, again if recompute else g, w_out.dtype)
+        dw_in = matmul(dh.T, x, w_in.dtype)
         return dh @ first, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out

@@ -17,7 +17,7 @@ from ..autocast import in_autocast_dtype
 from ..registration import not_differentiable, operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
-from .matmul import product
+from .matmul import matmul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -95,4 +95,4 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weight."""
     with torch.autocast(x.device.type, enabled=False):
-        return dy @ cast_weight(weight, x.dtype), product(dy.T, x, weight.dtype)
+        return dy @ cast_weight(weight, x.dtype), matmul(dy.T, x, weight.dtype)

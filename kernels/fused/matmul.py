@@ -1,11 +1,11 @@
-"""Matrix products whose result is of higher precision than their factors."""
+"""Matrix products whose result has a higher precision than their factors."""
 
 import torch
 from torch import Tensor
 
 
-def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`; where it is wider than that of a and b, never rounded to theirs on the way.
+def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b in `dtype`, without an intermediate rounding to the dtype of the factors.
 
     Args:
         a, b: (M, K) and (K, N) of one dtype.
@@ -19,13 +19,13 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a.to(wide) @ b.to(wide)).to(dtype)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, *, keep: bool = True) -> None:
-    """total += a @ b for a total (M, N) in the dtype of a and b, or in a wider one.
+def addmm_(total: Tensor, a: Tensor, b: Tensor, *, accumulate: bool = True) -> None:
+    """Add a @ b to `total` (M, N), which has the dtype of a and b or a wider one.
 
     Args:
-        keep: whether the total is added to; otherwise what it holds, be it NaN, is overwritten.
+        accumulate: False overwrites `total`, even where it holds NaN.
     """
-    beta = int(keep)
+    beta = int(accumulate)
     if total.dtype == a.dtype:
         total.addmm_(a, b, beta=beta)
     elif a.is_cuda:

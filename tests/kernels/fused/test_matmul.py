@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.fused.matmul import add_product, product
+from kernels.fused.matmul import addmm_, matmul
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -22,9 +22,9 @@ def factors(dtype, device):
 def test_a_product_is_not_rounded_to_the_dtype_of_its_factors(dtype, wide, device):
     a, b = factors(dtype, device)
     exact = a.double() @ b.double()
-    torch.testing.assert_close(product(a, b, wide).double(), exact, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(matmul(a, b, wide).double(), exact, atol=1e-4, rtol=1e-5)
     total = torch.ones_like(exact, dtype=wide)
-    add_product(total, a, b)
+    addmm_(total, a, b)
     torch.testing.assert_close(total.double(), exact + 1, atol=1e-4, rtol=1e-5)
 
 
@@ -33,5 +33,5 @@ def test_a_product_is_not_rounded_to_the_dtype_of_its_factors(dtype, wide, devic
 def test_a_total_that_is_not_kept_may_hold_anything(dtype, device):
     a, b = factors(dtype, device)
     total = torch.full((24, 16), torch.nan, device=device)
-    add_product(total, a, b, keep=False)
-    assert torch.equal(total, product(a, b, torch.float32))
+    addmm_(total, a, b, accumulate=False)
+    assert torch.equal(total, matmul(a, b, torch.float32))
