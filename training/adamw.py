@@ -10,7 +10,7 @@ from torch.optim.adamw import adamw
 
 from kernels import triton
 from kernels.fused.cast_cache import active_cast_cache
-from kernels.fused.dispatch import module_of, pick
+from kernels.fused.dispatch import module_of, select_impl
 from training.sharded import local
 
 
@@ -49,9 +49,8 @@ class AdamW(torch.optim.AdamW):
         if closure is not None or not weights:
             return super().step(closure)
         parts = [(local(w), local(w.grad)) for w in weights]
-        obstacles = {"triton": _obstacle(parts), "reference": None}
-        impl = pick(self._impl, parts[0][0], obstacles)
-        if impl == "reference":
+        reason = _unsupported_reason(parts)
+        if select_impl(self._impl, parts[0][0], triton=reason) == "reference":
             shared = any(isinstance(weight, DTensor) for weight in weights)
             return self._step_of_parts() if shared else super().step()
         if len(self._launches) != len(self.param_groups):
@@ -114,7 +113,7 @@ class AdamW(torch.optim.AdamW):
             cache.mark_written(weight for weight, cast in written if cast is not None)
 
 
-def _obstacle(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:
+def _unsupported_reason(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:
     """Why the kernel cannot serve them and their gradients, None if it can."""
     for weight, grad in weights:
         reason = triton.unsupported_device(weight, "a weight")

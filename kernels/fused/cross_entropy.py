@@ -19,7 +19,7 @@ from ..limits import chunk_rows
 from ..registration import operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
-from .dispatch import module_of, pick
+from .dispatch import module_of, select_impl
 from .matmul import addmm_
 
 
@@ -81,8 +81,7 @@ def linear_cross_entropy(
     vocab_size = weight.shape[0] if vocab_size is None else vocab_size
     _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
     options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
-    obstacles = {"triton": triton.unsupported_device(hidden, "hidden"), "reference": None}
-    impl = pick(impl, hidden, obstacles)
+    impl = select_impl(impl, hidden, triton=triton.unsupported_device(hidden, "hidden"))
     inputs = hidden.flatten(0, -2), weight, targets.flatten(), impl, *options
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if reduction == "none" or not needs_grad:

@@ -1,4 +1,4 @@
-"""Choice of an implementation for the fused operators."""
+"""Selection of an implementation for the fused operators."""
 
 import importlib
 from types import ModuleType
@@ -6,32 +6,32 @@ from types import ModuleType
 from torch import Tensor
 
 
-def pick(impl: str | None, x: Tensor, obstacles: dict[str, str | None]) -> str:
-    """The implementation to use: the one asked for if it can serve a call, or the fastest that can.
+def select_impl(impl: str | None, x: Tensor, **unsupported_reasons: str | None) -> str:
+    """Select the requested implementation, or the fastest one that serves the call.
 
     Args:
-        impl: what was asked for; None leaves it open.
+        impl: the requested implementation; None selects one.
         x: a tensor of the call.
-        obstacles: of each implementation, from the fastest to "reference", which is PyTorch and
-            serves all: why it cannot serve the call, None if it can. Their names are those of
-            folders.
+        unsupported_reasons: for each implementation with kernels, the fastest first: why it cannot
+            serve the call, or None if it can. "reference" (PyTorch) serves all calls. The names
+            are those of folders.
 
     Raises:
         ValueError: there is no such implementation, or it cannot serve the call.
     """
+    reasons = {**unsupported_reasons, "reference": None}
     if impl is None:
         if not x.is_cuda:
-            # as attention: interpreted kernels are right, but far too slow to be picked
+            # Interpreted kernels give the same results, but are far too slow to be the default.
             return "reference"
-        return next(name for name, obstacle in obstacles.items() if obstacle is None)
-    if not isinstance(impl, str) or impl not in obstacles:
-        raise ValueError(f"impl must be None or one of {tuple(obstacles)}, got {impl!r}")
-    obstacle = obstacles[impl]
-    if obstacle is not None:
-        raise ValueError(f"impl={impl!r} cannot serve this call: {obstacle}. impl=None picks")
+        return next(name for name, reason in reasons.items() if reason is None)
+    if not isinstance(impl, str) or impl not in reasons:
+        raise ValueError(f"impl must be None or one of {tuple(reasons)}, got {impl!r}")
+    if reasons[impl] is not None:
+        raise ValueError(f"impl={impl!r} cannot serve this call: {reasons[impl]}. impl=None picks")
     return impl
 
 
 def module_of(impl: str, name: str) -> ModuleType:
-    """kernels/fused/IMPL/NAME.py, imported when first used: Triton need not be there."""
+    """Import kernels/fused/IMPL/NAME.py when it is first used: Triton may not be installed."""
     return importlib.import_module(f".{impl}.{name}", __package__)

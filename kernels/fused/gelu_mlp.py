@@ -19,7 +19,7 @@ from ..autocast import in_autocast_dtype
 from ..registration import not_differentiable, operator
 from ..transforms import refuse_derivatives
 from .cast_cache import cast_weight
-from .dispatch import module_of, pick
+from .dispatch import module_of, select_impl
 from .matmul import matmul
 
 
@@ -62,12 +62,12 @@ def gelu_mlp(
     check_bool("recompute", recompute)
     x = in_autocast_dtype(x)
     _check(x, w_in, b_in, w_out)
-    obstacles = {
-        "hopper": hopper.unsupported_linear(x, w_in),
-        "triton": triton.unsupported_device(x, "x"),
-        "reference": None,
-    }
-    impl = pick(impl, x, obstacles)
+    impl = select_impl(
+        impl,
+        x,
+        hopper=hopper.unsupported_linear(x, w_in),
+        triton=triton.unsupported_device(x, "x"),
+    )
     y, *_ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
     return y.view(x.shape)
 

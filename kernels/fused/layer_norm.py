@@ -18,7 +18,7 @@ from .. import triton
 from ..argument_types import check_number, check_tensor, check_tensors
 from ..autocast import cast, in_autocast_dtype
 from ..registration import operator
-from .dispatch import module_of, pick
+from .dispatch import module_of, select_impl
 
 
 def add_layer_norm(
@@ -61,10 +61,10 @@ def add_layer_norm(
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps must be a finite number of at least 0, got {eps}")
     _check(x, y, bias, weight, norm_bias)
-    obstacle = triton.unsupported_device(x, "x") or triton.unsupported_transform()
-    obstacles = {"triton": obstacle, "reference": None}
-    backward_follows = torch.is_grad_enabled() and x.numel() > 0
-    if pick(impl, x, obstacles) == "triton" and backward_follows:
+    reason = triton.unsupported_device(x, "x") or triton.unsupported_transform()
+    # The kernel serves the backward pass alone.
+    needs_kernel = torch.is_grad_enabled() and x.numel() > 0
+    if select_impl(impl, x, triton=reason) == "triton" and needs_kernel:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
     s = add_branch(x, y, bias)
     if s.dtype == weight.dtype and (norm_bias is None or norm_bias.dtype == s.dtype):

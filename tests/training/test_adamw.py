@@ -8,7 +8,7 @@ from torch import nn
 
 from kernels import triton
 from kernels.fused.cast_cache import CastCache, cast_weight
-from training.adamw import AdamW, _obstacle
+from training.adamw import AdamW, _unsupported_reason
 from training.graphs import GraphedStep
 
 pytest.importorskip("triton")
@@ -171,7 +171,7 @@ def test_weights_that_the_kernel_cannot_serve():
 def test_an_interpreted_kernel_cannot_reach_a_gpu(monkeypatch):
     monkeypatch.setattr(triton, "_INTERPRETED", True)
     on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
-    assert "TRITON_INTERPRET=1 is set" in (_obstacle([(on_gpu, on_gpu)]) or "")
+    assert "TRITON_INTERPRET=1 is set" in (_unsupported_reason([(on_gpu, on_gpu)]) or "")
 
 
 @pytest.mark.gpu

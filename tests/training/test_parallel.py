@@ -107,9 +107,8 @@ def test_blocks_that_keep_less_are_compiled_one_by_one(monkeypatch):
 def test_compiled_full_keeps_less_than_selective(monkeypatch):
     partitioned = partial(torch.compile, backend="aot_eager_decomp_partition")
     monkeypatch.setattr(torch, "compile", partitioned)
-    monkeypatch.setattr(
-        "kernels.fused.layer_norm.pick", lambda *_: "triton"
-    )  # an autograd.Function
+    # an autograd.Function
+    monkeypatch.setattr("kernels.fused.layer_norm.select_impl", lambda *_, **__: "triton")
     # SDPA would have the state of a random generator kept
     how = {"compiled": True, "attention": "triton"}
     selective, full = (losses_and_gradients(what, **how)[2] for what in ("selective", "full"))
