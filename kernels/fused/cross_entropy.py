@@ -1,8 +1,8 @@
-"""`linear_cross_entropy`: the loss of a language model's head, without its logits in memory.
+"""`linear_cross_entropy`: the loss of a language model's head, without all logits in memory.
 
 The logits of 32,768 tokens over 50,304 entries take 3 GiB, and their gradient as much again. Here
-they exist for a chunk of rows at a time, and turn into their own gradient in place. As the gradient
-of a sum of losses is known when the losses are, one pass over the chunks gives both.
+the logits exist for one chunk of rows at a time, and their gradient overwrites them. The gradient
+of a sum of losses is known together with the losses, so one pass over the chunks computes both.
 
 Shapes: N rows, C width of a hidden state, V rows of the weight.
 """
@@ -32,9 +32,6 @@ class LossOptions(NamedTuple):
     ignore_index: int
 
 
-_OPTIONS = "int vocab_size, float softcap, float z_loss, int ignore_index"
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -50,16 +47,16 @@ def linear_cross_entropy(
     """Cross-entropy of `hidden @ weight.T`, with a gradient, in memory linear in N + V.
 
     The loss of a row with logits x and target t is lse - x[t] + z_loss * lse^2, where lse is the
-    logarithm of the sum of exp(x). Products are in the dtype of `hidden`, or that of autocast;
-    losses and the gradient of the weight add up in fp32 (fp64 for fp64). Repeated calls give the
-    same bits.
+    logarithm of the sum of exp(x). Matrix products are in the dtype of `hidden`, or that of
+    autocast; losses and the gradient of the weight accumulate in fp32 (fp64 for fp64). Repeated
+    calls give the same bits.
 
     Args:
-        hidden: (..., C) states, fp16, bf16, fp32 or fp64. A position's target is that of the token
-            after it: whoever has the tokens shifts them.
+        hidden: (..., C) states, fp16, bf16, fp32 or fp64. The target of a position is the token
+            after it: the caller shifts the tokens.
         weight: (V, C), of any floating dtype; its gradient has that dtype.
-        targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another number makes the loss
-            NaN where impl="triton", as looking for it would stall the GPU.
+        targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another value makes the loss
+            NaN with impl="triton", as a check would stall the GPU.
         reduction: the mean over the targets that count, their sum, or "none": the loss of each, 0
             where it does not count. The mean of no targets at all is NaN, its gradients are 0. With
             "none" the backward pass computes the logits again.
@@ -67,7 +64,7 @@ def linear_cross_entropy(
         softcap: c > 0 replaces a logit x by c * tanh(x / c) (Gemma 2, arXiv 2408.00118).
         z_loss: weight of lse^2, which keeps logits from drifting (PaLM, arXiv 2204.02311, 5.).
         ignore_index: target of positions without a loss.
-        impl: "triton" (a kernel, for a GPU) or "reference" (PyTorch, anywhere); None picks.
+        impl: "triton" (a kernel, for a GPU) or "reference" (PyTorch, any device); None picks.
 
     Returns:
         The loss, in nats and fp32 (fp64 for fp64): a scalar, or of the shape of `targets`.
@@ -76,12 +73,17 @@ def linear_cross_entropy(
         ValueError: an argument is malformed, or the named impl cannot serve the call.
     """
     refuse_derivatives("linear_cross_entropy", "torch.nn.functional.cross_entropy")
-    _check_types(hidden, weight, targets, vocab_size, softcap, z_loss, ignore_index)
-    hidden = in_autocast_dtype(hidden)
+    check_tensors(hidden=hidden, weight=weight, targets=targets)
+    check_whole_number("vocab_size", vocab_size, or_none=True)
+    check_number("softcap", softcap, or_none=True)
+    check_number("z_loss", z_loss)
+    check_whole_number("ignore_index", ignore_index)
+    _check_inputs(hidden, weight, targets)
     vocab_size = weight.shape[0] if vocab_size is None else vocab_size
-    _check(hidden, weight, targets, reduction, vocab_size, softcap, z_loss)
-    options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
+    _check_options(reduction, vocab_size, weight.shape[0], softcap, z_loss)
+    hidden = in_autocast_dtype(hidden)
     impl = select_impl(impl, hidden, triton=triton.unsupported_device(hidden, "hidden"))
+    options = LossOptions(vocab_size, softcap or 0.0, z_loss, ignore_index)
     inputs = hidden.flatten(0, -2), weight, targets.flatten(), impl, *options
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if reduction == "none" or not needs_grad:
@@ -94,35 +96,11 @@ def linear_cross_entropy(
     if reduction == "sum":
         return loss
     n_counted = (targets != ignore_index).sum()
-    # none: NaN, as PyTorch's, but not by 0 / 0, which would make the gradients NaN
+    # NaN without any target, as in PyTorch. 0 / 0 would make the gradients NaN as well.
     return torch.where(n_counted > 0, loss / n_counted.clamp(min=1), torch.nan)
 
 
-def _check_types(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocab_size: int | None,
-    softcap: float | None,
-    z_loss: float,
-    ignore_index: int,
-) -> None:
-    check_tensors(hidden=hidden, weight=weight, targets=targets)
-    check_whole_number("vocab_size", vocab_size, or_none=True)
-    check_number("softcap", softcap, or_none=True)
-    check_number("z_loss", z_loss)
-    check_whole_number("ignore_index", ignore_index)
-
-
-def _check(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    reduction: str,
-    vocab_size: int,
-    softcap: float | None,
-    z_loss: float,
-) -> None:
+def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"hidden must be (..., C) and weight (V, C), got {tuple(hidden.shape)} and "
@@ -142,11 +120,16 @@ def _check(
             f"hidden, weight and targets must be on one device, got {hidden.device}, "
             f"{weight.device} and {targets.device}"
         )
+
+
+def _check_options(
+    reduction: str, vocab_size: int, n_rows: int, softcap: float | None, z_loss: float
+) -> None:
     if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    if not 1 <= vocab_size <= weight.shape[0]:
+    if not 1 <= vocab_size <= n_rows:
         raise ValueError(
-            f"vocab_size must lie in [1, {weight.shape[0]}], the rows of weight, got {vocab_size}"
+            f"vocab_size must lie in [1, {n_rows}], the rows of weight, got {vocab_size}"
         )
     if softcap is not None and not 0 < softcap < float("inf"):
         raise ValueError(f"softcap must be None or a finite number above 0, got {softcap}")
@@ -155,39 +138,36 @@ def _check(
 
 
 def _by_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    impl: str,
-    options: LossOptions,
-    row_weights: Tensor | None = None,
-    *,
-    with_gradients: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses (N,) and, if wanted, the gradients of their weighted sum."""
+    hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, options: LossOptions,
+    row_weights: Tensor | None = None, *, with_gradients: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Losses (N,) and, if wanted, the gradients of their weighted sum by hidden and weight."""
     n_rows, table = hidden.shape[0], cast_weight(weight, hidden.dtype)
     targets = targets.contiguous()
     if row_weights is not None:
-        row_weights = row_weights.contiguous()  # of a sum's gradient all are one number
+        row_weights = row_weights.contiguous()  # the gradient of a sum is one expanded number
     losses = hidden.new_empty(n_rows, dtype=_sum_dtype(hidden))
     dhidden = hidden.new_empty(hidden.shape) if with_gradients else None
-    # the first chunk's is stored, those of the others are added
+    # The first chunk overwrites this sum, so zeros are only needed where there is no chunk.
     make = weight.new_empty if n_rows > 0 else weight.new_zeros
     dweight = make(weight.shape, dtype=losses.dtype) if with_gradients else None
-    rows_of = module_of(impl, "cross_entropy")
+    row_cross_entropy = module_of(impl, "cross_entropy").row_cross_entropy
     rows = chunk_rows(n_rows, table.shape[0] * table.element_size())
-    room = hidden.new_empty(min(rows, n_rows), table.shape[0])
-    # Triton launches on the current GPU, which need not be the one that holds the tensors; and the
-    # dtype of the products was chosen above.
+    buffer = hidden.new_empty(min(rows, n_rows), table.shape[0])
+    # Triton launches on the current GPU, which need not be that of the tensors. Autocast has had
+    # its say in the dtype of `hidden`.
     with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
         for first in range(0, n_rows, rows):
             chunk = slice(first, first + rows)
             states = hidden[chunk]
-            logits = torch.mm(states, table.T, out=room[: len(states)])
+            # 1. Logits of the chunk, in the buffer that all chunks share.
+            logits = torch.mm(states, table.T, out=buffer[: len(states)])
+            # 2. Their losses. If wanted, their gradient now takes the place of the logits.
             weights = None if row_weights is None else row_weights[chunk]
-            rows_of.cross_entropy_of_rows(
+            row_cross_entropy(
                 logits, targets[chunk], losses[chunk], options, weights, with_gradients
             )
+            # 3. Gradients of the states of this chunk, and of the weight, summed over chunks.
             if dhidden is not None and dweight is not None:
                 torch.mm(logits, table, out=dhidden[chunk])
                 addmm_(dweight, logits.T, states, accumulate=first > 0)
@@ -196,6 +176,11 @@ def _by_chunks(
 
 def _sum_dtype(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
+
+
+# ---- the operators: single losses, and the sum of losses together with its gradients
+
+_OPTIONS = "int vocab_size, float softcap, float z_loss, int ignore_index"
 
 
 def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -208,6 +193,26 @@ def _backward_of_losses(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
         *ctx.saved_tensors, *ctx.others, dlosses
     )
     return dhidden, dweight, None, *(None for _ in ctx.others)
+
+
+@operator(
+    "linear_cross_entropy",
+    schema=f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}) -> Tensor",
+    fake=lambda hidden, weight, targets, *_: hidden.new_empty(
+        targets.shape, dtype=_sum_dtype(hidden)
+    ),
+    setup_context=_save_inputs,
+    backward=_backward_of_losses,
+    flops=lambda hidden, weight, *_: 2 * hidden[0] * weight[0] * weight[1],
+)
+def _losses(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
+    """Losses, (N,)."""
+    return _by_chunks(hidden, weight, targets, impl, LossOptions(*options))[0]
+
+
+def _fake_gradients(hidden, weight, *_):
+    loss = hidden.new_empty((), dtype=_sum_dtype(hidden))
+    return loss, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
 
 
 def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -232,27 +237,6 @@ def _scale_gradients(
     return (dhidden * dloss).to(dhidden.dtype), (dweight * dloss).to(dweight.dtype), *others
 
 
-@operator(
-    "linear_cross_entropy",
-    schema=f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}) -> Tensor",
-    fake=lambda hidden, weight, targets, *_: hidden.new_empty(
-        targets.shape, dtype=_sum_dtype(hidden)
-    ),
-    setup_context=_save_inputs,
-    backward=_backward_of_losses,
-    flops=lambda hidden, weight, *_: 2 * hidden[0] * weight[0] * weight[1],
-)
-def _losses(hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options: Any) -> Tensor:
-    """(N,) losses."""
-    losses, _, _ = _by_chunks(hidden, weight, targets, impl, LossOptions(*options))
-    return losses
-
-
-def _fake_gradients(hidden, weight, *_):
-    loss = hidden.new_empty((), dtype=_sum_dtype(hidden))
-    return loss, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
-
-
 # row_weights: (N,) fp32, a factor on each row's loss; None: 1.
 @operator(
     "linear_cross_entropy_grad",
@@ -264,10 +248,10 @@ def _fake_gradients(hidden, weight, *_):
     flops=lambda hidden, weight, *_: 6 * hidden[0] * weight[0] * weight[1],
 )
 def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *rest: Any
+    hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options_and_row_weights: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the losses times their weights, (); its gradients in the shapes of the inputs."""
-    *options, row_weights = rest
+    """Sum of the losses times their weights, (), and its gradients by hidden and weight."""
+    *options, row_weights = options_and_row_weights
     losses, dhidden, dweight = _by_chunks(
         hidden, weight, targets, impl, LossOptions(*options), row_weights, with_gradients=True
     )

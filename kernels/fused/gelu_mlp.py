@@ -1,9 +1,9 @@
-"""`gelu_mlp`: two linear layers with a GELU in between, as a Transformer's block has them.
+"""`gelu_mlp`: two linear layers with a GELU in between, the MLP of a Transformer block.
 
-What comes between the products takes one step each way: the bias and the GELU forward; and
-backward the gradient of the GELU, that of the bias, and the GELU itself once more, so that it need
-not be kept. On an H100 or H200 that step is the end of the product before it; elsewhere it is a
-pass over memory. The other products are cuBLAS's.
+The work between the two matrix products is one fused step in each pass. Forward: the bias and the
+GELU. Backward: the gradients of both, and optionally the GELU again, so that it need not be saved.
+On H100 and H200 this step is the epilogue of the preceding product, elsewhere a pass over memory.
+cuBLAS computes the other products.
 
 Shapes: N rows, C width of the residual stream, F width in between.
 """
@@ -24,32 +24,27 @@ from .matmul import matmul
 
 
 def gelu_mlp(
-    x: Tensor,
-    w_in: Tensor,
-    b_in: Tensor | None,
-    w_out: Tensor,
-    *,
-    recompute: bool = False,
-    impl: str | None = None,
-) -> Tensor:
-    """gelu(x @ w_in.T + b_in) @ w_out.T, with the GELU's tanh form, which is GPT-2's.
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor,
+    *, recompute: bool = False, impl: str | None = None,
+) -> Tensor:  # fmt: skip
+    """gelu(x @ w_in.T + b_in) @ w_out.T, with the tanh form of the GELU, as in GPT-2.
 
-    Products are in the dtype of `x`, or that of autocast. The bias and the gradients of weights are
-    never rounded to it: they add up in fp32, or in fp64 for fp64. Repeated calls give the same
-    bits.
+    Matrix products are in the dtype of `x`, or that of autocast. The bias and the gradients of
+    weights are never rounded to it: they accumulate in fp32, or in fp64 for fp64. Repeated calls
+    give the same bits.
 
     Args:
         x: (..., C), fp16, bf16, fp32 or fp64.
-        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, that of their gradients;
-            b_in may be None, for 0.
-        recompute: keep (N, F) numbers for the backward pass, not twice as many, and compute the
-            GELU again there.
-        impl: "hopper" (kernels for H100 and H200), "triton" (for any GPU) or "reference" (PyTorch,
-            anywhere); None picks.
+        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, which is also that of
+            their gradients; b_in may be None, for 0.
+        recompute: save (N, F) numbers for the backward pass instead of twice as many, and compute
+            the GELU again there.
+        impl: "hopper" (kernels for H100 and H200), "triton" (any GPU) or "reference" (PyTorch,
+            any device); None picks.
 
     Returns:
         (..., C) in the dtype of the products. The bias of the second layer is left to the caller,
-        who has an addition to come.
+        who adds the result to the residual stream anyway.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
@@ -79,25 +74,26 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
             "x must be (..., C), w_in (F, C) and w_out (C, F), got "
             f"{tuple(x.shape)}, {tuple(w_in.shape)} and {tuple(w_out.shape)}"
         )
-    if b_in is not None and b_in.shape != (width,):
-        raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
-    weights = {"w_in": w_in, "b_in": b_in, "w_out": w_out}
-    there = {name: w for name, w in weights.items() if w is not None}
-    floating = x.is_floating_point() and w_in.is_floating_point()
-    if not floating or any(w.dtype != w_in.dtype for w in there.values()):
-        dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in {"x": x, **there}.items())
+    tensors = {"x": x, "w_in": w_in, "w_out": w_out}
+    if b_in is not None:
+        if b_in.shape != (width,):
+            raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
+        tensors["b_in"] = b_in
+    one_dtype = all(t is x or t.dtype == w_in.dtype for t in tensors.values())
+    if not (x.is_floating_point() and w_in.is_floating_point() and one_dtype):
+        dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in tensors.items())
         raise ValueError(
             f"x and the weights must be floating-point, the weights of one dtype, got {dtypes}"
         )
-    if any(w.device != x.device for w in there.values()):
-        places = ", ".join(f"{name} on {t.device}" for name, t in {"x": x, **there}.items())
-        raise ValueError(f"all must be on one device, got {places}")
+    if any(t.device != x.device for t in tensors.values()):
+        devices = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
+        raise ValueError(f"all must be on one device, got {devices}")
 
 
 def _fake(x, w_in, b_in, w_out, recompute, impl):
     rows, width = x.shape[0], w_in.shape[0]
-    kept = 0 if recompute else rows
-    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(kept, width)
+    saved_rows = 0 if recompute else rows
+    return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(saved_rows, width)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
@@ -125,8 +121,8 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | 
 def _gelu_mlp(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (N, C); h (N, F), the first product without its bias; g (N, F), the GELU, or (0, F) where
-    it is computed again."""
+    """y (N, C); h (N, F), the first product without its bias; g (N, F), the GELU, or (0, F) if the
+    backward pass computes it again."""
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         h, g = module_of(impl, "gelu").linear_gelu(x, cast_weight(w_in, x.dtype), b_in)
         y = g @ cast_weight(w_out, x.dtype).T
@@ -147,20 +143,16 @@ def _fake_bwd(dy, x, h, g, w_in, b_in, w_out, impl):
     flops=lambda dy, x, h, *_: 8 * h[0] * h[1] * x[1],
 )
 def _gelu_mlp_bwd(
-    dy: Tensor,
-    x: Tensor,
-    h: Tensor,
-    g: Tensor,
-    w_in: Tensor,
-    b_in: Tensor | None,
-    w_out: Tensor,
-    impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, w_in, b_in and w_out, each in its dtype; (0,) for no b_in."""
-    first, second = cast_weight(w_in, x.dtype), cast_weight(w_out, x.dtype)
+    dy: Tensor, x: Tensor, h: Tensor, g: Tensor,
+    w_in: Tensor, b_in: Tensor | None, w_out: Tensor, impl: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, w_in, b_in and w_out, each in its dtype; (0,) for no b_in."""
+    w_in_cast, w_out_cast = cast_weight(w_in, x.dtype), cast_weight(w_out, x.dtype)
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         recompute = g.shape[0] != h.shape[0]
-        dh, db_in, again = module_of(impl, "gelu").linear_gelu_bwd(dy, second, h, b_in, recompute)
-        dw_out = matmul(dy.T, again if recompute else g, w_out.dtype)
+        dh, db_in, g_again = module_of(impl, "gelu").linear_gelu_bwd(
+            dy, w_out_cast, h, b_in, recompute
+        )
+        dw_out = matmul(dy.T, g_again if recompute else g, w_out.dtype)
         dw_in = matmul(dh.T, x, w_in.dtype)
-        return dh @ first, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out
+        return dh @ w_in_cast, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out

@@ -1,14 +1,14 @@
-"""`add_layer_norm`: what a layer adds to the residual stream, and the LayerNorm of the next one.
+"""`add_layer_norm`: add a layer's output to the residual stream and normalise the sum.
 
-Forward is PyTorch's, which torch.compile fuses. Backward is one pass over memory:
-the gradient of the normalisation, the addition of that of the stream, and three sums over all rows,
-for weight and bias of the normalisation and for the bias of the layer before it.
+The forward pass is PyTorch's, which torch.compile fuses. The backward pass is one kernel: the
+gradient of the normalisation, plus that of the stream, and three sums over all rows, for the weight
+and bias of the normalisation and for the bias of the layer before it.
 
 Shapes: N rows, C width of the stream.
 """
 
 import math
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,28 +22,22 @@ from .dispatch import module_of, select_impl
 
 
 def add_layer_norm(
-    x: Tensor,
-    y: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor | None,
-    *,
-    eps: float = 1e-5,
-    impl: str | None = None,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor | None,
+    *, eps: float = 1e-5, impl: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """s = x + (y + bias), and the LayerNorm of s over its last dimension.
 
-    Sums over rows add up in fp32, and repeated calls give the same bits.
+    Sums over rows accumulate in fp32, and repeated calls give the same bits.
 
     Args:
-        x: (..., C), the stream. All tensors are floating-point; dtypes may differ, but that all
+        x: (..., C), the stream. All tensors are floating-point; dtypes may differ, but either all
             are fp64 or none is.
-        y: (..., C): what a layer adds to it; None: nothing.
+        y: (..., C), a layer's output, added to x; None: nothing.
         bias: (C,), added to y; None: nothing.
         weight, norm_bias: (C,) each, of the normalisation; norm_bias may be None, for 0.
         eps: added to the variance; at least 0.
-        impl: "triton" (backward by a kernel, on a GPU) or "reference" (PyTorch's, anywhere); None
-            picks.
+        impl: "triton" (a kernel for the backward pass, on a GPU) or "reference" (PyTorch, any
+            device); None picks.
 
     Returns:
         s in the dtype to which x and y promote, and its normalisation, computed in fp32 or wider,
@@ -54,13 +48,7 @@ def add_layer_norm(
 
     Source: Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450).
     """
-    check_tensors(x=x, weight=weight)
-    for name, tensor in (("y", y), ("bias", bias), ("norm_bias", norm_bias)):
-        check_tensor(name, tensor, or_none=True)
-    check_number("eps", eps)
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps must be a finite number of at least 0, got {eps}")
-    _check(x, y, bias, weight, norm_bias)
+    _check(x, y, bias, weight, norm_bias, eps)
     reason = triton.unsupported_device(x, "x") or triton.unsupported_transform()
     # The kernel serves the backward pass alone.
     needs_kernel = torch.is_grad_enabled() and x.numel() > 0
@@ -70,13 +58,21 @@ def add_layer_norm(
     if s.dtype == weight.dtype and (norm_bias is None or norm_bias.dtype == s.dtype):
         normal = F.layer_norm(s, weight.shape, weight, norm_bias, eps)
     else:
-        normal = F.layer_norm(_wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps)
+        s_wide, weight_wide, bias_wide = _widen(s, weight, norm_bias)
+        normal = F.layer_norm(s_wide, weight.shape, weight_wide, bias_wide, eps)
     return s, in_autocast_dtype(cast(normal, s.dtype))
 
 
 def _check(
-    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor | None
-) -> None:
+    x: Tensor, y: Tensor | None, bias: Tensor | None,
+    weight: Tensor, norm_bias: Tensor | None, eps: float,
+) -> None:  # fmt: skip
+    check_tensors(x=x, weight=weight)
+    for name, tensor in (("y", y), ("bias", bias), ("norm_bias", norm_bias)):
+        check_tensor(name, tensor, or_none=True)
+    check_number("eps", eps)
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be a finite number of at least 0, got {eps}")
     if y is not None and y.shape != x.shape:
         raise ValueError(f"y must be as x, {tuple(x.shape)}, got {tuple(y.shape)}")
     if bias is not None and y is None:
@@ -84,27 +80,28 @@ def _check(
     if x.dim() == 0:
         raise ValueError("x must be (..., C), got a scalar")
     width = x.shape[-1]
-    for name, of_width in (("bias", bias), ("weight", weight), ("norm_bias", norm_bias)):
-        if of_width is not None and of_width.shape != (width,):
+    vectors = {"bias": bias, "weight": weight, "norm_bias": norm_bias}
+    for name, vector in vectors.items():
+        if vector is not None and vector.shape != (width,):
             raise ValueError(
-                f"{name} must be ({width},), as x is {tuple(x.shape)}, got {tuple(of_width.shape)}"
+                f"{name} must be ({width},), as x is {tuple(x.shape)}, got {tuple(vector.shape)}"
             )
-    given = {"x": x, "y": y, "bias": bias, "weight": weight, "norm_bias": norm_bias}
-    found = {name: tensor for name, tensor in given.items() if tensor is not None}
-    n_double = sum(tensor.dtype == torch.float64 for tensor in found.values())
-    if n_double not in (0, len(found)) or not all(t.is_floating_point() for t in found.values()):
-        dtypes = ", ".join(f"{name} in {tensor.dtype}" for name, tensor in found.items())
+    tensors = {name: t for name, t in {"x": x, "y": y, **vectors}.items() if t is not None}
+    floating = all(t.is_floating_point() for t in tensors.values())
+    n_double = sum(t.dtype == torch.float64 for t in tensors.values())
+    if not floating or n_double not in (0, len(tensors)):
+        dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in tensors.items())
         raise ValueError(
             f"dtypes must be floating-point, and all or none float64, got {dtypes}: convert with "
             ".to(dtype)"
         )
-    if any(tensor.device != x.device for tensor in found.values()):
-        devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in found.items())
+    if any(t.device != x.device for t in tensors.values()):
+        devices = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
         raise ValueError(f"all must be on one device, got {devices}")
 
 
 def add_branch(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x + (y + bias), or less where one is None, as in `add_layer_norm`."""
+    """x + (y + bias), where y and bias may be None, as in `add_layer_norm`."""
     return x if y is None else x + add_bias(y, bias)
 
 
@@ -113,36 +110,30 @@ def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + cast(bias, y.dtype)
 
 
-@overload
-def _wide(x: Tensor) -> Tensor: ...
-@overload
-def _wide(x: None) -> None: ...
-def _wide(x: Tensor | None) -> Tensor | None:
-    """x in fp32, or in fp64 as it is."""
-    if x is None:
-        return None
-    return cast(x, torch.promote_types(x.dtype, torch.float32))
+def _widen(
+    s: Tensor, weight: Tensor, norm_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs of a normalisation in fp32, or in fp64 if they are."""
+    wide = torch.promote_types(s.dtype, torch.float32)
+    return cast(s, wide), cast(weight, wide), None if norm_bias is None else cast(norm_bias, wide)
 
 
 class _AddLayerNorm(torch.autograd.Function):
-    """PyTorch's forward, which torch.compile sees through, and a backward of one kernel."""
+    """PyTorch's forward, which torch.compile can trace, and a backward of one kernel."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor | None,
-        bias: Tensor | None,
-        weight: Tensor,
-        norm_bias: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, x: Tensor, y: Tensor | None, bias: Tensor | None,
+        weight: Tensor, norm_bias: Tensor | None, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         s = add_branch(x, y, bias)
+        s_wide, weight_wide, bias_wide = _widen(s, weight, norm_bias)
         normal, mean, rstd = torch.native_layer_norm(
-            _wide(s), weight.shape, _wide(weight), _wide(norm_bias), eps
+            s_wide, weight.shape, weight_wide, bias_wide, eps
         )
         ctx.save_for_backward(s, mean, rstd, weight)
         ctx.dtypes = [None if t is None else t.dtype for t in (x, y, bias, norm_bias)]
+        # Without y, s is x itself: an autograd.Function returns no input as its output.
         return (s.view_as(s) if y is None else s), in_autocast_dtype(cast(normal, s.dtype))
 
     @staticmethod
@@ -151,14 +142,10 @@ class _AddLayerNorm(torch.autograd.Function):
         x_dtype, y_dtype, bias_dtype, norm_bias_dtype = ctx.dtypes
         s, mean, rstd, weight = ctx.saved_tensors
         dx, sums = torch.ops.papilio.layer_norm_bwd(ds, dn, s, mean, rstd, weight)
-        return (
-            dx.to(x_dtype),
-            None if y_dtype is None else dx.to(y_dtype),
-            None if bias_dtype is None else sums[2].to(bias_dtype),
-            sums[0].to(weight.dtype),
-            None if norm_bias_dtype is None else sums[1].to(norm_bias_dtype),
-            None,
-        )
+        dy = None if y_dtype is None else dx.to(y_dtype)
+        dbias = None if bias_dtype is None else sums[2].to(bias_dtype)
+        dnorm_bias = None if norm_bias_dtype is None else sums[1].to(norm_bias_dtype)
+        return dx.to(x_dtype), dy, dbias, sums[0].to(weight.dtype), dnorm_bias, None
 
 
 def _fake(ds, dn, s, mean, rstd, weight):
@@ -166,17 +153,15 @@ def _fake(ds, dn, s, mean, rstd, weight):
 
 
 @operator("layer_norm_bwd", fake=_fake)
-def _backward(
+def _layer_norm_bwd(
     ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of s, as s, and sums over rows, (3, C) fp32: for weight and bias of the
-    normalisation, and of the gradient itself."""
+    """Gradient of s in its shape and dtype, and sums over rows, (3, C) fp32: the gradients of the
+    normalisation's weight and bias, and the sum of the first output."""
     width = s.shape[-1]
     with torch.cuda.device_of(s):
+        rows = [t.contiguous().view(-1, width) for t in (ds, dn, s)]
         dx, sums = module_of("triton", "layer_norm").layer_norm_bwd(
-            *(t.contiguous().view(-1, width) for t in (ds, dn, s)),
-            mean.flatten(),
-            rstd.flatten(),
-            weight.contiguous(),
+            *rows, mean.flatten(), rstd.flatten(), weight.contiguous()
         )
     return dx.view(s.shape), sums

@@ -1,9 +1,9 @@
-"""`linear`: a linear layer whose weight's gradient is never rounded to the dtype of activations.
+"""`linear`: a linear layer whose weight gradient is never rounded to the dtype of activations.
 
-Under autocast PyTorch's casts the weight at each use, and rounds its gradient. Here the cast may be
-kept (`kernels.fused.cast_cache`), and the gradient leaves the product as it is.
+Autocast in PyTorch casts the weight at each use and rounds its gradient. Here casts can be cached
+(`kernels.fused.cast_cache`), and the gradient leaves the matrix product in the weight's dtype.
 
-Shapes: N rows, C width of the input, F of the output.
+Shapes: N rows, C input width, F output width.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from .matmul import matmul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, as `torch.nn.functional.linear`, with cuBLAS's products on a GPU.
+    """x @ weight.T + bias, as `torch.nn.functional.linear`, by cuBLAS on a GPU.
 
     Args:
-        x: (..., C), floating; the product is in its dtype, or in that of autocast.
-        weight, bias: (F, C) and (F,), floating; their gradients have their dtypes.
+        x: (..., C), floating-point; the product is in its dtype, or in that of autocast.
+        weight, bias: (F, C) and (F,), floating-point; their gradients have their dtypes.
 
     Returns:
         (..., F) in the dtype of the product.
@@ -39,21 +39,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x = in_autocast_dtype(x)
     fits = x.dim() >= 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1]
     if not fits or (bias is not None and bias.shape != weight.shape[:1]):
-        of_bias = None if bias is None else tuple(bias.shape)
+        bias_shape = None if bias is None else tuple(bias.shape)
         raise ValueError(
             "x must be (..., C), weight (F, C) and bias (F,) or None, got "
-            f"{tuple(x.shape)}, {tuple(weight.shape)} and {of_bias}"
+            f"{tuple(x.shape)}, {tuple(weight.shape)} and {bias_shape}"
         )
-    given = (x, weight) if bias is None else (x, weight, bias)
-    if not all(t.is_floating_point() and t.device == x.device for t in given):
-        found = ", ".join(f"{t.dtype} on {t.device}" for t in given)
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if not all(t.is_floating_point() and t.device == x.device for t in tensors):
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise ValueError(
             f"x, weight and bias must be floating-point and on one device, got {found}"
         )
-    # a call of the operator costs the CPU more time than a small product
+    # Calling an operator costs more CPU time than a small matrix product.
     as_operator = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    product_of = torch.ops.papilio.linear if as_operator else _linear
-    y = product_of(x.reshape(-1, x.shape[-1]), weight, bias)
+    function = torch.ops.papilio.linear if as_operator else _linear
+    y = function(x.reshape(-1, x.shape[-1]), weight, bias)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -67,7 +67,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     dx, dweight = torch.ops.papilio.linear_bwd(dy, *ctx.saved_tensors)
     if ctx.bias_dtype is None:
         return dx, dweight, None
-    # left to torch.compile, which adds in fp32
+    # outside of the operator, so that torch.compile can fuse the sum
     wide = torch.promote_types(ctx.bias_dtype, torch.float32)
     return dx, dweight, dy.sum(0, dtype=wide).to(ctx.bias_dtype)
 
@@ -93,6 +93,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     flops=lambda dy, x, weight: 4 * x[0] * weight[0] * weight[1],
 )
 def _linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight."""
+    """Gradients of x and the weight."""
     with torch.autocast(x.device.type, enabled=False):
         return dy @ cast_weight(weight, x.dtype), matmul(dy.T, x, weight.dtype)

@@ -6,7 +6,7 @@ from torch import Tensor
 from ..cross_entropy import LossOptions
 
 
-def cross_entropy_of_rows(
+def row_cross_entropy(
     logits: Tensor,
     targets: Tensor,
     losses: Tensor,

@@ -127,7 +127,7 @@ def cross_entropy_kernel(
                 tl.store(logits_ptr + columns, gradient.to(dtype), eviction_policy="evict_first")
 
 
-def cross_entropy_of_rows(
+def row_cross_entropy(
     logits: Tensor,
     targets: Tensor,
     losses: Tensor,
@@ -137,7 +137,7 @@ def cross_entropy_of_rows(
 ) -> None:
     """Write the loss of each row and, if wanted, turn the logits into its gradient.
 
-    As `cross_entropy_of_rows` of kernels/fused/reference, except that a target outside of the
+    As `row_cross_entropy` of kernels/fused/reference, except that a target outside of the
     vocabulary makes its loss NaN. All rows are contiguous.
     """
     cross_entropy_kernel[(len(logits),)](

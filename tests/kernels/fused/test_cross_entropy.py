@@ -203,10 +203,10 @@ def test_logits_of_all_rows_are_never_in_memory(impl, reduction, small_chunks):
 
 def test_chunks_are_as_few_as_can_be_and_of_one_size(monkeypatch, small_chunks):
     sizes = []
-    of_rows = reference.cross_entropy_of_rows
+    of_rows = reference.row_cross_entropy
     monkeypatch.setattr(
         reference,
-        "cross_entropy_of_rows",
+        "row_cross_entropy",
         lambda logits, *others: sizes.append(len(logits)) or of_rows(logits, *others),
     )
     linear_cross_entropy(*inputs(n=9), reduction="sum", impl="reference")
