@@ -1,4 +1,4 @@
-"""Losses of rows of logits and their gradient in plain PyTorch: what Triton's kernel must give."""
+"""Losses of rows of logits and their gradient in plain PyTorch: the reference for the kernel."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,20 @@ from ..cross_entropy import LossOptions
 
 
 def row_cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    losses: Tensor,
-    options: LossOptions,
-    row_weights: Tensor | None,
-    with_gradients: bool,
-) -> None:
-    """Write the loss of each row and, if wanted, turn the logits into its gradient.
+    logits: Tensor, targets: Tensor, losses: Tensor, options: LossOptions,
+    row_weights: Tensor | None, with_gradients: bool,
+) -> None:  # fmt: skip
+    """Write the loss of each row and, if wanted, overwrite the logits with its gradient.
 
     Args:
-        logits: (N, V); overwritten where gradients are wanted.
+        logits: (N, V); overwritten if gradients are wanted.
         targets: (N,) int64.
         losses: (N,) fp32 or fp64, written.
-        options: as `kernels.fused.cross_entropy.linear_cross_entropy` has them.
-        row_weights: (N,), a factor on each row's gradient; its loss is given without. None: 1.
+        options: as in `kernels.fused.cross_entropy.linear_cross_entropy`.
+        row_weights: (N,), a factor on each row's gradient, but not on its loss. None: 1.
 
     Raises:
-        IndexError: a target that counts is none of the vocabulary.
+        IndexError: a target that counts is outside of the vocabulary.
     """
     counts = targets != options.ignore_index
     known = targets[counts]
@@ -37,7 +33,7 @@ def row_cross_entropy(
     scores = logits[:, : options.vocab_size].to(losses.dtype)
     if options.softcap:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    # not scores - lse, which loses what the logarithm of a large sum rounds off
+    # log_softmax rather than scores - lse, which would lose digits to the rounding of a large lse
     log_p, lse = scores.log_softmax(1), scores.logsumexp(1)
     loss = options.z_loss * lse.square() - log_p.gather(1, target)[:, 0]
     losses.copy_(loss.where(counts, 0.0))

@@ -1,7 +1,7 @@
-"""Losses of rows of logits and their gradient, in one visit of a row.
+"""Losses of rows of logits and their gradient, one program per row.
 
-A row of 50,304 logits in bf16 is 98 KiB: too long for registers, but what runs at a time fits into
-the L2 cache, so that only the first of two passes over a row reads it from memory.
+A row of 50,304 logits in bf16 is 98 KiB: too long for registers. But the rows in flight fit in the
+L2 cache, so only the first of the two passes over a row reads it from memory.
 """
 
 import triton
@@ -11,8 +11,8 @@ from torch import Tensor
 from ...triton.primitives import LN2, LOG2E, tanh_ratio
 from ..cross_entropy import LossOptions
 
-# The fastest on an H100. With 32 registers a thread two rows are at work on a multiprocessor: one
-# can load while the other computes.
+# The fastest on an H100. With 32 registers per thread two rows fit on an SM: one can load while the
+# other computes.
 BLOCK_V, NUM_WARPS, MAX_REGISTERS = 4096, 32, 32
 # Below all scores, and finite: the difference of two infinities would be NaN.
 LOWEST = tl.constexpr(-1e38)
@@ -20,7 +20,7 @@ LOWEST = tl.constexpr(-1e38)
 
 @triton.jit
 def to_scores(logits, softcap, HAS_SOFTCAP: tl.constexpr):
-    """fp32 logits, capped."""
+    """Logits in fp32, capped."""
     scores = logits.to(tl.float32)
     if HAS_SOFTCAP:
         numerator, denominator = tanh_ratio(scores / softcap)
@@ -30,7 +30,7 @@ def to_scores(logits, softcap, HAS_SOFTCAP: tl.constexpr):
 
 @triton.jit
 def add_scores(scores, highest, total):
-    """Running maximum and sum of exponentials, of each place of a block its own."""
+    """Update the running maximum and sum of exponentials, separately for each lane of a block."""
     before = highest
     highest = tl.maximum(highest, scores)
     total = total * tl.exp2((before - highest) * LOG2E) + tl.exp2((scores - highest) * LOG2E)
@@ -38,11 +38,11 @@ def add_scores(scores, highest, total):
 
 
 @triton.jit
-def gradient_of(
+def loss_gradient(
     scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP: tl.constexpr
 ):
-    """Of the loss by the logits: what `linear_cross_entropy` says, differentiated."""
-    # not by way of lse, where adding its two parts rounds off what matters here
+    """Gradient of the loss by the logits: (factor * softmax - one_hot(target)) * weight."""
+    # Not exp(score - lse): the rounding of lse, a large number, would be a relative error here.
     gradient = tl.exp2((scores - top) * LOG2E - log2_total) * factor
     gradient = tl.where(columns == target, gradient - 1.0, gradient)
     if HAS_SOFTCAP:
@@ -53,7 +53,7 @@ def gradient_of(
 
 @triton.jit
 def cross_entropy_kernel(
-    logits_ptr,  # (N, n_columns): become their gradient
+    logits_ptr,  # (N, n_columns); overwritten with their gradient
     targets_ptr,  # (N,) int64
     weights_ptr,  # (N,) fp32, or None
     losses_ptr,  # (N,) fp32
@@ -67,7 +67,7 @@ def cross_entropy_kernel(
     WITH_GRADIENTS: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One row a program: blocks that are whole, then the one that is not."""
+    """Process one row: the whole blocks of its logits without a mask, then the partial last one."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     dtype: tl.constexpr = logits_ptr.dtype.element_ty
@@ -84,36 +84,42 @@ def cross_entropy_kernel(
         at_target = tl.load(logits_ptr + tl.where(is_known, target, 0))
         at_target = to_scores(at_target, softcap, HAS_SOFTCAP)
 
+        # First pass: an online log-sum-exp. Each lane keeps its own maximum and sum, so there is no
+        # reduction across lanes in the loop.
         highest = tl.full((BLOCK_V,), LOWEST, tl.float32)
         total = tl.zeros((BLOCK_V,), tl.float32)
         whole = vocab_size // BLOCK_V * BLOCK_V
         for start in range(0, whole, BLOCK_V):
-            # to be read again soon
+            # evict_last: the second pass reads these logits again.
             logits = tl.load(logits_ptr + start + block, eviction_policy="evict_last")
             scores = to_scores(logits, softcap, HAS_SOFTCAP)
             highest, total = add_scores(scores, highest, total)
+        # The last block stays in registers: the second pass starts with it.
         last = whole + block
         logits = tl.load(logits_ptr + last, last < vocab_size, other=0.0)
         last_scores = to_scores(logits, softcap, HAS_SOFTCAP)
         seen = tl.where(last < vocab_size, last_scores, -float("inf"))
         highest, total = add_scores(seen, highest, total)
 
+        # Reduce over the lanes, and write the loss.
         top = tl.max(highest, 0)
         log2_total = tl.log2(tl.sum(total * tl.exp2((highest - top) * LOG2E), 0))
         lse = top + log2_total * LN2
         loss = (top - at_target) + log2_total * LN2 + z_loss * lse * lse
         tl.store(losses_ptr + row, tl.where(is_known, loss, float("nan")))
 
+        # Second pass: overwrite the logits with the gradient.
         if WITH_GRADIENTS:
             factor = 1.0 + 2.0 * z_loss * lse
             weight = 1.0
             if weights_ptr is not None:
                 weight = tl.load(weights_ptr + row)
-            gradient = gradient_of(
+            gradient = loss_gradient(
                 last_scores, last, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
             )
             gradient = tl.where(last < vocab_size, gradient, 0.0)
-            for start in range(whole, n_columns, BLOCK_V):  # padding may fill blocks of its own
+            # The last block of logits, and zeros for padding columns behind it.
+            for start in range(whole, n_columns, BLOCK_V):
                 columns = start + block
                 tl.store(logits_ptr + columns, gradient.to(dtype), columns < n_columns)
                 gradient = tl.zeros((BLOCK_V,), tl.float32)
@@ -121,40 +127,27 @@ def cross_entropy_kernel(
                 columns = start + block
                 logits = tl.load(logits_ptr + columns, eviction_policy="evict_first")
                 scores = to_scores(logits, softcap, HAS_SOFTCAP)
-                gradient = gradient_of(
+                gradient = loss_gradient(
                     scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
                 )
                 tl.store(logits_ptr + columns, gradient.to(dtype), eviction_policy="evict_first")
 
 
 def row_cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    losses: Tensor,
-    options: LossOptions,
-    row_weights: Tensor | None,
-    with_gradients: bool,
-) -> None:
-    """Write the loss of each row and, if wanted, turn the logits into its gradient.
+    logits: Tensor, targets: Tensor, losses: Tensor, options: LossOptions,
+    row_weights: Tensor | None, with_gradients: bool,
+) -> None:  # fmt: skip
+    """Write the loss of each row and, if wanted, overwrite the logits with its gradient.
 
-    As `row_cross_entropy` of kernels/fused/reference, except that a target outside of the
-    vocabulary makes its loss NaN. All rows are contiguous.
+    As `kernels.fused.reference.cross_entropy.row_cross_entropy`, except that a target outside of
+    the vocabulary makes its loss NaN. Rows are contiguous.
     """
     cross_entropy_kernel[(len(logits),)](
-        logits,
-        targets,
-        row_weights,
-        losses,
-        logits.stride(0),
-        logits.shape[1],
-        options.vocab_size,
-        options.softcap,
-        options.z_loss,
-        options.ignore_index,
+        logits, targets, row_weights, losses, logits.stride(0), logits.shape[1], *options,
         HAS_SOFTCAP=options.softcap > 0,
         WITH_GRADIENTS=with_gradients,
         BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])),
         num_warps=NUM_WARPS,
-        # a cap takes more of them
+        # The cap needs more registers.
         maxnreg=None if options.softcap else MAX_REGISTERS,
-    )
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bias and GELU in one pass over memory each way, beside a product of PyTorch's.
+"""Bias and GELU in one pass over memory each way; PyTorch computes the matrix products.
 
 The tanh form of the GELU is x * s, with s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): the
 logistic function keeps its relative precision for negative x, where 1 + tanh(u) cancels.
@@ -12,8 +12,8 @@ from torch import Tensor
 from ...triton.primitives import LOG2E
 from .sums import add_parts
 
-# Measured on an H100. A program walks down ROWS * STEPS rows of COLUMNS numbers: enough that sums
-# of columns are few.
+# Measured on an H100. A program of the backward pass processes ROWS * STEPS rows of COLUMNS
+# numbers: enough that only few partial sums of columns are left to add.
 ROWS, COLUMNS, STEPS, NUM_STAGES, NUM_WARPS = 32, 128, 8, 3, 8
 CUBIC = tl.constexpr(0.044715)
 TWICE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
@@ -35,7 +35,7 @@ def bias_gelu_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile a program."""
+    """Process one tile."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
@@ -53,7 +53,7 @@ def bias_gelu_bwd_kernel(
     bias_ptr,  # or None
     dh_ptr,
     g_ptr,  # the GELU again, or None
-    sums_ptr,  # (programs down, width) fp32: of dh, by columns; None without a bias
+    sums_ptr,  # (programs along rows, width) fp32: column sums of dh; None without a bias
     n_rows,
     width,
     ROWS: tl.constexpr,
@@ -61,7 +61,7 @@ def bias_gelu_bwd_kernel(
     STEPS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """A column of tiles a program, loaded ahead of their use."""
+    """Process a column of STEPS tiles, with the loads of later tiles in flight."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * STEPS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     bias = tl.zeros((COLUMNS,), tl.float32)
@@ -74,12 +74,15 @@ def bias_gelu_bwd_kernel(
         at = rows[:, None] * width + columns[None, :]
         x = tl.load(h_ptr + at, inside, other=0.0).to(tl.float32) + bias[None, :]
         dg = tl.load(dg_ptr + at, inside, other=0.0).to(tl.float32)
+        # d(x s)/dx = s + x s', with s' = s (1 - s) * d(2 u)/dx
         s = gate(x)
         dx = dg * (s + x * s * (1.0 - s) * (1.0 + x * x * (3.0 * CUBIC)) * TWICE)
+        # Rows of a tile are summed after the loop. Those outside have dg = 0, and so dx = 0.
         sums += dx
         tl.store(dh_ptr + at, dx.to(dh_ptr.dtype.element_ty), inside)
         if g_ptr is not None:
             tl.store(g_ptr + at, (x * s).to(g_ptr.dtype.element_ty), inside)
+    # The gradient of the bias: a partial sum per program, which `add_parts` adds in a fixed order.
     if sums_ptr is not None:
         of_program = sums_ptr + tl.program_id(0) * width + columns
         tl.store(of_program, tl.sum(sums, 0), columns < width)
@@ -88,37 +91,26 @@ def bias_gelu_bwd_kernel(
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """As `kernels.fused.reference.gelu.linear_gelu`."""
     h = x @ weight.T
-    return h, bias_gelu(h, bias)
-
-
-def linear_gelu_bwd(
-    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `kernels.fused.reference.gelu.linear_gelu_bwd`."""
-    return bias_gelu_bwd(dy @ weight, h, bias, recompute)
-
-
-def bias_gelu(h: Tensor, bias: Tensor | None) -> Tensor:
-    """As `kernels.fused.reference.gelu.bias_gelu`; h is contiguous."""
     n_rows, width = h.shape
     g = torch.empty_like(h)
     grid = triton.cdiv(n_rows, ROWS), triton.cdiv(width, COLUMNS)
     bias_gelu_kernel[grid](
         h, bias, g, n_rows, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=NUM_WARPS
     )
-    return g
+    return h, g
 
 
-def bias_gelu_bwd(
-    dg: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
+def linear_gelu_bwd(
+    dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `kernels.fused.reference.gelu.bias_gelu_bwd`; all are contiguous."""
+    """As `kernels.fused.reference.gelu.linear_gelu_bwd`; h is contiguous."""
+    dg = dy @ weight
     n_rows, width = h.shape
-    dh, again = torch.empty_like(h), torch.empty_like(h) if recompute else None
+    dh, g_again = torch.empty_like(h), torch.empty_like(h) if recompute else None
     grid = triton.cdiv(n_rows, ROWS * STEPS), triton.cdiv(width, COLUMNS)
     sums = None if bias is None else h.new_empty(grid[0], width, dtype=torch.float32)
     bias_gelu_bwd_kernel[grid](
-        dg, h, bias, dh, again, sums, n_rows, width,
+        dg, h, bias, dh, g_again, sums, n_rows, width,
         ROWS=ROWS, COLUMNS=COLUMNS, STEPS=STEPS, NUM_STAGES=NUM_STAGES, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return dh, None if bias is None else add_parts(sums, bias.dtype), again
+    return dh, None if bias is None else add_parts(sums, bias.dtype), g_again

@@ -1,4 +1,4 @@
-"""The gradient of a LayerNorm in one pass over memory, with what is summed over rows."""
+"""Gradient of a LayerNorm in one pass over memory, together with the sums over rows."""
 
 import torch
 import triton
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from .sums import add_parts
 
-# measured on an H100; fewer programs leave fewer partial sums
+# Measured on an H100. Fewer programs leave fewer partial sums.
 PROGRAMS_PER_SM, NUM_STAGES, COLUMNS_PER_WARP = 2, 5, 512
-MOST_AHEAD = 64 * 1024  # bytes of shared memory for rows ahead of their use
+MAX_PREFETCH = 64 * 1024  # bytes of shared memory for prefetched rows
 
 
 @triton.jit
@@ -27,39 +27,43 @@ def layer_norm_bwd_kernel(
     BLOCK_C: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Every so-many-th row a program, loaded ahead of its use."""
+    """Process every N-th row, for N programs, with the loads of later rows in flight."""
     columns = tl.arange(0, BLOCK_C)
-    distance = tl.zeros([], tl.int64) + width  # rows may be beyond the reach of 32 bits
+    row_stride = tl.zeros([], tl.int64) + width  # offsets may exceed 32 bits
     inside = columns < width
     weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
-    of_weight = tl.zeros([BLOCK_C], tl.float32)
-    of_bias = tl.zeros([BLOCK_C], tl.float32)
-    of_dx = tl.zeros([BLOCK_C], tl.float32)
+    # Sums over the rows of this program: the gradients of weight and bias, and the sum of dx.
+    dweight = tl.zeros([BLOCK_C], tl.float32)
+    dbias = tl.zeros([BLOCK_C], tl.float32)
+    dx_sum = tl.zeros([BLOCK_C], tl.float32)
     for row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0), num_stages=NUM_STAGES):
-        at = row * distance + columns
+        at = row * row_stride + columns
         ds = tl.load(ds_ptr + at, inside, other=0.0).to(tl.float32)
         dn = tl.load(dn_ptr + at, inside, other=0.0).to(tl.float32)
         s = tl.load(s_ptr + at, inside, other=0.0).to(tl.float32)
+        # Normalise again: only the mean and 1 / standard deviation of each row were saved.
         rstd = tl.load(rstd_ptr + row)
         normal = (s - tl.load(mean_ptr + row)) * rstd
-        slope = dn * weight
-        along = tl.sum(slope * normal, 0) / width
-        offset = tl.sum(slope, 0) / width
-        dx = ds + (slope - offset - normal * along) * rstd
+        # Shifting or scaling a row does not change its normalisation, so remove those two
+        # components of the gradient; then add the gradient of the stream itself.
+        dnormal = dn * weight
+        scale = tl.sum(dnormal * normal, 0) / width
+        shift = tl.sum(dnormal, 0) / width
+        dx = ds + (dnormal - shift - normal * scale) * rstd
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), inside)
-        of_weight += dn * normal
-        of_bias += dn
-        of_dx += dx
+        dweight += dn * normal
+        dbias += dn
+        dx_sum += dx
     sums = sums_ptr + tl.program_id(0) * 3 * width + columns
-    tl.store(sums, of_weight, inside)
-    tl.store(sums + width, of_bias, inside)
-    tl.store(sums + 2 * width, of_dx, inside)
+    tl.store(sums, dweight, inside)
+    tl.store(sums + width, dbias, inside)
+    tl.store(sums + 2 * width, dx_sum, inside)
 
 
 def layer_norm_bwd(
     ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of s from that of s and that of its normalisation, and sums over rows.
+    """Gradient of s from those of s itself and of its normalisation, and sums over rows.
 
     Args:
         ds, dn, s: (N, C), contiguous.
@@ -71,19 +75,15 @@ def layer_norm_bwd(
     """
     n_rows, width = s.shape
     dx = torch.empty_like(s)
-    n_programs = min(n_rows, PROGRAMS_PER_SM * _n_multiprocessors(s.device))
+    # one SM in Triton's interpreter
+    n_sms = torch.cuda.get_device_properties(s.device).multi_processor_count if s.is_cuda else 1
+    n_programs = min(n_rows, PROGRAMS_PER_SM * n_sms)
     sums = s.new_empty(n_programs, 3, width, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    ahead = MOST_AHEAD // (3 * block * s.element_size())
+    n_prefetched = MAX_PREFETCH // (3 * block * s.element_size())
     layer_norm_bwd_kernel[(n_programs,)](
         ds, dn, s, mean, rstd, weight, dx, sums, n_rows, width,
-        BLOCK_C=block, NUM_STAGES=min(1 + ahead, NUM_STAGES),
+        BLOCK_C=block, NUM_STAGES=min(1 + n_prefetched, NUM_STAGES),
         num_warps=max(1, min(16, block // COLUMNS_PER_WARP)),
     )  # fmt: skip
     return dx, add_parts(sums.flatten(1)).view(3, width)
-
-
-def _n_multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1  # Triton's interpreter
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""Sums of what many programs have summed."""
+"""Sum of partial sums, one from each program of another kernel."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ def add_parts_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """So many columns a program: few, as there is little to do and it is to be over soon."""
+    """Add all rows of a few columns: with little work in all, many programs finish sooner."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, n_parts, ROWS):
@@ -31,9 +31,9 @@ def add_parts_kernel(
 
 
 def add_parts(parts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The sum of the rows of (parts, width) fp32, each contiguous, in `dtype`.
+    """Sum over the rows of (parts, width) fp32, each row contiguous, in `dtype`.
 
-    Of the few hundred parts that kernels leave, PyTorch's sum takes longer: it has few programs.
+    For the few hundred parts that kernels leave, PyTorch's sum is slower: it runs few programs.
     """
     n_parts, width = parts.shape
     totals = parts.new_empty(width, dtype=dtype)
