@@ -12,9 +12,9 @@ costs, a pass over the gradient of the head's weight, is small beside its produc
 RING_LEAST_TOKENS = 2048
 """Of a process that shares sequences: with fewer, a step of the ring is too short to hide what is
 sent meanwhile, and keys are gathered."""
-LARGEST_INBOX = 2**30
-"""Bytes that GPUs of one machine open to each other to send at a time. That memory is taken for
-good; of longer sequences, memory is what ends first, and NCCL sends their keys."""
+MAX_RECEIVE_BUFFER = 2**30
+"""Bytes of the largest receive buffer for exchanges between GPUs of one machine. NCCL sends larger
+tensors: buffers stay allocated, and memory is what limits longer sequences."""
 
 
 def chunk_rows(n_rows: int, row_bytes: int) -> int:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from kernels.context.exchange import inbox_bytes
+from kernels.context.exchange import receive_buffer_bytes
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Processes:
         """Most memory that this GPU's tensors took so far, GiB; None on a CPU."""
         if self.device.type == "cpu":
             return None
-        return (torch.cuda.max_memory_allocated(self.device) + inbox_bytes()) / 2**30
+        return (torch.cuda.max_memory_allocated(self.device) + receive_buffer_bytes()) / 2**30
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all processes; in place, and a no-op for one process."""

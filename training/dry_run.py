@@ -111,8 +111,8 @@ def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
     forward = f"{needed.activations / GIB:.1f} activations, {needed.head / GIB:.1f} loss"
     gradients = f"{needed.gradients / GIB:.1f} gradients"
     parts += f", {gradients}, {forward}" if needed.accumulates else f", {forward}, or {gradients}"
-    if needed.inboxes:
-        parts += f", {needed.inboxes / GIB:.1f} to exchange keys"
+    if needed.receive_buffers:
+        parts += f", {needed.receive_buffers / GIB:.1f} to exchange keys"
     fits = []
     for card in CARDS:
         most = largest_micro_batch(config, card * GIB * SPARE, n_gpus)

@@ -39,7 +39,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row, collect_rows
 from experiments.train_steps.contenders import Step, step_of
-from kernels.context.exchange import close_inboxes, inbox_bytes
+from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu
 from training.distributed import Processes, start_processes
 from training.language.memory import GIB
@@ -58,7 +58,7 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    close_inboxes()
+    free_receive_buffers()
     torch.manual_seed(0)
     shape = (
         config.grad_accum_steps(case.n_gpus),
@@ -97,9 +97,9 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
         "step_s_slowest": max(taken),
         "tokens_per_s": config.optim.batch_tokens / step_s,
         "mfu": asdict(utilisation) if utilisation else None,
-        "peak_gib": (torch.cuda.max_memory_allocated(device) + inbox_bytes()) / GIB,
+        "peak_gib": (torch.cuda.max_memory_allocated(device) + receive_buffer_bytes()) / GIB,
         # with what PyTorch holds ready
-        "reserved_gib": (torch.cuda.max_memory_reserved(device) + inbox_bytes()) / GIB,
+        "reserved_gib": (torch.cuda.max_memory_reserved(device) + receive_buffer_bytes()) / GIB,
     }
 
 

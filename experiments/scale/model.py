@@ -19,7 +19,7 @@ from functools import cache
 
 import numpy as np
 
-from kernels.limits import LARGEST_INBOX
+from kernels.limits import MAX_RECEIVE_BUFFER
 from model.config import ModelConfig
 from model.flops import attention_share, count_params
 
@@ -72,7 +72,7 @@ def _hop(n_bytes: float, n_gpus: int) -> float:
     """Seconds until all have so much from the GPU before."""
     if n_gpus > MACHINE:
         return n_bytes / NETWORK
-    return n_bytes / (COPIED if n_bytes <= LARGEST_INBOX else BY_NCCL)
+    return n_bytes / (COPIED if n_bytes <= MAX_RECEIVE_BUFFER else BY_NCCL)
 
 
 def pairs(model: ModelConfig, length: int) -> float:

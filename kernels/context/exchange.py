@@ -1,9 +1,9 @@
-"""Each rank sends a tensor to the next one, and gets one from the rank before.
+"""Exchange in a ring: each rank sends a tensor to the next rank and receives one from the previous.
 
-Between GPUs that reach each other's memory the driver copies it: no kernel waits for room beside
-those that compute, nor takes any of theirs. What comes lies in an inbox, memory of this GPU that
-the rank before can write to. All else is exchanged by a collective of torch.distributed: between
-machines, on CPUs, and what is larger than an inbox may be.
+Between GPUs with peer access, the driver copies the tensor into a receive buffer: memory of this
+GPU that the previous rank can write to. Such a copy needs no SM, so it never competes with kernels
+that compute meanwhile. All other exchanges are a collective of torch.distributed: between machines,
+on CPUs, and for tensors larger than a receive buffer may be.
 """
 
 import os
@@ -13,76 +13,78 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..limits import LARGEST_INBOX
+from ..limits import MAX_RECEIVE_BUFFER
 from .group import ContextGroup
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-SWITCH = "PAPILIO_INBOXES"  # in the environment; 0 leaves all exchanges to torch.distributed
-TIMEOUT_MS = 600_000  # for the other GPUs to come, as in torch.distributed
+SWITCH = "PAPILIO_RECEIVE_BUFFERS"  # environment variable; 0 leaves all exchanges to collectives
+TIMEOUT_MS = 600_000  # for the other GPUs to arrive, as in torch.distributed
 
-# Signals between two GPUs: "my inbox is free", "what I send is there".
-_FREE, _THERE = 0, 1
+# Channels of the signals between two GPUs: "my buffer may be overwritten", "my data has arrived".
+_FREE, _ARRIVED = 0, 1
 
 
 class Exchange(Protocol):
-    """On its way. What is launched on the GPU from now on runs beside it."""
+    """An exchange in flight. Kernels launched before `wait` run concurrently with it."""
 
     def wait(self) -> Tensor:
-        """What comes; whatever is launched from now on follows the exchange."""
+        """Received tensor. What is launched after this call runs after the exchange."""
         ...
 
 
-def post(group: ContextGroup, sent: Tensor, inbox: int) -> Exchange:
-    """Send a tensor to the next rank, and take one of the same shape and dtype from the one before.
+def post(group: ContextGroup, sent: Tensor, slot: int) -> Exchange:
+    """Send a tensor to the next rank, and receive one of the same shape and dtype.
 
     All ranks post the same exchanges in the same order.
 
     Args:
         group: P > 1.
         sent: contiguous, not written to before `wait`.
-        inbox: the number of the inbox. What has come there may be read, by what is launched on the
-            current stream, until the next exchange with the same number is posted.
+        slot: number of the receive buffer. Kernels on the current stream may read the received
+            tensor until the next exchange with the same slot is posted.
 
     Raises:
-        RuntimeError: the first exchange of its size was to be captured in a CUDA graph.
+        RuntimeError: a CUDA graph was being captured at the first exchange of this size.
     """
-    if not sent.is_cuda or sent.nbytes > LARGEST_INBOX or not _reach_each_other(group, sent.device):
+    too_large = sent.nbytes > MAX_RECEIVE_BUFFER
+    if not sent.is_cuda or too_large or not _have_peer_access(group, sent.device):
         return _Collective(group, sent)
     assert group.process_group is not None
-    inboxes = _INBOXES.get(group.process_group)
-    if inboxes is None:
-        inboxes = _INBOXES[group.process_group] = _Inboxes(group, sent.device)
-    return _Copy(inboxes, sent, inbox)
+    buffers = _BUFFERS.get(group.process_group)
+    if buffers is None:
+        buffers = _BUFFERS[group.process_group] = _ReceiveBuffers(group, sent.device)
+    return _PeerCopy(buffers, sent, slot)
 
 
-def inbox_bytes() -> int:
-    """Memory that the inboxes of this process take: torch.cuda's statistics do not count it."""
-    return sum(inboxes.n_bytes for inboxes in _INBOXES.values())
+def receive_buffer_bytes() -> int:
+    """Total size of this process's receive buffers, which torch.cuda's statistics do not count."""
+    return sum(buffers.n_bytes for buffers in _BUFFERS.values())
 
 
-def close_inboxes() -> None:
-    """Give their memory back. All ranks call this, when none has an exchange on its way.
+def free_receive_buffers() -> None:
+    """Free all receive buffers. All ranks call this, with no exchange in flight.
 
-    Nothing may read what has come by then, nor replay a CUDA graph that has an exchange in it.
+    After this call, no received tensor may be read, and no CUDA graph with an exchange replayed.
     """
-    for inboxes in _INBOXES.values():
-        inboxes.close()
+    for buffers in _BUFFERS.values():
+        buffers.free()
 
 
 class _Collective:
-    """By torch.distributed."""
+    """Exchange by torch.distributed."""
 
     def __init__(self, group: ContextGroup, sent: Tensor) -> None:
-        # Not by isend and irecv, for which PyTorch has the allocator wait for a stream: it cannot
-        # while a step is captured in a CUDA graph.
-        to_each, of_each = ([0] * group.size for _ in range(2))
-        to_each[(group.rank + 1) % group.size] = of_each[group.rank - 1] = len(sent)
+        # An all-to-all rather than isend and irecv: for those, PyTorch makes the allocator wait for
+        # a stream, which is impossible during the capture of a CUDA graph.
+        send_rows, receive_rows = [0] * group.size, [0] * group.size
+        send_rows[(group.rank + 1) % group.size] = receive_rows[group.rank - 1] = len(sent)
         self._sent, self._received = sent, torch.empty_like(sent)
         work = dist.all_to_all_single(
-            self._received, sent, of_each, to_each, group=group.process_group, async_op=True
-        )
+            self._received, sent, receive_rows, send_rows,
+            group=group.process_group, async_op=True,
+        )  # fmt: skip
         assert work is not None
         self._work = work
 
@@ -91,54 +93,55 @@ class _Collective:
         return self._received
 
 
-# ---- by the driver
+# ---- copies between GPUs, by the driver
 
 
-class _Inbox(NamedTuple):
-    """Bytes that the rank before writes to, and those of the next rank."""
-
+class _ReceiveBuffer(NamedTuple):
     signals: Any
-    own: Tensor  # (n,) uint8
-    next: Tensor
+    own: Tensor  # (n,) uint8: the previous rank writes here
+    next: Tensor  # (n,) uint8: the buffer of the next rank
 
 
-class _Inboxes:
-    """Those of this process in a group, and the stream on which its exchanges follow each other."""
+class _ReceiveBuffers:
+    """Receive buffers of this process in a group, and the stream that orders its exchanges."""
 
     def __init__(self, group: ContextGroup, device: torch.device) -> None:
-        self.before, self.next = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+        self.previous, self.next = (group.rank - 1) % group.size, (group.rank + 1) % group.size
         self.stream = torch.cuda.Stream(device, priority=-1)
         self._group, self._device = group, device
-        self._by_number: dict[int, list[_Inbox]] = {}
+        self._slots: dict[int, list[_ReceiveBuffer]] = {}
 
-    def of(self, number: int, n_bytes: int) -> _Inbox:
-        """The smallest that holds so much. They stay, for CUDA graphs know where they are."""
-        found = self._by_number.setdefault(number, [])
-        large_enough = [inbox for inbox in found if len(inbox.own) >= n_bytes]
-        if not large_enough:
-            large_enough = [self._new(n_bytes)]
-            found += large_enough
-        return min(large_enough, key=lambda inbox: len(inbox.own))
+    def get(self, slot: int, n_bytes: int) -> _ReceiveBuffer:
+        """Smallest buffer of the slot that holds n_bytes, allocated if there is none.
 
-    def close(self) -> None:
-        """Of all ranks at the same time: each writes to the memory of the next."""
+        Buffers are never replaced, as CUDA graphs hold their addresses.
+        """
+        buffers = self._slots.setdefault(slot, [])
+        fitting = [buffer for buffer in buffers if len(buffer.own) >= n_bytes]
+        if not fitting:
+            fitting = [self._allocate(n_bytes)]
+            buffers += fitting
+        return min(fitting, key=lambda buffer: len(buffer.own))
+
+    def free(self) -> None:
+        """Free the buffers, on all ranks at the same time: each writes to memory of the next."""
         torch.cuda.synchronize(self._device)
-        _of_each(self._group, None)
-        self._by_number.clear()
+        _gather(self._group, None)
+        self._slots.clear()
 
     @property
     def n_bytes(self) -> int:
-        """Of all of them."""
-        return sum(len(inbox.own) for found in self._by_number.values() for inbox in found)
+        """Total size of the buffers."""
+        return sum(len(buffer.own) for buffers in self._slots.values() for buffer in buffers)
 
-    def _new(self, n_bytes: int) -> _Inbox:
-        _not_captured()
-        import torch.distributed._symmetric_memory as symmetric_memory  # of builds with CUDA
+    def _allocate(self, n_bytes: int) -> _ReceiveBuffer:
+        _refuse_capture()
+        import torch.distributed._symmetric_memory as symmetric_memory  # in CUDA builds only
 
         assert self._group.process_group is not None
         own = symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=self._device)
-        # Its signals are being set to zero, behind whatever the GPU is at, and PyTorch 2.11 does
-        # not wait: a signal of another GPU would be lost that comes before.
+        # The GPU sets the signals of this buffer to zero in stream order, and PyTorch 2.11 does not
+        # wait for that: a signal that another GPU sends before would be lost.
         torch.cuda.synchronize(self._device)
         try:
             signals = symmetric_memory.rendezvous(own, self._group.process_group)
@@ -147,63 +150,67 @@ class _Inboxes:
                 "GPUs of one machine could not open each other's memory, which a container may "
                 f"forbid: set {SWITCH}=0, and NCCL exchanges what ring attention sends"
             ) from error
-        return _Inbox(signals, own, signals.get_buffer(self.next, (n_bytes,), torch.uint8))
+        return _ReceiveBuffer(signals, own, signals.get_buffer(self.next, (n_bytes,), torch.uint8))
 
 
-class _Copy:
-    """By the driver, to the inbox of the next rank."""
+class _PeerCopy:
+    """Exchange by a copy into the receive buffer of the next rank."""
 
-    def __init__(self, inboxes: _Inboxes, sent: Tensor, number: int) -> None:
-        inbox = inboxes.of(number, sent.nbytes)
-        signals, before, behind = inbox.signals, inboxes.before, inboxes.next
-        stream = inboxes.stream
-        stream.wait_stream(torch.cuda.current_stream())  # which has read what was there
+    def __init__(self, buffers: _ReceiveBuffers, sent: Tensor, slot: int) -> None:
+        buffer = buffers.get(slot, sent.nbytes)
+        signals, previous, next_rank = buffer.signals, buffers.previous, buffers.next
+        stream = buffers.stream
+        # The current stream has produced `sent`, and has read what this buffer held before.
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            signals.put_signal(before, _FREE, TIMEOUT_MS)
-            signals.wait_signal(behind, _FREE, TIMEOUT_MS)
-            inbox.next[: sent.nbytes].copy_(sent.view(-1).view(torch.uint8))
-            signals.put_signal(behind, _THERE, TIMEOUT_MS)
-            signals.wait_signal(before, _THERE, TIMEOUT_MS)
+            # Tell the previous rank that this buffer is free; wait until that of the next rank is.
+            signals.put_signal(previous, _FREE, TIMEOUT_MS)
+            signals.wait_signal(next_rank, _FREE, TIMEOUT_MS)
+            buffer.next[: sent.nbytes].copy_(sent.view(-1).view(torch.uint8))
+            # Tell the next rank that its data has arrived; wait for our own.
+            signals.put_signal(next_rank, _ARRIVED, TIMEOUT_MS)
+            signals.wait_signal(previous, _ARRIVED, TIMEOUT_MS)
             self._done = stream.record_event()
-        self._sent = sent  # it is there until it has been read
-        self._received = inbox.own[: sent.nbytes].view(sent.dtype).view(sent.shape)
+        self._sent = sent  # keep its memory until the copy is done
+        self._received = buffer.own[: sent.nbytes].view(sent.dtype).view(sent.shape)
 
     def wait(self) -> Tensor:
         torch.cuda.current_stream().wait_event(self._done)
         return self._received
 
 
-_INBOXES: "dict[ProcessGroup, _Inboxes]" = {}
-_REACH: "dict[ProcessGroup, bool]" = {}
+_BUFFERS: "dict[ProcessGroup, _ReceiveBuffers]" = {}
+_PEER_ACCESS: "dict[ProcessGroup, bool]" = {}
 
 
-def _reach_each_other(group: ContextGroup, device: torch.device) -> bool:
-    """Whether each rank can write to the memory of the next one's GPU: all have one answer."""
+def _have_peer_access(group: ContextGroup, device: torch.device) -> bool:
+    """Whether each rank can write to the memory of the next rank's GPU: the same on all ranks."""
     assert group.process_group is not None
-    if group.process_group not in _REACH:
-        _not_captured()
-        ids = _of_each(group, str(torch.cuda.get_device_properties(device).uuid))
-        seen = [
-            str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())
-        ]
-        behind = ids[(group.rank + 1) % group.size]
-        reaches = (
+    if group.process_group not in _PEER_ACCESS:
+        _refuse_capture()
+
+        def uuid(gpu: torch.device | int) -> str:
+            return str(torch.cuda.get_device_properties(gpu).uuid)
+
+        next_uuid = _gather(group, uuid(device))[(group.rank + 1) % group.size]
+        visible = [uuid(i) for i in range(torch.cuda.device_count())]
+        can_write = (
             os.environ.get(SWITCH) != "0"
-            and behind in seen
-            and torch.cuda.can_device_access_peer(device, seen.index(behind))
+            and next_uuid in visible
+            and torch.cuda.can_device_access_peer(device, visible.index(next_uuid))
         )
-        _REACH[group.process_group] = all(_of_each(group, reaches))
-    return _REACH[group.process_group]
+        _PEER_ACCESS[group.process_group] = all(_gather(group, can_write))
+    return _PEER_ACCESS[group.process_group]
 
 
-def _of_each(group: ContextGroup, value: Any) -> list[Any]:
-    """The values of all ranks."""
+def _gather(group: ContextGroup, value: Any) -> list[Any]:
+    """Values of all ranks."""
     values = [None] * group.size
     dist.all_gather_object(values, value, group=group.process_group)
     return values
 
 
-def _not_captured() -> None:
+def _refuse_capture() -> None:
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "the first exchange of its size, in which GPUs tell each other where their memory is, "

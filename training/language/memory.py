@@ -6,7 +6,7 @@ more. Letters: C n_embd.
 
 from typing import NamedTuple
 
-from kernels.limits import LARGEST_INBOX, RING_LEAST_TOKENS, chunk_rows
+from kernels.limits import MAX_RECEIVE_BUFFER, RING_LEAST_TOKENS, chunk_rows
 from model.flops import count_params
 from training.language.config import TrainConfig
 
@@ -26,8 +26,8 @@ class Memory(NamedTuple):
     """What blocks keep for the backward pass, and what one of them computes again in it."""
     head: float
     """Logits of one chunk of tokens, and their gradient's sum."""
-    inboxes: float
-    """Where keys and their gradients come from other GPUs of the machine."""
+    receive_buffers: float
+    """Buffers for keys and their gradients from other GPUs of the machine."""
     accumulates: bool
     """Whether gradients are there while another micro-batch goes forward."""
 
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     def total(self) -> float:
         """The most that is there at a time: activations go as gradients come."""
         forward = self.activations + self.head
-        stays = self.state + self.inboxes
+        stays = self.state + self.receive_buffers
         if self.accumulates:
             return stays + self.gradients + forward
         return stays + max(self.gradients, forward)
@@ -67,11 +67,11 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         and model.window_size is None
         and model.attention_dropout == 0
     )
-    inboxes = 0.0
+    receive_buffers = 0.0
     if context > 1 and by_ring:
         # keys and values in a tensor of their own: kernels/context/ring.py
         attention += size * 2 * kv if of_product else 0
-        inboxes = _inboxes(n_tokens * size * 2 * kv, context, size)
+        receive_buffers = _receive_buffers(n_tokens * size * 2 * kv, context, size)
     else:
         attention += 0 if of_product else size * (C + kv)
         if context > 1:
@@ -105,19 +105,19 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         gradients,
         n_tokens * (model.n_layer * kept + again),
         head,
-        inboxes,
+        receive_buffers,
         accumulates=config.optim.batch_tokens > n_tokens * world_size,
     )
 
 
-def _inboxes(sent: float, context: int, size: int) -> float:
-    """Of so many bytes of keys and values, and of their gradients, two of each at a time at most.
+def _receive_buffers(sent: float, context: int, size: int) -> float:
+    """Receive buffers for `sent` bytes of keys and values, and for their gradients, two of each.
 
-    kernels/context/ring.py; GPUs of several machines have none.
+    See kernels/context/ring.py; GPUs of several machines have none.
     """
     sums = sent if context == 2 else 4 / size * sent
     at_a_time = min(2, context - 1)
-    return at_a_time * sum(n for n in (sent, sums) if n <= LARGEST_INBOX)
+    return at_a_time * sum(n for n in (sent, sums) if n <= MAX_RECEIVE_BUFFER)
 
 
 def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:

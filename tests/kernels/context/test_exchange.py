@@ -14,7 +14,7 @@ from tests.kernels.context.whole import check_budget, device_of, whole_results
 
 pytestmark = pytest.mark.distributed
 of_gpus = pytest.mark.gpu(2)
-each_way = pytest.mark.parametrize("inboxes", [True, False], ids=["inboxes", "nccl"])
+each_way = pytest.mark.parametrize("buffers", [True, False], ids=["buffers", "nccl"])
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def four_gpus():
     processes.close()
 
 
-def with_inboxes(wanted):
-    """Whether GPUs have inboxes, or exchange by NCCL."""
-    return mock.patch.object(exchange, "LARGEST_INBOX", 2**30 if wanted else 0)
+def with_buffers(wanted):
+    """Whether GPUs have receive buffers, or exchange by NCCL."""
+    return mock.patch.object(exchange, "MAX_RECEIVE_BUFFER", 2**30 if wanted else 0)
 
 
 def payload(rank, shape, dtype, device):
@@ -41,11 +41,11 @@ def payload(rank, shape, dtype, device):
     return (torch.arange(2 * shape[1], device=device) + 1000 * rank).to(dtype).view(shape)
 
 
-def go_round(context, kind, shape, dtype, inboxes=True):
+def go_round(context, kind, shape, dtype, buffers=True):
     """All that comes by is that of the ranks before, the nearest first."""
     device = device_of(context, kind)
     own = at_hand = payload(context.rank, shape, dtype, device)
-    with with_inboxes(inboxes):
+    with with_buffers(buffers):
         for i in range(1, context.size):
             at_hand = post(context, at_hand, i % 2).wait()
             source = (context.rank - i) % context.size
@@ -58,11 +58,11 @@ def test_goes_round(processes, dtype):
     processes.call(go_round, "cpu", (2, 7), dtype)
 
 
-def two_at_a_time(context, kind, inboxes=True):
+def two_at_a_time(context, kind, buffers=True):
     device = device_of(context, kind)
     before = (context.rank - 1) % context.size
     shapes = (2, 5), (2, 300)
-    with with_inboxes(inboxes):
+    with with_buffers(buffers):
         started = [
             post(context, payload(context.rank, shape, torch.float32, device), i)
             for i, shape in enumerate(shapes)
@@ -78,23 +78,23 @@ def test_two_at_a_time(processes):
 @of_gpus
 @each_way
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_goes_round_on_gpus(two_gpus, inboxes, dtype):
+def test_goes_round_on_gpus(two_gpus, buffers, dtype):
     for n in (1, 7, 1_000_003, 13, 4096):  # larger than before, and smaller
-        two_gpus.call(go_round, "cuda", (2, n), dtype, inboxes)
+        two_gpus.call(go_round, "cuda", (2, n), dtype, buffers)
 
 
 @of_gpus
 @each_way
-def test_two_at_a_time_on_gpus(two_gpus, inboxes):
-    two_gpus.call(two_at_a_time, "cuda", inboxes)
+def test_two_at_a_time_on_gpus(two_gpus, buffers):
+    two_gpus.call(two_at_a_time, "cuda", buffers)
 
 
-def often(context, inboxes):
-    """Fast ranks and slow ones: no inbox is written to that is still to be read."""
+def often(context, buffers):
+    """Fast ranks and slow ones: no buffer is written to that is still to be read."""
     device = device_of(context, "cuda")
     n, before = 2**20, (context.rank - 1) % context.size
     wrong = torch.zeros((), dtype=torch.int64, device=device)
-    with with_inboxes(inboxes):
+    with with_buffers(buffers):
         for i in range(200):
             if i % 7 == 3 * context.rank:
                 torch.cuda._sleep(2_000_000)
@@ -106,23 +106,23 @@ def often(context, inboxes):
 
 @of_gpus
 @each_way
-def test_nothing_is_written_over_before_it_is_read(two_gpus, inboxes):
-    two_gpus.call(often, inboxes)
+def test_nothing_is_written_over_before_it_is_read(two_gpus, buffers):
+    two_gpus.call(often, buffers)
 
 
-def count_inboxes(context):
+def count_buffers(context):
     """What a larger exchange adds to their bytes, and then a smaller one."""
-    counts = [exchange.inbox_bytes()]
+    counts = [exchange.receive_buffer_bytes()]
     for n in (3_000_000, 10):
         x = torch.zeros(2, n, device=device_of(context, "cuda"))
         post(context, x, 7).wait()
-        counts.append(exchange.inbox_bytes())
+        counts.append(exchange.receive_buffer_bytes())
     return [b - a for a, b in pairwise(counts)]
 
 
 @of_gpus
-def test_inboxes_are_counted_and_serve_smaller_exchanges(two_gpus):
-    assert two_gpus.call(count_inboxes) == [[24_000_000, 0]] * 2
+def test_buffers_are_counted_and_serve_smaller_exchanges(two_gpus):
+    assert two_gpus.call(count_buffers) == [[24_000_000, 0]] * 2
 
 
 def close_and_open(context):
@@ -133,20 +133,20 @@ def close_and_open(context):
         sent = payload(context.rank, (2, n), torch.float32, device)
         expected = payload(before, (2, n), torch.float32, device)
         assert torch.equal(post(context, sent, 6).wait(), expected)
-        opened, free = exchange.inbox_bytes(), torch.cuda.mem_get_info(device)[0]
-        exchange.close_inboxes()
+        opened, free = exchange.receive_buffer_bytes(), torch.cuda.mem_get_info(device)[0]
+        exchange.free_receive_buffers()
         dist.barrier(context.process_group)
         given_back = torch.cuda.mem_get_info(device)[0] - free
-        assert given_back >= opened > exchange.inbox_bytes() == 0
+        assert given_back >= opened > exchange.receive_buffer_bytes() == 0
 
 
 @of_gpus
-def test_closed_inboxes_give_their_memory_back_and_open_again(two_gpus):
+def test_freed_buffers_give_their_memory_back_and_open_again(two_gpus):
     two_gpus.call(close_and_open)
 
 
 def open_while_busy(context):
-    """Each rank in turn is late, and has its inbox opened behind what its GPU is at."""
+    """Each rank in turn is late, and has its buffer opened behind what its GPU is at."""
     before = (context.rank - 1) % context.size
     for late in range(2 * context.size):
         sent = payload(
@@ -159,17 +159,17 @@ def open_while_busy(context):
 
 
 @of_gpus
-def test_an_inbox_is_opened_while_a_gpu_is_busy(two_gpus):
+def test_a_buffer_is_opened_while_a_gpu_is_busy(two_gpus):
     two_gpus.call(open_while_busy)
 
 
-def replay(context, inboxes):
+def replay(context, buffers):
     device = device_of(context, "cuda")
     before = (context.rank - 1) % context.size
     sent = torch.zeros(2, 100_000, device=device)
     out = torch.empty_like(sent)
     stream = torch.cuda.Stream()
-    with with_inboxes(inboxes):
+    with with_buffers(buffers):
         with torch.cuda.stream(stream):
             post(context, sent, 0).wait()
         stream.synchronize()
@@ -188,8 +188,8 @@ def replay(context, inboxes):
 
 @of_gpus
 @each_way
-def test_captured_exchanges(two_gpus, inboxes):
-    two_gpus.call(replay, inboxes)
+def test_captured_exchanges(two_gpus, buffers):
+    two_gpus.call(replay, buffers)
 
 
 def capture_the_first(context):
@@ -206,14 +206,14 @@ def test_the_first_exchange_is_not_captured(two_gpus):
 
 
 def ask_anew(context, why):
-    """The way that this group exchanges by, where one rank has a reason against inboxes."""
+    """The way that this group exchanges by, where one rank has a reason against receive buffers."""
     reason = {
         "none": mock.patch.dict("os.environ", {}),
         "switched off": mock.patch.dict("os.environ", {exchange.SWITCH: "0"}),
         "out of reach": mock.patch("torch.cuda.can_device_access_peer", lambda *_: False),
     }[why if context.rank == 1 else "none"]
     sent = torch.zeros(2, 3, device=device_of(context, "cuda"))
-    with reason, mock.patch.dict(exchange._REACH, clear=True):
+    with reason, mock.patch.dict(exchange._PEER_ACCESS, clear=True):
         posted = post(context, sent, 0)
     posted.wait()
     return type(posted).__name__
@@ -221,15 +221,15 @@ def ask_anew(context, why):
 
 @of_gpus
 @pytest.mark.parametrize("why", ["none", "switched off", "out of reach"])
-def test_all_ranks_have_inboxes_or_none_has(two_gpus, why):
-    way = "_Copy" if why == "none" else "_Collective"
+def test_all_ranks_have_buffers_or_none_has(two_gpus, why):
+    way = "_PeerCopy" if why == "none" else "_Collective"
     assert two_gpus.call(ask_anew, why) == [way, way]
 
 
 def same_bits(context, sizes, options):
     found = []
-    for inboxes in (True, False):
-        with with_inboxes(inboxes):
+    for buffers in (True, False):
+        with with_buffers(buffers):
             found.append(whole_results(context, sizes, torch.bfloat16, options, "cuda"))
     return all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 

@@ -130,6 +130,6 @@ def test_a_ring_sends_to_memory_that_is_taken_for_good() -> None:
             parallel=ParallelConfig(context=n),
         )
         needed = estimate(shared, 1, n)
-        assert needed.inboxes == expected * tokens // n * 2 * shared.model.n_embd * 2
+        assert needed.receive_buffers == expected * tokens // n * 2 * shared.model.n_embd * 2
         forward = needed.activations + needed.head
-        assert needed.total == pytest.approx(needed.state + needed.inboxes + forward)
+        assert needed.total == pytest.approx(needed.state + needed.receive_buffers + forward)
