@@ -1,20 +1,20 @@
-"""Ring attention: keys and values go round, and each process attends to those that come by.
+"""Ring attention: keys and values travel round the ring, and each rank attends to those at hand.
 
-On rank r at step i, the keys are those of rank s = r - i (modulo P), its chunks s and 2 P - 1 - s.
-Of a causal mask that leaves three cases, none of which needs more of a mask than a kernel has:
+On rank r at step i, the keys at hand are those of rank s = r - i (modulo P): its chunks s and
+2 P - 1 - s. A causal mask leaves three cases, and a kernel needs at most a causal mask for each:
 
-    s = r     the process's own: causal, as its two chunks lie one behind the other
+    s = r     own keys: causal, as the two chunks follow one another
     s < r     all queries see all of the first chunk, and nothing of the second
     s > r     the second half of the queries sees all keys, the first half none
 
-What each step gives is merged by its log-sum-exp. In the backward pass the keys go round again, and
-behind them the sums of their gradients: from the first rank that the keys come to, round and home,
-where those of step 0 are added. A step starts from the output and the log-sum-exp of the whole,
-which turn its scores into the probabilities of the whole. The next keys are on their way while a
-step computes. Everything is added in one order: a repeated call gives the same bits.
+Forward, the results of the steps are merged by their log-sum-exp. Backward, the keys travel round
+again, and the sums of their gradients follow one step behind: they start at step 1, and after step
+P - 1 they arrive home, where the gradients of step 0 are added. Each backward step takes the output
+and the log-sum-exp of the whole row, which turn its scores into the probabilities of the whole row.
 
-Of a block-sparse mask each step has its part, the rows of these queries and the columns of these
-keys; a step of which nothing is left passes the keys on and computes nothing.
+The next keys are in flight while a step computes. All sums have a fixed order: repeated calls give
+the same bits. With a block-sparse mask each step has its part, the rows of its queries and the
+columns of its keys; a step without any block passes the keys on and computes nothing.
 
 Source: Ring Attention (arXiv 2310.01889), in the zig-zag order of kernels/context/group.py.
 
@@ -23,7 +23,6 @@ key and value heads, D head_dim.
 """
 
 import importlib
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -35,15 +34,15 @@ from ..reference import partial
 from ..registration import not_differentiable, operator
 from .exchange import Exchange, post
 from .group import ContextGroup, chunk_tokens, group_named
-from .steps import masks_of, meetings, steps_of
+from .steps import RingOptions, masks_of, meetings, steps_of
 
-OPTIONS = (
+_OPTIONS = (
     "str impl, str group, float softmax_scale, float softcap, Tensor[] mask_lists, int[] mask_sizes"
 )
 
 
 def _module(impl: str, backward: bool) -> ModuleType:
-    """Who computes a step."""
+    """Module whose attn_fwd or attn_bwd computes a step."""
     return partial if impl == "reference" else module_of(impl, backward)
 
 
@@ -55,36 +54,35 @@ def merge_module(impl: str) -> ModuleType:
 
 
 def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
-    """Of what the steps of a group of this size add up: fp32, or fp64 for fp64.
+    """Accumulation dtype of a ring of `size` ranks: fp32, or fp64 for fp64.
 
-    Two parts have one sum, which is rounded once, be it now or in the end.
+    Two parts need no wider dtype, as their sum is rounded only once in either case.
     """
     return dtype if size <= 2 else torch.promote_types(dtype, torch.float32)
 
 
-class _Keys:
-    """The keys and values at hand, and the next ones."""
+class _TravellingKeys:
+    """Keys and values at hand, and the exchange that brings the next ones."""
 
     def __init__(self, group: ContextGroup, own: Tensor) -> None:
-        """With those of this rank."""
         self._group, self.at_hand = group, own
         self._n_sent = 0
         self._exchange: Exchange | None = None
 
     def send(self) -> None:
-        """Pass on those at hand, unless all have come by."""
+        """Start to pass the keys at hand on, except at the last step."""
         if self._n_sent < self._group.size - 1:
-            # what comes is read while the next ones come
+            # Two slots: keys are read from one while the next ones arrive in the other.
             self._exchange = post(self._group, self.at_hand, self._n_sent % 2)
             self._n_sent += 1
 
     def receive(self) -> None:
-        """Take the next ones, if there are any."""
+        """Take the next keys, if there are any."""
         if self._exchange is not None:
             self.at_hand, self._exchange = self._exchange.wait(), None
 
 
-# ---- what PyTorch is told of them
+# ---- registration
 
 
 def _fake_fwd(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -104,7 +102,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> No
 def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
     *tensors, doc_start = ctx.saved_tensors[:5]
     mask_lists = ctx.saved_tensors[5:]
-    # of each argument behind kv; PyTorch takes an empty list for one of tensors
+    # No gradients for the arguments after kv. PyTorch takes an empty list for one of tensors.
     others = None, *[None] * len(ctx.options), [None] * len(mask_lists), None
     if not mask_lists:
         others = *others[:-1], None if ctx.mask_sizes else []
@@ -114,30 +112,21 @@ def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
     return *grads, *others
 
 
-def _flops(
-    q_shape: tuple,
-    kv_shape: tuple,
-    doc_start_shape: tuple | None,
-    impl: str,
-    group: str,
-    softmax_scale: float,
-    softcap: float,
-    mask_lists: Sequence[tuple] = (),
-    mask_sizes: Sequence[int] = (),
-) -> int:
-    """Two matrix products over the pairs that the masks leave; a dense one the same on each rank.
+def _flops(q_shape: tuple, kv_shape: tuple, doc_start_shape: tuple | None, *options: Any) -> int:
+    """FLOPs of two matrix products over the visible pairs; without a mask, the same on each rank.
 
-    Of documents it is known on the GPU only what they hide: it counts as visible. Blocks of a mask
-    count whole.
+    Blocks of a mask count whole. What documents hide is known only on the GPU: it counts as
+    visible.
     """
     batch, n_local, n_head, head_dim = q_shape
-    c, ring = n_local // 2, group_named(group)
+    given = RingOptions(*options)
+    c, ring = n_local // 2, group_named(given.group)
     pairs = 0
-    masks = masks_of(mask_lists, mask_sizes, ring.size)  # pyright: ignore[reportArgumentType]
+    masks = masks_of(given.mask_lists, given.mask_sizes, ring.size)
     for meeting, mask in zip(meetings(ring), masks, strict=True):
         if mask is None:
             continue
-        if "mask_rows" in mask:
+        if "mask_rows" in mask:  # shapes, in place of the lists
             n_layouts, n_blocks = mask["mask_rows"][0], mask["mask_row_blocks"][0]
             pairs += n_blocks * n_head // n_layouts * mask["mask_block_size"] ** 2
         elif meeting.causal:
@@ -147,52 +136,42 @@ def _flops(
     return 4 * batch * head_dim * pairs
 
 
-# ---- the passes
+# ---- the passes; `options` are the fields of RingOptions
 
 
 @operator(
     "ring_attn_fwd",
-    schema=f"(Tensor q, Tensor kv, Tensor? doc_start, {OPTIONS}) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor kv, Tensor? doc_start, {_OPTIONS}) -> (Tensor, Tensor)",
     fake=_fake_fwd,
     setup_context=_setup_context,
     backward=_backward,
     flops=_flops,
 )
 def _ring_attn_fwd(
-    q: Tensor,
-    kv: Tensor,
-    doc_start: Tensor | None,
-    impl: str,
-    group: str,
-    softmax_scale: float,
-    softcap: float,
-    mask_lists: Sequence[Tensor],
-    mask_sizes: Sequence[int],
+    q: Tensor, kv: Tensor, doc_start: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D) and kv (2, B, t, H_kv, D); P > 1."""
-    ring = group_named(group)
-    attend = _module(impl, backward=False).attn_fwd
-    merge = merge_module(impl).merge
+    given = RingOptions(*options)
+    ring, c = group_named(given.group), chunk_tokens(q.shape[1])
+    sum_dtype = _sum_dtype(ring.size, q.dtype)
+    attend = _module(given.impl, backward=False).attn_fwd
+    merge = merge_module(given.impl).merge
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
-        keys_here = _Keys(ring, kv.contiguous())
+        travelling = _TravellingKeys(ring, kv.contiguous())
         out = lse = None
-        steps = steps_of(
-            ring, chunk_tokens(q.shape[1]), doc_start, softmax_scale, softcap,
-            mask_lists, mask_sizes,
-        )  # fmt: skip
-        for rows, keys, options in steps:
-            keys_here.send()
-            if options is not None:
-                part, part_lse = attend(
-                    q[:, rows], *keys_here.at_hand[:, :, keys].unbind(), options
-                )
-                if out is None or lse is None:  # of the first step, whose rows are all
-                    out, lse = part.to(_sum_dtype(ring.size, q.dtype)), part_lse
+        for rows, keys, step_options in steps_of(ring, c, doc_start, given):
+            # The keys are on their way to the next rank while this step computes with them.
+            travelling.send()
+            if step_options is not None:
+                k, v = travelling.at_hand[:, :, keys].unbind()
+                part, part_lse = attend(q[:, rows], k, v, step_options)
+                if out is None or lse is None:  # step 0, whose rows are all rows
+                    out, lse = part.to(sum_dtype), part_lse
                 else:
                     merge(out[:, rows], lse[:, :, rows], part, part_lse)
             elif out is None:
-                out, lse = _nothing_seen(q, _sum_dtype(ring.size, q.dtype))
-            keys_here.receive()
+                out, lse = _nothing_seen(q, sum_dtype)
+            travelling.receive()
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
 
@@ -208,64 +187,50 @@ def _nothing_seen(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @operator(
     "ring_attn_bwd",
     schema="(Tensor dout, Tensor q, Tensor kv, Tensor out, Tensor lse, Tensor? doc_start, "
-    f"{OPTIONS}) -> (Tensor, Tensor)",
+    f"{_OPTIONS}) -> (Tensor, Tensor)",
     fake=lambda dout, q, kv, *_: (q.new_empty(q.shape), kv.new_empty(kv.shape)),
     backward=not_differentiable("context_attention has no second derivative"),
     # five matrix products, one of them the recomputation
     flops=lambda dout, q, kv, out, lse, *rest: 5 * _flops(q, kv, *rest) // 2,
 )
 def _ring_attn_bwd(
-    dout: Tensor,
-    q: Tensor,
-    kv: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    doc_start: Tensor | None,
-    impl: str,
-    group: str,
-    softmax_scale: float,
-    softcap: float,
-    mask_lists: Sequence[Tensor],
-    mask_sizes: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D).
-
-    The gradients of the keys that came in step i arrive in step i, too, but behind them: a rank
-    passes them on when it has added its own. After step P - 1 they go home.
-    """
-    ring = group_named(group)
-    backward = _module(impl, backward=True).attn_bwd
+    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, doc_start: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D)."""
+    given = RingOptions(*options)
+    ring, c = group_named(given.group), chunk_tokens(q.shape[1])
     sum_dtype = _sum_dtype(ring.size, q.dtype)
-    c = chunk_tokens(q.shape[1])
+    backward = _module(given.impl, backward=True).attn_bwd
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
-        keys_here = _Keys(ring, kv.contiguous())
-        dout = dout.contiguous()  # the kernels would have one made at each step
+        travelling = _TravellingKeys(ring, kv.contiguous())
+        # Once, as the kernels would otherwise make contiguous copies at each step.
+        dout = dout.contiguous()
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
         dq = own = exchange = None
-        steps = steps_of(ring, c, doc_start, softmax_scale, softcap, mask_lists, mask_sizes)
-        for i, (rows, keys, options) in enumerate(steps):
-            keys_here.send()
-            kv, sees = keys_here.at_hand, options is not None
+        for i, (rows, keys, step_options) in enumerate(steps_of(ring, c, doc_start, given)):
+            # 1. The keys are on their way to the next rank while this step computes with them.
+            travelling.send()
+            kv, sees = travelling.at_hand, step_options is not None
             part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
             kv_part = torch.empty_like(kv)
-            if options is not None:
+            # 2. This step's share of dq, dk and dv.
+            if step_options is not None:
                 backward(
-                    dout[:, rows],
-                    None,
-                    q[:, rows],
-                    *kv[:, :, keys].unbind(),
-                    out[:, rows],
-                    late_lse if rows.start else lse,
-                    options,
+                    dout[:, rows], None, q[:, rows], *kv[:, :, keys].unbind(), out[:, rows],
+                    late_lse if rows.start else lse, step_options,
                     (part, *kv_part[:, :, keys].unbind()),
-                )
-            if i < 2:  # of these keys it is the first sum
+                )  # fmt: skip
+            if i < 2:  # a sum starts with this part, so it is zero for keys that this step hides
                 kv_part[:, :, keys.stop if sees else 0 :].zero_()
+            # 3. Add dq here. Step 0 computes with the keys of this rank, whose dk and dv stay.
             if dq is None:
                 dq, own = (part if sees else part.zero_()).to(sum_dtype), kv_part
             else:
                 if sees:
                     dq[:, rows] += part
+                # 4. Receive the sums for the keys at hand from the previous rank, add this step's
+                # share and pass them on. They leave one step behind their keys.
                 if exchange is None:
                     sums = kv_part.to(sum_dtype)
                 else:
@@ -273,8 +238,9 @@ def _ring_attn_bwd(
                     if sees:
                         sums[:, :, keys] += kv_part[:, :, keys]
                 exchange = post(ring, sums, 2 + i % 2)
-            keys_here.receive()
+            travelling.receive()
         assert dq is not None and own is not None and exchange is not None
+        # The last exchange brings home the sums for the keys of this rank.
         own += exchange.wait()
         return dq.to(q.dtype), own
 

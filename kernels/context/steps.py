@@ -1,4 +1,4 @@
-"""What a process does at each step of the ring, and how operators are told of the masks of it."""
+"""Work of a rank at each step of the ring, and the masks of all steps as operator arguments."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -14,22 +14,33 @@ from .group import ContextGroup
 _LISTS = tuple(name for name in AttentionOptions._fields if name.startswith("mask_"))[:7]
 
 
-class Meeting(NamedTuple):
-    """What the queries of a process and the keys of one rank have to do with each other."""
+class RingOptions(NamedTuple):
+    """Options of the ring's operators, in the order of their schema."""
 
-    rows: tuple[int, ...]  # which halves of its queries
-    keys: tuple[int, ...]  # which halves of those that came
-    source: int  # whose they are
+    impl: str
+    group: str  # name of the ContextGroup
+    softmax_scale: float
+    softcap: float  # 0 without a cap
+    mask_lists: Sequence[Any]  # tensors of all steps, as in `packed_masks`, or their shapes
+    mask_sizes: Sequence[int]
+
+
+class Meeting(NamedTuple):
+    """Queries of this rank and keys of one rank that see each other under the causal mask."""
+
+    rows: tuple[int, ...]  # halves of the queries
+    keys: tuple[int, ...]  # halves of the keys
+    source: int  # rank of the keys
     causal: bool
 
     def chunks(self, group: ContextGroup) -> MaskPart:
-        """Numbers of the chunks of these queries, and of these keys."""
+        """Chunk numbers of the queries, and of the keys."""
         of_source = (self.source, 2 * group.size - 1 - self.source)
         return tuple(group.chunks[i] for i in self.rows), tuple(of_source[i] for i in self.keys)
 
 
 def meetings(group: ContextGroup) -> list[Meeting]:
-    """Those of the P steps of a process, in their order."""
+    """Meetings of this rank at the P steps, in order."""
     found = []
     for i in range(group.size):
         source = (group.rank - i) % group.size
@@ -40,50 +51,45 @@ def meetings(group: ContextGroup) -> list[Meeting]:
 
 
 def halves(which: tuple[int, ...], c: int) -> slice:
-    """The tokens of these halves."""
+    """Tokens of these halves, in chunks of c."""
     return slice(which[0] * c, (which[-1] + 1) * c)
 
 
 class Step(NamedTuple):
-    """What a process does with the keys of one rank."""
+    """Attention of this rank to the keys of one rank."""
 
-    rows: slice  # of its queries
-    keys: slice  # of those that came
+    rows: slice  # of the queries
+    keys: slice  # of the keys at hand
     options: AttentionOptions | None  # None: no query sees any of these keys
 
 
 def steps_of(
-    group: ContextGroup,
-    c: int,
-    doc_start: Tensor | None,
-    softmax_scale: float,
-    softcap: float,
-    mask_lists: Sequence[Tensor],
-    mask_sizes: Sequence[int],
+    group: ContextGroup, c: int, doc_start: Tensor | None, given: RingOptions
 ) -> Iterator[Step]:
-    """The P steps of this process, in their order; doc_start (B, t) are positions of T."""
-    masks = masks_of(mask_lists, mask_sizes, group.size)
+    """Yield the P steps of this rank, in order; doc_start (B, t) are positions in T."""
+    masks = masks_of(given.mask_lists, given.mask_sizes, group.size)
     for meeting, mask in zip(meetings(group), masks, strict=True):
         rows, keys = halves(meeting.rows, c), halves(meeting.keys, c)
         if mask is None:
             yield Step(rows, keys, None)
             continue
-        _, chunks = meeting.chunks(group)
+        first_key = None
+        if doc_start is not None:
+            chunk_starts = [chunk * c for chunk in meeting.chunks(group)[1]]
+            first_key = _keys_before(doc_start[:, rows], chunk_starts, c)
         options = AttentionOptions(
-            doc_start=None
-            if doc_start is None
-            else _keys_before(doc_start[:, rows], [chunk * c for chunk in chunks], c),
-            softmax_scale=softmax_scale,
-            softcap=softcap,
+            doc_start=first_key,
+            softmax_scale=given.softmax_scale,
+            softcap=given.softcap,
             causal=meeting.causal,
         )
         yield Step(rows, keys, options._replace(**mask))
 
 
 def packed_masks(masks: Sequence[AttentionOptions | None]) -> tuple[list[Tensor], list[int]]:
-    """The masks of all steps as the operators take them: mask_lists and mask_sizes.
+    """Pack the masks of all steps into mask_lists and mask_sizes, four numbers for each step.
 
-    Of a step without a mask the options have none; None is one that sees nothing.
+    Options without lists are a step without a mask; None is a step that sees nothing.
     """
     lists: list[Tensor] = []
     sizes: list[int] = []
@@ -91,7 +97,7 @@ def packed_masks(masks: Sequence[AttentionOptions | None]) -> tuple[list[Tensor]
         if options is None:
             sizes += [-1, 0, 0, 0]
             continue
-        present = [x for x in (getattr(options, name) for name in _LISTS) if x is not None]
+        present = [x for name in _LISTS if (x := getattr(options, name)) is not None]
         lists += present
         sizes += [len(present), options.mask_block_size, options.mask_packed, options.mask_loops]
     return lists, [int(n) for n in sizes]
@@ -100,26 +106,26 @@ def packed_masks(masks: Sequence[AttentionOptions | None]) -> tuple[list[Tensor]
 def masks_of(
     lists: Sequence[Any], sizes: Sequence[int], n_steps: int
 ) -> list[dict[str, Any] | None]:
-    """What `packed_masks` packed, as fields of the options of each step."""
+    """Unpack `packed_masks`, as fields of each step's AttentionOptions."""
     if not sizes:
         return [{} for _ in range(n_steps)]
     rest = iter(lists)
-    found: list[dict[str, Any] | None] = []
+    masks: list[dict[str, Any] | None] = []
     for at in range(0, len(sizes), 4):
         n, block_size, packed, loops = sizes[at : at + 4]
         if n < 0:
-            found.append(None)
+            masks.append(None)
             continue
         fields = dict(zip(_LISTS, islice(rest, n), strict=False))
-        numbers = {"mask_block_size": block_size, "mask_packed": bool(packed)}
-        found.append({**fields, **numbers, "mask_loops": loops})
-    return found
+        numbers = {"mask_block_size": block_size, "mask_packed": bool(packed), "mask_loops": loops}
+        masks.append({**fields, **numbers})
+    return masks
 
 
 def _keys_before(doc_start: Tensor, chunk_starts: list[int], c: int) -> Tensor:
-    """How many keys of these chunks come before the document of each query: (B, rows) int32.
+    """Number of keys of these chunks that precede each query's document: (B, rows) int32.
 
-    The keys stand in the order of the sequence, so it is where the document begins among them.
+    The chunks are in the order of the sequence, so this is the document's first key among them.
     """
     first, *others = ((doc_start - start).clamp_(0, c) for start in chunk_starts)
     for n in others:
