@@ -1,9 +1,9 @@
-"""The keys and values of all processes, for attention that the ring does not serve.
+"""Gathered keys and values of all ranks, for attention that the ring does not serve.
 
-Each process gets for each of its two chunks the keys up to the end of that chunk. A causal mask, a
-window, documents and a block-sparse mask then say what they say of the whole sequence: the last
-query stands at the last key (Llama 3, arXiv 2407.21783, section 3.3.2). The price is memory: each
-process keeps the keys and values of the whole sequence for its backward pass.
+For each of its two chunks, a rank gets the keys up to the end of that chunk. A causal mask, a
+window, documents and a block-sparse mask then apply as they do to a whole sequence, where the last
+query is at the last key (Llama 3, arXiv 2407.21783, section 3.3.2). The price is memory: each rank
+saves the keys and values of the whole sequence for its backward pass.
 
 Letters in shapes: B batch, T tokens, P processes, t = T / P tokens of a process, c = t / 2 of a
 chunk, H_kv key and value heads, D head_dim.
@@ -21,12 +21,12 @@ from .group import ContextGroup, all_gather, chunk_tokens, group_named
 
 
 def parts_by_gather(group: ContextGroup) -> tuple[MaskPart, ...]:
-    """Of a mask, the part of each chunk of a process: its queries, and the keys up to its end."""
+    """Part of a mask for each chunk of this rank: its queries, and the keys up to its end."""
     return tuple([((n,), tuple(range(n + 1))) for n in group.chunks])
 
 
-def _places(size: int) -> list[tuple[int, int, int]]:
-    """(rank, half, chunk): where each chunk of the sequence lies, in the order of the ranks."""
+def _chunk_owners(size: int) -> list[tuple[int, int, int]]:
+    """(rank, half, chunk) of each chunk of the sequence, ordered by rank."""
     return [
         (rank, half, chunk)
         for rank in range(size)
@@ -50,24 +50,23 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 @operator("gather_kv", fake=_fake_gather_kv, setup_context=_setup_context, backward=_backward)
 def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """k and v up to the end of this process's early chunk, and up to that of its late one.
+    """k and v up to the end of this rank's early chunk, and up to the end of its late chunk.
 
     Args:
-        k, v: (B, t, H_kv, D), of this process.
+        k, v: (B, t, H_kv, D), of this rank.
 
     Returns:
         On rank r, k and v (B, (r + 1) c, H_kv, D), and k and v (B, (2 P - r) c, H_kv, D).
     """
-    of = group_named(group)
+    context, c = group_named(group), chunk_tokens(k.shape[1])
     kv = torch.stack((k, v))
-    parts = kv.new_empty((of.size, *kv.shape))
-    all_gather(parts, kv, of)
-    c = chunk_tokens(k.shape[1])
+    parts = kv.new_empty((context.size, *kv.shape))
+    all_gather(parts, kv, context)
     halves = parts.unflatten(3, (2, c))  # (P, 2, B, 2, c, H_kv, D)
     results = _fake_gather_kv(k, v, group)
     for i, result in enumerate(results):
         chunks = result.unflatten(1, (-1, c))
-        for rank, half, chunk in _places(of.size):
+        for rank, half, chunk in _chunk_owners(context.size):
             if chunk < chunks.shape[1]:
                 chunks[:, chunk].copy_(halves[rank, i % 2, :, half])
     return results
@@ -87,30 +86,31 @@ def _fake_scatter_dkv(early_dk, early_dv, late_dk, late_dv, group):
 def _scatter_dkv(
     early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str
 ) -> Tensor:
-    """dk and dv of this process's keys, summed over all processes: (2, B, t, H_kv, D).
+    """dk and dv of this rank's keys, summed over all ranks: (2, B, t, H_kv, D).
 
-    The parts are added here, in fp32 and in the order of the ranks, and not on their way.
+    An all-to-all rather than a reduce-scatter: the sum is in fp32, and in the order of the ranks.
 
     Args:
-        early_dk, early_dv, late_dk, late_dv: gradients of what `gather_kv` returns.
+        early_dk, early_dv, late_dk, late_dv: gradients of the results of `gather_kv`.
     """
-    of = group_named(group)
-    early, late = of.chunks
-    c = early_dk.shape[1] // (early + 1)
-    batch, _, *rest = early_dk.shape
-    parts = late_dk.new_empty((of.size, 2, batch, 2, c, *rest))
+    context = group_named(group)
+    early, late = context.chunks
+    batch, n_early, *rest = early_dk.shape
+    c = n_early // (early + 1)
+    # This rank's share of the gradient of each chunk, ordered by the chunk's owner.
+    parts = late_dk.new_empty((context.size, 2, batch, 2, c, *rest))
     for i, grads in enumerate(((early_dk, late_dk), (early_dv, late_dv))):
         of_early, of_late = (x.unflatten(1, (-1, c)) for x in grads)
-        for rank, half, chunk in _places(of.size):
+        for rank, half, chunk in _chunk_owners(context.size):
             part = parts[rank, i, :, half]
             if chunk <= early:
                 torch.add(of_early[:, chunk], of_late[:, chunk], out=part)
             elif chunk <= late:
                 part.copy_(of_late[:, chunk])
             else:
-                part.zero_()  # this process does not see it
+                part.zero_()  # no query of this rank sees the chunk
     received = torch.empty_like(parts)
-    dist.all_to_all_single(received.view(-1), parts.view(-1), group=of.process_group)
+    dist.all_to_all_single(received.view(-1), parts.view(-1), group=context.process_group)
     dtype = torch.promote_types(parts.dtype, torch.float32)
     return received.sum(0, dtype=dtype).to(parts.dtype).flatten(2, 3)
 

@@ -1,8 +1,8 @@
-"""Which processes share a sequence, and which of its tokens each of them holds.
+"""`ContextGroup`: the processes that share a sequence, and the tokens that each of them holds.
 
-A sequence of T tokens is cut into 2 P chunks, for P processes. Rank r holds chunk r and chunk
-2 P - 1 - r, in this order: under a causal mask the late one has as much more to do than the average
-as the early one has less, so that all ranks do the same (Llama 3, arXiv 2407.21783, section 3.3.2).
+A sequence of T tokens is split into 2 P chunks, for P processes. Rank r holds chunk r and chunk
+2 P - 1 - r, in this order: under a causal mask the late chunk has as much more work than average as
+the early one has less, so all ranks have the same (Llama 3, arXiv 2407.21783, section 3.3.2).
 """
 
 from typing import TYPE_CHECKING, Final
@@ -19,17 +19,17 @@ class ContextGroup:
     """The processes that share each sequence. Immutable.
 
     Args:
-        process_group: of torch.distributed; None is this process alone.
+        process_group: of torch.distributed; None for this process alone.
 
     Attributes:
         process_group: as given.
-        size: P, how many there are.
-        rank: of this process among them.
-        name: by which operators find the group again: they take no objects.
-        chunks: the numbers of the two chunks that this process holds, of 2 P.
+        size: P, the number of processes.
+        rank: of this process in the group.
+        name: key by which operators look up the group, as they take no objects.
+        chunks: numbers of the two chunks that this process holds, of 2 P.
 
     Raises:
-        ValueError: it is not a group, or this process is not in it.
+        ValueError: process_group is not a group, or this process is not in it.
     """
 
     def __init__(self, process_group: "ProcessGroup | None" = None) -> None:
@@ -56,17 +56,17 @@ class ContextGroup:
         return f"ContextGroup(rank {self.rank} of {self.size}, {self.name!r})"
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
-        """The part of x that this process holds; x itself where it is alone.
+        """Part of x that this process holds; x itself in a group of one.
 
         Args:
             x: (..., T, ...), whole sequences.
-            dim: that of T.
+            dim: dimension of T.
 
         Returns:
             (..., T / P, ...): the tokens of its two chunks.
 
         Raises:
-            ValueError: T is no multiple of 2 P.
+            ValueError: T is not a multiple of 2 P.
         """
         if self.size == 1:
             return x
@@ -80,10 +80,10 @@ class ContextGroup:
         return torch.cat([x.narrow(dim, chunk * c, c) for chunk in self.chunks], dim)
 
     def positions(self, n_local: int, device: torch.device | str | None = None) -> Tensor:
-        """Where in the sequence the tokens of this process stand: (n_local,) int64.
+        """Positions in the sequence of this process's tokens: (n_local,) int64.
 
         Args:
-            n_local: T / P, even where there are several processes.
+            n_local: T / P, even if there are several processes.
         """
         if self.size == 1:
             return torch.arange(n_local, device=device)
@@ -92,11 +92,11 @@ class ContextGroup:
 
     @torch.no_grad()
     def unshard(self, x: Tensor, dim: int) -> Tensor:
-        """Whole sequences of what each process holds, the same on all; without a gradient.
+        """Gather whole sequences from all processes, to all processes; without a gradient.
 
         Args:
             x: (..., T / P, ...), of this process.
-            dim: that of T / P.
+            dim: dimension of T / P.
 
         Returns:
             (..., T, ...), in the order of the sequence.
@@ -114,21 +114,21 @@ _BY_NAME: dict[str, ContextGroup] = {}
 
 
 def group_named(name: str) -> ContextGroup:
-    """The last `ContextGroup` of this name that was made."""
+    """Most recently created `ContextGroup` with this name."""
     return _BY_NAME[name]
 
 
-# PyTorch 2.13 has a new name for it, and warns of the old one.
+# PyTorch 2.13 renamed it, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_gather(parts: Tensor, x: Tensor, group: ContextGroup) -> None:
-    """Write the x (...) of each rank, contiguous, to `parts` (P, ...)."""
+    """Gather the x (...) of each rank, contiguous, into `parts` (P, ...)."""
     _all_gather(parts.view(-1), x.view(-1), group=group.process_group)
 
 
 def chunk_tokens(n_local: int) -> int:
-    """c, the tokens of a chunk, where a process holds so many."""
+    """c, the number of tokens in a chunk, if a process holds n_local tokens."""
     if n_local % 2:
         raise ValueError(
             f"a process holds two chunks of a sequence, so an even number of tokens, got {n_local}:"

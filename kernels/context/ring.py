@@ -48,9 +48,8 @@ def _module(impl: str, backward: bool) -> ModuleType:
 
 def merge_module(impl: str) -> ModuleType:
     """Module whose `merge` adds up partial results; Triton is imported when first used."""
-    if impl == "reference":
-        return partial
-    return importlib.import_module("..triton.merge", __package__)
+    name = "reference.partial" if impl == "reference" else "triton.merge"
+    return importlib.import_module(f"..{name}", __package__)
 
 
 def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
@@ -85,10 +84,10 @@ class _TravellingKeys:
 # ---- registration
 
 
-def _fake_fwd(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _empty_lse(q: Tensor) -> Tensor:
     batch, n_local, n_head = q.shape[:3]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(q.shape), q.new_empty((batch, n_head, n_local), dtype=dtype)
+    return q.new_empty((batch, n_head, n_local), dtype=dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -142,7 +141,7 @@ def _flops(q_shape: tuple, kv_shape: tuple, doc_start_shape: tuple | None, *opti
 @operator(
     "ring_attn_fwd",
     schema=f"(Tensor q, Tensor kv, Tensor? doc_start, {_OPTIONS}) -> (Tensor, Tensor)",
-    fake=_fake_fwd,
+    fake=lambda q, *_: (q.new_empty(q.shape), _empty_lse(q)),
     setup_context=_setup_context,
     backward=_backward,
     flops=_flops,
@@ -169,19 +168,12 @@ def _ring_attn_fwd(
                     out, lse = part.to(sum_dtype), part_lse
                 else:
                     merge(out[:, rows], lse[:, :, rows], part, part_lse)
-            elif out is None:
-                out, lse = _nothing_seen(q, sum_dtype)
+            elif out is None:  # step 0 sees nothing
+                out = q.new_zeros(q.shape, dtype=sum_dtype)
+                lse = _empty_lse(q).fill_(-torch.inf)
             travelling.receive()
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
-
-
-def _nothing_seen(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """out, in `dtype`, and lse of queries that see no key."""
-    batch, n_local, n_head, _ = q.shape
-    wide = torch.promote_types(q.dtype, torch.float32)
-    lse = q.new_full((batch, n_head, n_local), -torch.inf, dtype=wide)
-    return q.new_zeros(q.shape, dtype=dtype), lse
 
 
 @operator(
