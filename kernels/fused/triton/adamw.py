@@ -35,16 +35,12 @@ def adamw_kernel(
     lr_ptr,  # () fp32
     divisor_ptr,  # () fp32: of all gradients; None: 1
     skip_ptr,  # () fp32: skip the step unless it is 0; None: 0
-    eps,
-    weight_decay,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    LOG2_BETA1: tl.constexpr,
-    LOG2_BETA2: tl.constexpr,
+    eps, weight_decay,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.constexpr,
     CAST: tl.constexpr,  # dtype of casts; None: there are none
     ALIGNED: tl.constexpr,  # 16 bytes divide all sizes and addresses, so loads are vectorised
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     # Find the block of this program.
     program = tl.program_id(0).to(tl.int64)
     tensor = tl.load(blocks_ptr + 2 * program)

@@ -57,16 +57,9 @@ def cross_entropy_kernel(
     targets_ptr,  # (N,) int64
     weights_ptr,  # (N,) fp32, or None
     losses_ptr,  # (N,) fp32
-    logits_stride,
-    n_columns,
-    vocab_size,
-    softcap,
-    z_loss,
-    ignore_index,
-    HAS_SOFTCAP: tl.constexpr,
-    WITH_GRADIENTS: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
+    logits_stride, n_columns, vocab_size, softcap, z_loss, ignore_index,
+    HAS_SOFTCAP: tl.constexpr, WITH_GRADIENTS: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
     """Process one row: the whole blocks of its logits without a mask, then the partial last one."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
@@ -144,10 +137,7 @@ def row_cross_entropy(
     """
     cross_entropy_kernel[(len(logits),)](
         logits, targets, row_weights, losses, logits.stride(0), logits.shape[1], *options,
-        HAS_SOFTCAP=options.softcap > 0,
-        WITH_GRADIENTS=with_gradients,
-        BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])),
-        num_warps=NUM_WARPS,
-        # The cap needs more registers.
-        maxnreg=None if options.softcap else MAX_REGISTERS,
+        HAS_SOFTCAP=options.softcap > 0, WITH_GRADIENTS=with_gradients,
+        BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])), num_warps=NUM_WARPS,
+        maxnreg=None if options.softcap else MAX_REGISTERS,  # the cap needs more registers
     )  # fmt: skip

@@ -29,12 +29,8 @@ def gate(x):
 def bias_gelu_kernel(
     h_ptr,
     bias_ptr,  # or None
-    g_ptr,
-    n_rows,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    g_ptr, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Process one tile."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -48,19 +44,14 @@ def bias_gelu_kernel(
 
 @triton.jit
 def bias_gelu_bwd_kernel(
-    dg_ptr,
-    h_ptr,
+    dg_ptr, h_ptr,
     bias_ptr,  # or None
     dh_ptr,
     g_ptr,  # the GELU again, or None
     sums_ptr,  # (programs along rows, width) fp32: column sums of dh; None without a bias
-    n_rows,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEPS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
+    n_rows, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
     """Process a column of STEPS tiles, with the loads of later tiles in flight."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * STEPS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

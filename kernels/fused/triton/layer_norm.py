@@ -14,19 +14,10 @@ MAX_PREFETCH = 64 * 1024  # bytes of shared memory for prefetched rows
 
 @triton.jit
 def layer_norm_bwd_kernel(
-    ds_ptr,
-    dn_ptr,
-    s_ptr,
-    mean_ptr,
-    rstd_ptr,
-    weight_ptr,
-    dx_ptr,
+    ds_ptr, dn_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr, dx_ptr,
     sums_ptr,  # (programs, 3, width) fp32: of dn times the normalised s, of dn, and of dx
-    n_rows,
-    width,
-    BLOCK_C: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
+    n_rows, width, BLOCK_C: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
     """Process every N-th row, for N programs, with the loads of later rows in flight."""
     columns = tl.arange(0, BLOCK_C)
     row_stride = tl.zeros([], tl.int64) + width  # offsets may exceed 32 bits

@@ -12,12 +12,8 @@ ROWS, COLUMNS = 128, 32
 def add_parts_kernel(
     parts_ptr,  # (n_parts, width) fp32
     totals_ptr,  # (width,)
-    parts_stride,
-    n_parts,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    parts_stride, n_parts, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Add all rows of a few columns: with little work in all, many programs finish sooner."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
