@@ -33,17 +33,11 @@ class LossOptions(NamedTuple):
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    vocab_size: int | None = None,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    ignore_index: int = -100,
+    hidden: Tensor, weight: Tensor, targets: Tensor,
+    *, reduction: Literal["mean", "sum", "none"] = "mean", vocab_size: int | None = None,
+    softcap: float | None = None, z_loss: float = 0.0, ignore_index: int = -100,
     impl: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Cross-entropy of `hidden @ weight.T`, with a gradient, in memory linear in N + V.
 
     The loss of a row with logits x and target t is lse - x[t] + z_loss * lse^2, where lse is the

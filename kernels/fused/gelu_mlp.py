@@ -57,12 +57,8 @@ def gelu_mlp(
     check_bool("recompute", recompute)
     x = in_autocast_dtype(x)
     _check(x, w_in, b_in, w_out)
-    impl = select_impl(
-        impl,
-        x,
-        hopper=hopper.unsupported_linear(x, w_in),
-        triton=triton.unsupported_device(x, "x"),
-    )
+    hopper_reason = hopper.unsupported_linear(x, w_in)
+    impl = select_impl(impl, x, hopper=hopper_reason, triton=triton.unsupported_device(x, "x"))
     y, *_ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
     return y.view(x.shape)
 
@@ -137,9 +133,7 @@ def _fake_bwd(dy, x, h, g, w_in, b_in, w_out, impl):
 @operator(
     "gelu_mlp_bwd",
     fake=_fake_bwd,
-    backward=not_differentiable(
-        "gelu_mlp has no second derivative: write it out in PyTorch for that"
-    ),
+    backward=not_differentiable("gelu_mlp has no second derivative: write it out in PyTorch"),
     flops=lambda dy, x, h, *_: 8 * h[0] * h[1] * x[1],
 )
 def _gelu_mlp_bwd(

@@ -87,9 +87,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @operator(
     "linear_bwd",
     fake=lambda dy, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
-    backward=not_differentiable(
-        "linear has no second derivative: torch.nn.functional.linear has one"
-    ),
+    backward=not_differentiable("linear has no second derivative: use torch.nn.functional.linear"),
     flops=lambda dy, x, weight: 4 * x[0] * weight[0] * weight[1],
 )
 def _linear_bwd(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

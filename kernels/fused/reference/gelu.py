@@ -16,7 +16,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor,
         (N, F) twice.
     """
     h = x @ weight.T
-    return h, _gelu(_add(h, bias)).to(h.dtype)
+    return h, F.gelu(_add(h, bias), approximate="tanh").to(h.dtype)
 
 
 def linear_gelu_bwd(
@@ -31,12 +31,8 @@ def linear_gelu_bwd(
     """
     x = _add(h, bias)
     dx = torch.ops.aten.gelu_backward((dy @ weight).to(x.dtype), x, approximate="tanh")
-    g_again = _gelu(x).to(h.dtype) if recompute else None
+    g_again = F.gelu(x, approximate="tanh").to(h.dtype) if recompute else None
     return dx.to(h.dtype), None if bias is None else dx.sum(0).to(bias.dtype), g_again
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 def _add(h: Tensor, bias: Tensor | None) -> Tensor:
