@@ -45,6 +45,7 @@ def layer_norm_bwd_kernel(
         dweight += dn * normal
         dbias += dn
         dx_sum += dx
+    # Partial sums, which `add_parts` adds in a fixed order.
     sums = sums_ptr + tl.program_id(0) * 3 * width + columns
     tl.store(sums, dweight, inside)
     tl.store(sums + width, dbias, inside)
