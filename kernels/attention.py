@@ -264,20 +264,27 @@ def _key_of(
     inputs: tuple[Tensor, ...], impl: str | None, arguments: dict[str, Any]
 ) -> tuple | None:
     """Everything that a decision depends on; None if some argument is malformed."""
-    key: list[Any] = []
-    for x in inputs:
-        key += (x.shape, x.stride(), x.dtype, x.device)
-    for name, value in arguments.items():
-        kind = type(value)
-        if kind is int and name == "dropout_seed":
-            key.append(0 <= value < 2**63)  # one decision for all seeds
-        elif kind in _HASHABLE:
-            key += (kind, value)  # 1 equals True, but is not a bool
-        elif isinstance(value, Tensor):
-            key += (value.shape, value.dtype, value.device)
-        else:
+    values: tuple[Any, ...] = (impl, *arguments.values())
+    kinds = tuple(map(type, values))  # 1 equals True, but is not a bool
+    if not _HASHABLE.issuperset(kinds) or type(arguments.get("dropout_seed")) is int:
+        values = (impl, *(_layout(name, value) for name, value in arguments.items()))
+        if type(impl) not in _HASHABLE or _MALFORMED in values:
             return None
-    return (impl, *key) if type(impl) in _HASHABLE else None
+    return values, kinds, *[(x.shape, x.stride(), x.dtype, x.device) for x in inputs]
+
+
+_MALFORMED = object()
+
+
+def _layout(name: str, value: Any) -> Any:
+    """The part of an argument that a decision depends on."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    if type(value) not in _HASHABLE:
+        return _MALFORMED
+    if name == "dropout_seed" and type(value) is int:
+        return 0 <= value < 2**63  # one decision for all seeds
+    return value
 
 
 def _with_tensors(
@@ -288,12 +295,8 @@ def _with_tensors(
     doc_start, kv_lengths, sinks = given("doc_start"), given("kv_lengths"), given("sinks")
     check_sinks(inputs[0], sinks)  # on a CPU by value
     doc_start, kv_lengths, sinks = in_kernel_dtypes(n_keys, doc_start, kv_lengths, sinks)
-    return options._replace(
-        dropout_seed=given("dropout_seed") if options.dropout_p else None,
-        doc_start=doc_start,
-        kv_lengths=kv_lengths,
-        sinks=sinks,
-    )
+    seed = given("dropout_seed") if options.dropout_p else None
+    return AttentionOptions(seed, doc_start, kv_lengths, sinks, *options[4:])
 
 
 def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .argument_types import check_bool, check_number, is_whole_number, plain_bool
 from .checks import check_dropout_seed, check_mask, check_positions, check_qkv, check_sinks
@@ -139,7 +140,7 @@ class AttentionOptions(NamedTuple):
         """The options without the tensors of a call; the lists of its mask stay."""
         if not self.has_tensors:
             return self
-        return self._replace(dropout_seed=None, doc_start=None, kv_lengths=None, sinks=None)
+        return AttentionOptions(None, None, None, None, *self[4:])  # faster than _replace
 
     def for_kernels(self, q: Tensor, k: Tensor, impl: str) -> "AttentionOptions":
         """The options as the kernels of `impl` take them: with a mask's lists."""
@@ -153,8 +154,7 @@ class AttentionOptions(NamedTuple):
             return self
         seed = self.seeded(device).dropout_seed
         assert isinstance(seed, Tensor)
-        first_query = torch.full_like(seed, self.first_query)
-        pair = torch.cat((seed.reshape(1), first_query.reshape(1)))
+        pair = F.pad(seed.reshape(1), (0, 1), value=self.first_query)
         return self._replace(dropout_seed=pair)
 
 
