@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gluon import first_lane
+from .pipeline import arrive, make_full_and_empty, wait_empty, wait_full
 
 SLOTS = gl.constexpr(2)
 
@@ -36,12 +36,7 @@ class Mailbox(NamedTuple):
 def make_mailbox(READERS: gl.constexpr, MORE: gl.constexpr = 0):
     """An empty mailbox for READERS consumer groups; MORE numbers may go with that of a tile."""
     number = make_numbers(SLOTS * (1 + MORE))
-    layout: gl.constexpr = mbarrier.MBarrierLayout()
-    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], layout)
-    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], layout)
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=READERS)
+    full, empty = make_full_and_empty(SLOTS, READERS)
     return Mailbox(number, full, empty)
 
 
@@ -73,43 +68,25 @@ def place_of(box, i, j: gl.constexpr):
 
 
 @gluon.jit
-def await_room(box, i):
-    """Wait until the numbers of the i-th tile of this program may be put into the mailbox."""
-    mbarrier.wait(box.empty.index(i % SLOTS), ((i // SLOTS) & 1) ^ 1)
-
-
-@gluon.jit
-def send(box, i):
-    """All numbers of the i-th tile are in the mailbox."""
-    mbarrier.arrive(box.full.index(i % SLOTS), count=1)
-
-
-@gluon.jit
 def peek(box, i):
-    """The i-th tile number of this program, which stays in the mailbox until `clear`."""
-    mbarrier.wait(box.full.index(i % SLOTS), (i // SLOTS) & 1)
+    """The i-th tile number of this program; the reader arrives at `empty` when done."""
+    wait_full(box.full, i)
     return read_number(place_of(box, i, 0))
-
-
-@gluon.jit
-def clear(box, i):
-    """This reader is done with the numbers of the i-th tile."""
-    mbarrier.arrive(box.empty.index(i % SLOTS), count=1)
 
 
 @gluon.jit
 def post(box, i, tile):
     """Put the i-th tile number of this program into the mailbox, once there is room."""
-    await_room(box, i)
+    wait_empty(box.empty, i)
     post_number(place_of(box, i, 0), tile)
-    send(box, i)
+    arrive(box.full, i)
 
 
 @gluon.jit
 def receive(box, i):
     """The i-th tile number of this program, the same in all threads."""
     tile = peek(box, i)
-    clear(box, i)
+    arrive(box.empty, i)
     return tile
 
 

@@ -2,8 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
+from ..pipeline import arrive, wait_full
 from ..scheduler import peek
 from .mma import (
     View,
@@ -50,7 +51,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             key_tile, first, end, cid, batch, way, call, plan
         )
         slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
+        wait_full(shared.kv_full, i)
         k_t = shared.k.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
         if plan.keys_in_registers:
             k_t = k_t.load(K)
@@ -81,7 +82,7 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
                 finish_step(c, shared, cid, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
+        arrive(shared.kv_empty, i)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         piece = piece_of(way, batch_kv, order, plan)
         i += 1

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..gluon import opaque, reinterpret
+from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
 from .dq import PANEL, add_dq
 from .mma import (
@@ -49,9 +50,8 @@ def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
 def _await_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
     """Wait for the other group: until it is done with the last step, and with it no longer needs
     the ds that this group replaces in step c; and if `there`, until it has shared its last ds."""
-    DS: gl.constexpr = plan.ds_stages
-    stage = (c + 1) % DS  # of the last step, too: there are two
-    phase = ((c - 1) // DS) & 1
+    stage = (c + 1) % plan.ds_stages  # of the last step, too: there are two
+    phase = phase_of(c - 1, plan.ds_stages)
     mbarrier.wait(shared.empty[1 - cid].index(stage), phase, pred=c > 0)
     mbarrier.wait(shared.ds_full[1 - cid].index(stage), phase, pred=there)
 
@@ -118,8 +118,7 @@ def own_keys_and_dq(
         skipped, whole_from, whole_to = group_view(
             key_tile, first, end, cid, batch, way, call, plan
         )
-        slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
+        wait_full(shared.kv_full, i)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for h in range(call.group):
@@ -166,7 +165,7 @@ def own_keys_and_dq(
                     part, n - 1, t, h_first, h_end, batch, head, key_tile, way,
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
+        arrive(shared.kv_empty, i)
         at = [batch, batch_kv % kv_heads, start_n, 0]
         put_dk_and_dv(
             dk, dv, dk_out, dv_out, at, piece_of(way, batch_kv, order, plan),

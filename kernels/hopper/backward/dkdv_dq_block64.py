@@ -9,7 +9,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -17,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..block_list import number_of, parts_of
 from ..gluon import opaque, reinterpret, thread_barrier
+from ..pipeline import arrive, wait_full
 from ..scheduler import peek
 from .dq import PANEL, add_dq
 from .mma import (
@@ -79,7 +79,7 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
         start_n = block * GROUP_N
         _, whole_from, whole_to = group_view(block, first, end, 0, batch, way, call, plan)
         slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
+        wait_full(shared.kv_full, i)
         dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for h in range(call.group):
@@ -131,6 +131,6 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
             shared.k.index(slot), shared.v.index(slot), call, 0, plan,
         )  # fmt: skip
         tma.store_wait(0)
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
+        arrive(shared.kv_empty, i)
         i += 1
         ticket = peek(box, i)

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..gluon import discard_lines, round_to, tma_store
+from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
 from .semaphores import end_turn, place_in_turn, take_turn
 from .tiles import (
@@ -89,7 +90,6 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = plan.block // M
-    DS: gl.constexpr = plan.ds_stages
     TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
     scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
@@ -103,11 +103,11 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
         key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
         batch = batch_kv // kv_heads
         slot = i % plan.kv_stages
-        mbarrier.wait(shared.kv_full.index(slot), (i // plan.kv_stages) & 1)
+        wait_full(shared.kv_full, i)
         keys = shared.k.index(slot).reshape([plan.block, PANEL])
         k0 = keys.slice(0, GROUP_N).permute((1, 0)).load(K)
         k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
-        mbarrier.arrive(shared.kv_empty.index(slot), count=1)
+        arrive(shared.kv_empty, i)
         for h in range(call.group):
             head = batch_kv % kv_heads * call.group + h
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
@@ -115,16 +115,16 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             )
             h_first, h_end = head_walk(first, end, way, head, h, call, plan)
             for step in range((h_end - h_first) * STEPS):
-                stage = c % DS
-                phase = (c // DS) & 1
+                stage = c % plan.ds_stages
+                phase = phase_of(c, plan.ds_stages)
                 ds = shared.ds.index(stage)
                 mbarrier.wait(shared.ds_full[0].index(stage), phase)
                 part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
                 mbarrier.wait(shared.ds_full[1].index(stage), phase)
                 part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
                 part = warpgroup_mma_wait(0, deps=(part,))
-                mbarrier.arrive(shared.ds_empty[0].index(stage), count=1)
-                mbarrier.arrive(shared.ds_empty[1].index(stage), count=1)
+                arrive(shared.ds_empty[0], c)
+                arrive(shared.ds_empty[1], c)
                 c += 1
                 if step % TILES == 0:
                     take_turn(shared.turns, t, plan)

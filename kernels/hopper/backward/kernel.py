@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ..pipeline import make_barriers
 from ..scheduler import Order, make_mailbox, make_numbers
 from .dkdv import own_keys
 from .dkdv_dq import own_keys_and_dq
@@ -47,14 +48,6 @@ class Shared(NamedTuple):
     ds_full: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
     ds_empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
     turns: Turns
-
-
-@gluon.jit
-def _barriers(n: gl.constexpr, count: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(n):
-        mbarrier.init(barriers.index(i), count=count)
-    return barriers
 
 
 @gluon.jit
@@ -117,16 +110,16 @@ def attn_bwd_kernel(
         if plan.groups == 1
         else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
         make_numbers(STAGES) if plan.listed else None,
-        _barriers(STAGES, 1),
+        make_barriers(STAGES, 1),
         # the compiler gives the memory of barriers that nobody uses to others, which is not safe:
         # docs/hopper.md, What guards it
-        (_barriers(STAGES, 1),)
+        (make_barriers(STAGES, 1),)
         if plan.groups == 1
-        else (_barriers(STAGES, 1), _barriers(STAGES, 1)),
-        _barriers(KV, 1),
-        _barriers(KV, 3 if plan.dq_group else plan.groups),
-        None if plan.groups == 1 else (_barriers(DS, 1), _barriers(DS, 1)),
-        (_barriers(DS, 1), _barriers(DS, 1)) if plan.dq_group else None,
+        else (make_barriers(STAGES, 1), make_barriers(STAGES, 1)),
+        make_barriers(KV, 1),
+        make_barriers(KV, 3 if plan.dq_group else plan.groups),
+        None if plan.groups == 1 else (make_barriers(DS, 1), make_barriers(DS, 1)),
+        (make_barriers(DS, 1), make_barriers(DS, 1)) if plan.dq_group else None,
         make_turns(1 if plan.dq_group else plan.groups, plan),
     )
     box = make_mailbox(READERS, WALK if plan.listed else 0)

@@ -10,7 +10,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -22,6 +21,7 @@ from ..block_list import ALL_PARTS, in_parts
 from ..forward.softmax import capped
 from ..forward.tiles import doc_starts
 from ..gluon import exp2, log2, round_to, tma_store
+from ..pipeline import arrive, wait_empty, wait_full
 from ..scheduler import read_number
 from .tiles import GROUP_N, M, n_keys, passes_over, row_tile_at
 
@@ -96,18 +96,16 @@ def dropout_key(batch, head, call, plan: gl.constexpr):
 @gluon.jit
 def store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
     """Put the c-th ds of this group into shared memory, for those that make dq."""
-    DS: gl.constexpr = plan.ds_stages
-    stage = c % DS
     if plan.dq_group:
-        mbarrier.wait(shared.ds_empty[cid].index(stage), ((c // DS) & 1) ^ 1)
-    shared.ds.index(stage).slice(cid * GROUP_N, GROUP_N).store(ds)
+        wait_empty(shared.ds_empty[cid], c)
+    shared.ds.index(c % plan.ds_stages).slice(cid * GROUP_N, GROUP_N).store(ds)
 
 
 @gluon.jit
 def share_ds(c, shared, cid: gl.constexpr, plan: gl.constexpr):
     """Let those that make dq have the c-th ds of this group."""
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full[cid].index(c % plan.ds_stages), count=1)
+    arrive(shared.ds_full[cid], c)
 
 
 @gluon.jit
@@ -165,7 +163,7 @@ def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
 @gluon.jit
 def await_rows(c, there, shared, plan: gl.constexpr):
     """Wait until the row tile of stage c is there, if it is or is coming."""
-    mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1, pred=there)
+    wait_full(shared.full, c, pred=there)
 
 
 @gluon.jit
@@ -216,7 +214,7 @@ def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 @gluon.jit
 def finish_step(c, shared, cid: gl.constexpr, plan: gl.constexpr):
     """The group is done with stage c of q and dout, and if it makes dq with the ds before."""
-    mbarrier.arrive(shared.empty[cid].index(c % plan.stages), count=1)
+    arrive(shared.empty[cid], c)
 
 
 @gluon.jit

@@ -6,6 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..block_list import number_of
 from ..gluon import tma_load
+from ..pipeline import arrive, wait_empty
 from ..scheduler import finish, post_number
 from .tiles import (
     M,
@@ -19,7 +20,7 @@ from .tiles import (
 def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
     slot = i % plan.kv_stages
     full = shared.kv_full.index(slot)
-    mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
+    wait_empty(shared.kv_empty, i)
     mbarrier.expect(full, 2 * k.block_type.nbytes)
     at = [batch, kv_head, key_tile * plan.block, 0]
     tma_load(k, at, full, shared.k.index(slot))
@@ -29,7 +30,6 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
 @gluon.jit
 def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: gl.constexpr):
     """Draw key tiles, load their keys and values, and walk over the queries that see them."""
-    STAGES: gl.constexpr = plan.stages
     GROUPS: gl.constexpr = plan.groups
     STEPS: gl.constexpr = plan.block // M
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
@@ -51,10 +51,10 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
                 posted = next_row_tile
                 row_tile = number_of(posted, plan)
                 next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
-                stage = c % STAGES
+                stage = c % plan.stages
                 full = shared.full.index(stage)
                 for cid in gl.static_range(GROUPS):
-                    mbarrier.wait(shared.empty[cid].index(stage), ((c // STAGES) & 1) ^ 1)
+                    wait_empty(shared.empty[cid], c)
                 if plan.listed:
                     post_number(shared.row_tile.index(stage), posted)
                 mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)
@@ -68,9 +68,8 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
         if c == begin:
             # Nobody sees these keys, as they are padding, say. The phases of their slot go on all
             # the same: they are counted by key tiles.
-            slot = i % plan.kv_stages
-            mbarrier.wait(shared.kv_empty.index(slot), ((i // plan.kv_stages) & 1) ^ 1)
-            mbarrier.arrive(shared.kv_full.index(slot), count=1)
+            wait_empty(shared.kv_empty, i)
+            arrive(shared.kv_full, i)
         i += 1
         ticket = gl.atomic_add(counter, 1, sem="relaxed")
         key_tile, batch_kv, way, first, end = post_walk(box, i, ticket, order, call, plan)

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..block_list import number_of
 from ..gluon import thread_barrier
+from ..pipeline import arrive, phase_of, wait_empty, wait_full
 from ..scheduler import make_numbers, peek, post_number, read_number
 from .tiles import (
     M,
@@ -62,7 +63,6 @@ def make_turns(groups: gl.constexpr, plan: gl.constexpr):
 def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan: gl.constexpr):
     """One of the two warps: go through the blocks of the program in their order, and wait until
     all earlier key tiles have added to a block if COMING, else tell that this one has."""
-    AHEAD: gl.constexpr = plan.turns_ahead
     TURNS: gl.constexpr = plan.block // plan.turn  # of a block
     turns = shared.turns
     n_blocks = gl.cdiv(call.seq_q, plan.block)
@@ -83,8 +83,8 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                 next_visit = visit_at((step + 1) // TURNS, h_first, h_end, way, call, plan)
                 flag = flags_ptr + ((head_blocks + block) * TURNS + step % TURNS)
                 rank, last = turn(block, place, key_tile, batch, way, call, plan)
-                slot = t % AHEAD
-                phase = (t // AHEAD) & 1
+                slot = t % plan.turns_ahead
+                phase = phase_of(t, plan.turns_ahead)
                 if COMING:
                     mbarrier.wait(turns.over.index(slot), phase ^ 1)
                     if rank > 0:
@@ -92,11 +92,11 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
                     if plan.posts_places:
                         number = (rank > 0) + 2 * (rank < last) + 4 * block
                         post_number(turns.place.index(slot), number)
-                    mbarrier.arrive(turns.come.index(slot), count=1)
+                    arrive(turns.come, t)
                 else:
                     mbarrier.wait(turns.over.index(slot), phase)
                     gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
-                    mbarrier.arrive(turns.told.index(slot), count=1)
+                    arrive(turns.told, t)
                 t += 1
         i += 1
         ticket = peek(box, i)
@@ -115,7 +115,7 @@ def _await_flag(flag, rank):
 @gluon.jit
 def take_turn(turns, t, plan: gl.constexpr):
     """Wait until all earlier key tiles have added where the t-th turn of this program does."""
-    mbarrier.wait(turns.come.index(t % plan.turns_ahead), (t // plan.turns_ahead) & 1)
+    wait_full(turns.come, t)
 
 
 @gluon.jit
@@ -139,7 +139,6 @@ def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: 
 @gluon.jit
 def end_turn(turns, t, plan: gl.constexpr):
     """All threads of this group have added in the t-th turn."""
-    slot = t % plan.turns_ahead
-    mbarrier.wait(turns.told.index(slot), ((t // plan.turns_ahead) & 1) ^ 1)
+    wait_empty(turns.told, t)
     thread_barrier()  # one thread arrives for all
-    mbarrier.arrive(turns.over.index(slot), count=1)
+    arrive(turns.over, t)

@@ -12,16 +12,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...mask import schedule as mask_schedule
+from ..pipeline import arrive, wait_empty
 from ..scheduler import (
     Order,
-    await_room,
-    clear,
     locate,
     place_of,
     post,
     post_number,
     read_number,
-    send,
 )
 from . import plan as backward_plan
 
@@ -260,11 +258,11 @@ def post_walk(box, i, ticket, order, call, plan: gl.constexpr):
     block-sparse mask that goes with it, so that one warp reads the list for all."""
     if plan.listed:
         walk = drawn_walk(ticket, order, call, plan)
-        await_room(box, i)
+        wait_empty(box.empty, i)
         post_number(place_of(box, i, 0), ticket)
         for j in gl.static_range(WALK):
             post_number(place_of(box, i, j + 1), walk[j])
-        send(box, i)
+        arrive(box.full, i)
         return walk
     else:
         post(box, i, ticket)
@@ -280,10 +278,10 @@ def take_walk(box, i, ticket, order, call, plan: gl.constexpr):
         way = read_number(place_of(box, i, 3))
         first = read_number(place_of(box, i, 4))
         end = read_number(place_of(box, i, 5))
-        clear(box, i)
+        arrive(box.empty, i)
         return key_tile, batch_kv, way, first, end
     else:
-        clear(box, i)
+        arrive(box.empty, i)
         return drawn_walk(ticket, order, call, plan)
 
 

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..gluon import announce, exp2, meet, round_to, tma_store
+from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import first_tile, receive
 from .softmax import (
     as_operand,
@@ -73,7 +74,7 @@ def _attend(
         key_tile -= 1
         start_n, parts = tile_of(key_tile, row, call, plan)
         stage = c % plan.stages
-        mbarrier.wait(shared.full.index(stage), (c // plan.stages) & 1)
+        wait_full(shared.full, c)
         _take_turn(cid, plan)
         s = _scores(shared, q_slot, stage, S)
         acc = _add_values(acc, p, shared, stage)
@@ -83,7 +84,7 @@ def _attend(
         m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
         # p is a register operand: it must live until its product is done
         acc, p = warpgroup_mma_wait(0, deps=(acc, p))
-        mbarrier.arrive(shared.empty.index(stage), count=1)
+        arrive(shared.empty, c)
         p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
         alpha = exp2(m_i - pivot)
         l_i = times_rows(l_i, alpha) + l
@@ -105,18 +106,18 @@ def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr,
     if plan.skips:
         for _ in range(skipped):
             c += 1
-            mbarrier.wait(shared.full.index(c % plan.stages), (c // plan.stages) & 1)
+            wait_full(shared.full, c)
     return _scores(shared, q_slot, c % plan.stages, S)
 
 
 @gluon.jit
 def _release_first(shared, c, skipped, plan: gl.constexpr):
     """Give back what `_first_scores` held; returns the stage of the next tile."""
-    mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+    arrive(shared.empty, c)
     c += 1
     if plan.skips:
         for _ in range(skipped):
-            mbarrier.arrive(shared.empty.index(c % plan.stages), count=1)
+            arrive(shared.empty, c)
             c += 1
     return c
 
@@ -134,7 +135,6 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     shared, box = teams[team]
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block_n
-    STAGES: gl.constexpr = plan.stages
     DTYPE: gl.constexpr = shared.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -151,7 +151,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     more = tile < total  # a team may find no tile at all
     if plan.skips:
         skipped = gl.where(more, skipped, 0)
-    mbarrier.wait(shared.full.index(0), 0)
+    wait_full(shared.full, 0)
     s = _first_scores(shared, cid, 0, c, skipped, more, plan, S)
     s = warpgroup_mma_wait(0, deps=(s,))
     c = _release_first(shared, c, skipped, plan)
@@ -187,9 +187,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         slot_left = q_slot
         if not plan.out_over_q:
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
-        stage = c % STAGES
-        mbarrier.wait(shared.full.index(stage), (c // STAGES) & 1)
-        acc = _add_values(acc, p, shared, stage)
+        wait_full(shared.full, c)
+        acc = _add_values(acc, p, shared, c % plan.stages)
         lse, factor = finish_rows(m_i, l_i, head, call, plan)
         out_at = [batch, head, own_m, 0]
         tile = receive(box, i)
@@ -199,7 +198,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         batch = gl.where(more, batch_head // call.n_head, 0)
         skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
         q_slot = (i % plan.q_stages) * plan.groups + cid
-        q_phase = (i // plan.q_stages) & 1
+        q_phase = phase_of(i, plan.q_stages)
         if plan.skips:
             skipped = gl.where(more, skipped, 0)
         if not plan.out_over_q:

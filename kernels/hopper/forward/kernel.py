@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ..pipeline import make_full_and_empty
 from ..scheduler import Order, make_mailbox
 from .consumer import consume
 from .producer import produce
@@ -45,7 +46,6 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
     GROUPS: gl.constexpr = plan.groups
     STAGES: gl.constexpr = plan.stages
     Q_SLOTS: gl.constexpr = plan.q_stages * GROUPS
-    barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_SLOTS, 1, 1, M, D], q.layout)
     if plan.out_over_q:
         out_tiles = q_tiles
@@ -56,17 +56,9 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
         gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, N, D], v.layout),
         out_tiles,
-        gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        *make_full_and_empty(Q_SLOTS, 1),
+        *make_full_and_empty(STAGES, GROUPS),
     )
-    for j in gl.static_range(Q_SLOTS):
-        mbarrier.init(shared.q_full.index(j), count=1)
-        mbarrier.init(shared.q_empty.index(j), count=1)
-    for j in gl.static_range(STAGES):
-        mbarrier.init(shared.full.index(j), count=1)
-        mbarrier.init(shared.empty.index(j), count=GROUPS)
     return shared, make_mailbox(GROUPS)
 
 

@@ -6,6 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..block_list import last_tile, listed_row, listed_tile, n_places, number_of
 from ..gluon import tma_load
+from ..pipeline import phase_of, wait_empty
 from ..scheduler import draw, finish, first_tile, locate, post
 from .tiles import M, row_tile_keys
 
@@ -44,7 +45,7 @@ def _load_stage(
     the tile before."""
     N: gl.constexpr = plan.block_n
     stage = c % plan.stages
-    mbarrier.wait(shared.empty.index(stage), ((c // plan.stages) & 1) ^ 1)
+    wait_empty(shared.empty, c)
     mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
     mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
     at = [batch, kv_head, key_tile * N, 0]
@@ -55,7 +56,7 @@ def _load_stage(
 @gluon.jit
 def _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan: gl.constexpr):
     stage = c % plan.stages
-    mbarrier.wait(shared.empty.index(stage), ((c // plan.stages) & 1) ^ 1)
+    wait_empty(shared.empty, c)
     mbarrier.expect(shared.full.index(stage), k.block_type.nbytes)
     _load_v(v, shared, stage, v_batch, v_head, v_tile, True, plan.block_n)
 
@@ -66,7 +67,7 @@ def _load_queries(
 ):
     """Load the queries of some groups for the i-th row tile."""
     slot = i % plan.q_stages * plan.groups
-    phase = ((i // plan.q_stages) & 1) ^ 1
+    phase = phase_of(i, plan.q_stages) ^ 1
     for g in gl.static_range(FIRST, END):
         _load_q(q, shared, slot + g, phase, batch, head, start_m + g * M)
 

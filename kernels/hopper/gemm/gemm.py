@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..gluon import tma_load
 from ..launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
+from ..pipeline import arrive, make_full_and_empty, wait_empty, wait_full
 from .epilogue import (
     HALVES,
     Ends,
@@ -104,7 +105,7 @@ def _produce(a, b, ring, tiles, plan: gl.constexpr):
         for step in range(tiles.steps):
             stage = c % STAGES
             full = ring.full.index(stage)
-            mbarrier.wait(ring.empty.index(stage), ((c // STAGES) & 1) ^ 1)
+            wait_empty(ring.empty, c)
             mbarrier.expect(full, a.block_type.nbytes + b.block_type.nbytes)
             tma_load(a, [0, 0, m, step * K], full, ring.a.index(stage))
             if plan.transposed:
@@ -120,7 +121,7 @@ def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
     acc = gl.zeros([M, N], gl.float32, layout=L)
     for step in range(tiles.steps):
         stage = c % STAGES
-        mbarrier.wait(ring.full.index(stage), (c // STAGES) & 1)
+        wait_full(ring.full, c)
         a = ring.a.index(stage).reshape([M, K])
         if plan.transposed:
             b = ring.b.index(stage).reshape([N, K]).permute((1, 0))
@@ -128,8 +129,7 @@ def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
             b = ring.b.index(stage).reshape([K, N])
         acc = warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
-        before = (c + STAGES - 1) % STAGES
-        mbarrier.arrive(ring.empty.index(before), count=1, pred=step > 0)
+        arrive(ring.empty, c + STAGES - 1, pred=step > 0)  # the stage before
         c += 1
     return acc
 
@@ -151,8 +151,7 @@ def _consume(ring, turns, ends, tiles, group: gl.constexpr, plan: gl.constexpr):
         acc = _multiply(i * tiles.steps, ring, tiles, plan, L)
         mbarrier.arrive(turns.index(1 - group), count=1)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        last = (i * tiles.steps + tiles.steps - 1) % STAGES
-        mbarrier.arrive(ring.empty.index(last), count=1)
+        arrive(ring.empty, i * tiles.steps + tiles.steps - 1)
         low, high = gl.split(acc.reshape([M, 2, HALF]).permute((0, 2, 1)))
         if plan.gradient:
             end_gelu_gradient(low, high, m, n, ends, j, group)
@@ -182,16 +181,12 @@ def product_kernel(
     ring = Ring(
         gl.allocate_shared_memory(a.dtype, [STAGES, 1, 1, M, K], a.layout),
         gl.allocate_shared_memory(b.dtype, [STAGES, 1, 1, B_ROWS, B_COLUMNS], b.layout),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        *make_full_and_empty(STAGES, 1),
     )
     buffers = gl.allocate_shared_memory(h.dtype, [2 * HALVES, 1, 1, M, HALF], h.layout)
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     # where nothing is read at the end, nobody looks at these barriers
     h_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier) if plan.gradient else turns
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ring.full.index(stage), count=1)
-        mbarrier.init(ring.empty.index(stage), count=1)
     for group in gl.static_range(2):
         mbarrier.init(turns.index(group), count=1)
         if plan.gradient:
