@@ -11,18 +11,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..gluon import opaque, reinterpret
-from ..pipeline import arrive, phase_of, wait_full
+from ..pipeline import arrive, phase_of
 from ..scheduler import peek
 from .dq import PANEL, add_dq
 from .mma import (
-    View,
     add_dk,
     await_rows,
-    dropout_key,
+    begin_head,
+    begin_tile,
     finish_step,
     gradients,
     head_skips,
     pass_over,
+    place_of_keys,
     put_dk_and_dv,
     row_tile_of,
     scores,
@@ -34,10 +35,7 @@ from .semaphores import end_turn, place_in_turn, take_turn
 from .tiles import (
     GROUP_N,
     M,
-    group_view,
-    head_walk,
-    piece_of,
-    take_walk,
+    take_work,
 )
 
 
@@ -67,7 +65,7 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def _put_dq(
-    part, s, t, first, end, batch, head, key_tile, way, dq, sums_ptr, shared, call,
+    part, s, t, work, batch, head, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
     """Add the part of the s-th row tile of a walk to what is there, in the turn of this program.
@@ -78,9 +76,7 @@ def _put_dq(
     TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
     if s % TILES == 0:
         take_turn(shared.turns, t, plan)
-    row_tile, before, after = place_in_turn(
-        shared.turns, t, s, first, end, key_tile, batch, way, call, plan
-    )
+    row_tile, before, after = place_in_turn(shared.turns, t, s, work, batch, call, plan)
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, plan.block) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
     # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
@@ -112,22 +108,12 @@ def own_keys_and_dq(
     t = 0  # turns so far
     ticket = peek(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
-        batch = batch_kv // kv_heads
-        start_n = key_tile * plan.block + cid * GROUP_N
-        skipped, whole_from, whole_to = group_view(
-            key_tile, first, end, cid, batch, way, call, plan
-        )
-        wait_full(shared.kv_full, i)
-        dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
-        dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+        work = take_work(box, i, ticket, order, call, plan)
+        keys, skipped, dk, dv = begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
         for h in range(call.group):
-            head = batch_kv % kv_heads * call.group + h
-            head_key = dropout_key(batch, head, call, plan)
-            view = View(start_n, batch, whole_from, whole_to, head_key, 0)
-            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
-            n = (h_end - h_first) * STEPS
-            skips = head_skips(skipped, c, n, key_tile, shared, cid, call, plan)
+            head, own, view = begin_head(work, keys, h, kv_heads, call, plan)
+            n = (own.end - own.first) * STEPS
+            skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
                 await_rows(c, True, shared, plan)
                 _await_partner(c, False, shared, cid, plan)
@@ -135,7 +121,7 @@ def own_keys_and_dq(
                 c += 1
             st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
+                row_tile = row_tile_of(c, step, own, shared, call, plan)
                 v_t = _rows_of(shared.v, c, cid, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 _await_partner(c, step > 0, shared, cid, plan)
@@ -147,7 +133,7 @@ def own_keys_and_dq(
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
                     t = _put_dq(
-                        part, step - 1, t, h_first, h_end, batch, head, key_tile, way,
+                        part, step - 1, t, own, view.batch, head,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
                 # of the next row tile; of the last one again, for the compiler's sake
@@ -162,13 +148,12 @@ def own_keys_and_dq(
                 part = _part_of_dq(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
                 t = _put_dq(
-                    part, n - 1, t, h_first, h_end, batch, head, key_tile, way,
-                    dq, sums_ptr, shared, call, cid, plan,
+                    part, n - 1, t, own, view.batch, head, dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
         arrive(shared.kv_empty, i)
-        at = [batch, batch_kv % kv_heads, start_n, 0]
+        place = place_of_keys(work, keys, kv_heads, order, plan)
         put_dk_and_dv(
-            dk, dv, dk_out, dv_out, at, piece_of(way, batch_kv, order, plan),
+            dk, dv, dk_out, dv_out, place,
             shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip
         i += 1

@@ -16,23 +16,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..block_list import number_of, parts_of
 from ..gluon import opaque, reinterpret, thread_barrier
-from ..pipeline import arrive, wait_full
+from ..pipeline import arrive
 from ..scheduler import peek
 from .dq import PANEL, add_dq
 from .mma import (
-    View,
     add_dk,
-    dropout_key,
+    begin_head,
+    begin_tile,
     finish_step,
     gradients,
+    place_of_keys,
     put_dk_and_dv,
     row_tile_of,
     scores,
     store_ds,
     tile_in_loop,
+    with_parts,
 )
 from .semaphores import end_turn, place_in_turn, take_turn
-from .tiles import GROUP_N, M, group_view, head_walk, piece_of, take_walk
+from .tiles import M, take_work
 
 
 @gluon.jit
@@ -74,26 +76,19 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
     c = 0  # row tiles so far: stages of the ring, and turns
     ticket = peek(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        block, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
-        batch = batch_kv // kv_heads
-        start_n = block * GROUP_N
-        _, whole_from, whole_to = group_view(block, first, end, 0, batch, way, call, plan)
+        work = take_work(box, i, ticket, order, call, plan)
+        keys, _, dk, dv = begin_tile(work, i, kv_heads, shared, call, 0, plan, O)
         slot = i % plan.kv_stages
-        wait_full(shared.kv_full, i)
-        dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
-        dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
         for h in range(call.group):
-            head = batch_kv % kv_heads * call.group + h
-            head_key = dropout_key(batch, head, call, plan)
-            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
-            n = h_end - h_first
+            head, own, view = begin_head(work, keys, h, kv_heads, call, plan)
+            n = own.end - own.first
             st = scores(tile_in_loop(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
             for step in range(n):
-                listed = row_tile_of(c, step, h_first, h_end, way, shared, call, plan)
+                listed = row_tile_of(c, step, own, shared, call, plan)
                 row_tile, parts = number_of(listed, plan), parts_of(listed, plan)
-                view = View(start_n, batch, whole_from, whole_to, head_key, parts)
+                seen = with_parts(view, parts)
                 v_t = tile_in_loop(shared.v, slot, c, plan)
-                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
+                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, seen, shared, call, plan, S, O)
                 store_ds(ds, c, shared, 0, plan)
                 fence_async_shared()
                 part = _part_of_dq(0, slot, c, shared, plan, S)
@@ -102,7 +97,7 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
                 take_turn(shared.turns, c, plan)
                 thread_barrier()  # no warp's product reads dout any more
                 row_tile, before, after = place_in_turn(
-                    shared.turns, c, step, h_first, h_end, block, batch, way, call, plan
+                    shared.turns, c, step, own, view.batch, call, plan
                 )
                 for panel in gl.static_range(PANELS):
                     if panel > 0:
@@ -113,7 +108,7 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
                         k_t = tile_in_loop(shared.k, slot, c, plan)
                         st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
                     _add_part(
-                        part, panel, c, row_tile, before, after, batch, head,
+                        part, panel, c, row_tile, before, after, view.batch, head,
                         dq, sums_ptr, shared, call, plan,
                     )  # fmt: skip
                 if PANELS == 1:
@@ -123,11 +118,11 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
                 finish_step(c, shared, 0, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
-        at = [batch, batch_kv % kv_heads, start_n, 0]
+        place = place_of_keys(work, keys, kv_heads, order, plan)
         thread_barrier()
         # they leave through the places of keys and values, which no warp's product reads any more
         put_dk_and_dv(
-            dk, dv, dk_out, dv_out, at, piece_of(way, batch_kv, order, plan),
+            dk, dv, dk_out, dv_out, place,
             shared.k.index(slot), shared.v.index(slot), call, 0, plan,
         )  # fmt: skip
         tma.store_wait(0)

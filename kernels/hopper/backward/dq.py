@@ -22,8 +22,8 @@ from .semaphores import end_turn, place_in_turn, take_turn
 from .tiles import (
     GROUP_N,
     M,
-    head_walk,
-    take_walk,
+    head_work,
+    take_work,
 )
 
 PANEL = gl.constexpr(64)  # columns of dq that a group makes
@@ -100,8 +100,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     c = 0  # row tiles so far
     ticket = peek(box, 0)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
-        batch = batch_kv // kv_heads
+        work = take_work(box, i, ticket, order, call, plan)
+        batch = work.batch_kv // kv_heads
         slot = i % plan.kv_stages
         wait_full(shared.kv_full, i)
         keys = shared.k.index(slot).reshape([plan.block, PANEL])
@@ -109,12 +109,12 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
         k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
         arrive(shared.kv_empty, i)
         for h in range(call.group):
-            head = batch_kv % kv_heads * call.group + h
+            head = work.batch_kv % kv_heads * call.group + h
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
                 M * PANEL
             )
-            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
-            for step in range((h_end - h_first) * STEPS):
+            own = head_work(work, head, h, call, plan)
+            for step in range((own.end - own.first) * STEPS):
                 stage = c % plan.ds_stages
                 phase = phase_of(c, plan.ds_stages)
                 ds = shared.ds.index(stage)
@@ -129,7 +129,7 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 if step % TILES == 0:
                     take_turn(shared.turns, t, plan)
                 row_tile, before, after = place_in_turn(
-                    shared.turns, t, step, h_first, h_end, key_tile, batch, way, call, plan
+                    shared.turns, t, step, own, batch, call, plan
                 )
                 add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,

@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ..call import Call
 from ..pipeline import make_barriers
 from ..scheduler import Order, make_mailbox, make_numbers
 from .dkdv import own_keys
@@ -23,7 +24,7 @@ from .dkdv_dq_block64 import own_block
 from .dq import make_dq
 from .producer import produce_rows
 from .semaphores import Turns, carry_turns, make_turns
-from .tiles import GROUP_N, WALK, Call, M
+from .tiles import GROUP_N, WORK, M
 
 
 class Shared(NamedTuple):
@@ -122,13 +123,13 @@ def attn_bwd_kernel(
         (make_barriers(DS, 1), make_barriers(DS, 1)) if plan.dq_group else None,
         make_turns(1 if plan.dq_group else plan.groups, plan),
     )
-    box = make_mailbox(READERS, WALK if plan.listed else 0)
+    box = make_mailbox(READERS, WORK if plan.listed else 0)
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
         threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
-        walks_ptr, visits_ptr, pieces_ptr, mask_stride,
+        walks_ptr=walks_ptr, visits_ptr=visits_ptr, pieces_ptr=pieces_ptr, mask_stride=mask_stride,
     )  # fmt: skip
     if plan.groups == 1:
         gl.warp_specialize(

@@ -15,15 +15,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...triton.block_ranges import visible_keys
+from ...triton.block_ranges import n_keys_of, visible_keys
 from ...triton.primitives import dropout_head_key, dropout_keep
 from ..block_list import ALL_PARTS, in_parts
+from ..call import doc_starts
 from ..forward.softmax import capped
-from ..forward.tiles import doc_starts
 from ..gluon import exp2, log2, round_to, tma_store
 from ..pipeline import arrive, wait_empty, wait_full
 from ..scheduler import read_number
-from .tiles import GROUP_N, M, n_keys, passes_over, row_tile_at
+from .tiles import (
+    GROUP_N,
+    M,
+    group_view,
+    head_work,
+    passes_over,
+    piece_of,
+    row_tile_at,
+)
 
 
 @gluon.jit
@@ -40,7 +48,7 @@ class View(NamedTuple):
     batch: gl.tensor
     whole_from: gl.tensor
     whole_to: gl.tensor
-    head_key: gl.tensor  # of dropout, for the query head at hand
+    head_key: gl.tensor  # of dropout, for the query head at hand: of `begin_head`
     parts: gl.tensor  # of the row tile at hand, in a packed list
 
 
@@ -53,7 +61,7 @@ def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
     m = gl.arange(0, M, layout=gl.SliceLayout(0, S))
     key = gl.expand_dims(view.start_n + n, 1)
     query = start_m + m
-    end = n_keys(view.batch, call, plan)
+    end = n_keys_of(view.batch, call, features)
     lower, upper = visible_keys(query, end, call.seq_k - call.seq_q, call.window_size, features)
     seen = key < gl.expand_dims(upper, 0)
     if features.packed:
@@ -85,12 +93,38 @@ def _keep(start_m, view, call, S: gl.constexpr):
 
 
 @gluon.jit
-def dropout_key(batch, head, call, plan: gl.constexpr):
-    """What the mask of a query head is drawn from, for `View`; 0 without dropout."""
+def begin_tile(
+    work, i, kv_heads, shared, call, cid: gl.constexpr, plan: gl.constexpr, O: gl.constexpr
+):
+    """Wait for the keys and values of the i-th key tile of a program.
+
+    Returns:
+        (view of group cid; how many row tiles it skips, of `group_view`; dk and dv, zero).
+    """
+    D: gl.constexpr = plan.block_d
+    batch = work.batch_kv // kv_heads
+    start_n = work.key_tile * plan.block + cid * GROUP_N
+    skipped, whole_from, whole_to = group_view(work, cid, batch, call, plan)
+    wait_full(shared.kv_full, i)
+    dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+    dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
+    return View(start_n, batch, whole_from, whole_to, 0, 0), skipped, dk, dv
+
+
+@gluon.jit
+def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
+    """(number of the h-th query head of the group; its `head_work`; `view` with its dropout)."""
+    head = work.batch_kv % kv_heads * call.group + h
     if plan.features.dropout:
-        return dropout_head_key(call.seed_ptr, batch * call.n_head + head)
-    else:
-        return 0
+        key = dropout_head_key(call.seed_ptr, view.batch * call.n_head + head)
+        view = View(view.start_n, view.batch, view.whole_from, view.whole_to, key, 0)
+    return head, head_work(work, head, h, call, plan), view
+
+
+@gluon.jit
+def with_parts(view, parts):
+    """`view` of a row tile in a packed list with these parts."""
+    return View(view.start_n, view.batch, view.whole_from, view.whole_to, view.head_key, parts)
 
 
 @gluon.jit
@@ -167,15 +201,15 @@ def await_rows(c, there, shared, plan: gl.constexpr):
 
 
 @gluon.jit
-def row_tile_of(c, step, first, end, way, shared, call, plan: gl.constexpr):
-    """The row tile in stage c, the step-th of its walk, of a packed list with its parts; 0 where
-    the plan does not ask for it."""
+def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
+    """The row tile in stage c, the step-th that is visited, in a packed list with its parts; 0
+    where the plan does not ask for it."""
     if not plan.asks_for_rows:
         return 0
     elif plan.listed:
         return read_number(shared.row_tile.index(c % plan.stages))
     else:
-        return row_tile_at(step, first, end, way, call, plan)
+        return row_tile_at(step, work, call, plan)
 
 
 @gluon.jit
@@ -226,12 +260,19 @@ def pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr)
 
 
 @gluon.jit
+def place_of_keys(work, view, kv_heads, order, plan: gl.constexpr):
+    """(coordinates of a group's keys in dk and dv; `piece_of`, where these go instead)."""
+    at = [view.batch, work.batch_kv % kv_heads, view.start_n, 0]
+    return at, piece_of(work, order, plan)
+
+
+@gluon.jit
 def put_dk_and_dv(
-    dk, dv, dk_out, dv_out, at, piece, dk_tile, dv_tile, call, cid: gl.constexpr,
-    plan: gl.constexpr,
-):  # fmt: skip
-    """Write dk and dv of a group's keys to the tiles at `at`, by way of two in shared memory; or in
-    fp32 to where a `piece_of` their column belongs."""
+    dk, dv, dk_out, dv_out, place, dk_tile, dv_tile, call, cid: gl.constexpr, plan: gl.constexpr
+):
+    """Write dk and dv of a group's keys to their `place_of_keys`, by way of two tiles in shared
+    memory."""
+    at, piece = place
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale

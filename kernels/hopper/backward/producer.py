@@ -10,8 +10,8 @@ from ..pipeline import arrive, wait_empty
 from ..scheduler import finish, post_number
 from .tiles import (
     M,
-    head_walk,
-    post_walk,
+    head_work,
+    post_work,
     row_tile_at,
 )
 
@@ -37,20 +37,20 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     i = 0  # key tiles so far
     c = 0  # stages of the ring so far
     ticket = gl.atomic_add(counter, 1, sem="relaxed")
-    key_tile, batch_kv, way, first, end = post_walk(box, 0, ticket, order, call, plan)
+    work = post_work(box, 0, ticket, order, call, plan)
     while ticket < order.n_tiles * order.n_heads:
-        batch = batch_kv // kv_heads
-        kv_head = batch_kv % kv_heads
+        batch = work.batch_kv // kv_heads
+        kv_head = work.batch_kv % kv_heads
         begin = c
         for h in range(call.group):
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
-            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
-            next_row_tile = row_tile_at(0, h_first, h_end, way, call, plan)
-            for step in range((h_end - h_first) * STEPS):
+            own = head_work(work, head, h, call, plan)
+            next_row_tile = row_tile_at(0, own, call, plan)
+            for step in range((own.end - own.first) * STEPS):
                 posted = next_row_tile
                 row_tile = number_of(posted, plan)
-                next_row_tile = row_tile_at(step + 1, h_first, h_end, way, call, plan)
+                next_row_tile = row_tile_at(step + 1, own, call, plan)
                 stage = c % plan.stages
                 full = shared.full.index(stage)
                 for cid in gl.static_range(GROUPS):
@@ -63,7 +63,7 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
                 tma_load(rows, [(row_tiles + row_tile) * (2 * M)], full, shared.rows.index(stage))
                 tma_load(dout, at, full, shared.dout.index(stage))
                 if c == begin:
-                    _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan)
+                    _load_keys(k, v, shared, i, batch, kv_head, work.key_tile, plan)
                 c += 1
         if c == begin:
             # Nobody sees these keys, as they are padding, say. The phases of their slot go on all
@@ -72,5 +72,5 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
             arrive(shared.kv_full, i)
         i += 1
         ticket = gl.atomic_add(counter, 1, sem="relaxed")
-        key_tile, batch_kv, way, first, end = post_walk(box, i, ticket, order, call, plan)
+        work = post_work(box, i, ticket, order, call, plan)
     finish(counter, 1)

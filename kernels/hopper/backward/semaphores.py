@@ -21,9 +21,9 @@ from ..pipeline import arrive, phase_of, wait_empty, wait_full
 from ..scheduler import make_numbers, peek, post_number, read_number
 from .tiles import (
     M,
-    head_walk,
+    head_work,
     row_tile_at,
-    take_walk,
+    take_work,
     turn,
     visit_at,
 )
@@ -70,19 +70,19 @@ def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan:
     t = 0  # turns so far
     ticket = peek(box, i)
     while ticket < order.n_tiles * order.n_heads:
-        key_tile, batch_kv, way, first, end = take_walk(box, i, ticket, order, call, plan)
-        batch = batch_kv // (call.n_head // call.group)
+        work = take_work(box, i, ticket, order, call, plan)
+        batch = work.batch_kv // (call.n_head // call.group)
         for h in range(call.group):
-            head_blocks = (batch_kv * call.group + h) * n_blocks
-            head = batch_kv % (call.n_head // call.group) * call.group + h
-            h_first, h_end = head_walk(first, end, way, head, h, call, plan)
-            next_visit = visit_at(0, h_first, h_end, way, call, plan)
-            for step in range((h_end - h_first) * TURNS):
+            head_blocks = (work.batch_kv * call.group + h) * n_blocks
+            head = work.batch_kv % (call.n_head // call.group) * call.group + h
+            own = head_work(work, head, h, call, plan)
+            next_visit = visit_at(0, own, call, plan)
+            for step in range((own.end - own.first) * TURNS):
                 listed, place = next_visit
                 block = number_of(listed, plan)
-                next_visit = visit_at((step + 1) // TURNS, h_first, h_end, way, call, plan)
+                next_visit = visit_at((step + 1) // TURNS, own, call, plan)
                 flag = flags_ptr + ((head_blocks + block) * TURNS + step % TURNS)
-                rank, last = turn(block, place, key_tile, batch, way, call, plan)
+                rank, last = turn(block, place, own, batch, call, plan)
                 slot = t % plan.turns_ahead
                 phase = phase_of(t, plan.turns_ahead)
                 if COMING:
@@ -119,7 +119,7 @@ def take_turn(turns, t, plan: gl.constexpr):
 
 
 @gluon.jit
-def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: gl.constexpr):
+def place_in_turn(turns, t, step, work, batch, call, plan: gl.constexpr):
     """(row tile of a step of a walk, whether other key tiles add to it before this one, whether
     others do so after it), once the turn of this program has come, its t-th."""
     STEPS: gl.constexpr = plan.block // M
@@ -128,11 +128,11 @@ def place_in_turn(turns, t, step, first, end, key_tile, batch, way, call, plan: 
         if plan.listed:
             row_tile = place // 4 * STEPS + step % STEPS
         else:
-            row_tile = row_tile_at(step, first, end, way, call, plan)
+            row_tile = row_tile_at(step, work, call, plan)
         return row_tile, place % 2 > 0, place % 4 > 1
     else:
-        row_tile = row_tile_at(step, first, end, way, call, plan)
-        rank, last = turn(row_tile // STEPS, 0, key_tile, batch, way, call, plan)
+        row_tile = row_tile_at(step, work, call, plan)
+        rank, last = turn(row_tile // STEPS, 0, work, batch, call, plan)
         return row_tile, rank > 0, rank < last
 
 

@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...mask import schedule as mask_schedule
+from ...triton.block_ranges import n_keys_of
 from ..pipeline import arrive, wait_empty
 from ..scheduler import (
     Order,
@@ -27,41 +28,27 @@ M = gl.constexpr(backward_plan.QUERIES)  # queries of a row tile
 GROUP_N = gl.constexpr(backward_plan.KEYS)  # keys of a group
 N = gl.constexpr(backward_plan.BLOCK)  # keys of a program, but for masks in blocks of 64
 BLOCK = gl.constexpr(backward_plan.BLOCK)
-WALK = gl.constexpr(5)  # numbers that a `drawn_walk` is
+WORK = gl.constexpr(5)  # numbers that a `Work` is
 PIECE = gl.constexpr(mask_schedule.SPLIT_STRIDE)
 
 
-class Call(NamedTuple):
-    """What a call asks for; pointers are None where a feature is off."""
+class Work(NamedTuple):
+    """The key tile of a work index, and the range of query blocks that it visits."""
 
-    seq_q: gl.tensor
-    seq_k: gl.tensor
-    n_head: gl.tensor
-    group: gl.tensor  # query heads of a key-value head
-    window_size: gl.tensor
-    scale: gl.tensor  # turns a product of q and k into a score
-    scale_log2: gl.tensor  # and into one in log2, or with a cap what `capped` makes of it
-    softcap_scale: gl.tensor
-    keep_scale: gl.tensor
-    threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
-    seed_ptr: gl.tensor
-    lengths_ptr: gl.tensor
-    doc_ptr: gl.tensor  # where the document of each query begins: (B, T_q)
-    doc_blocks_ptr: gl.tensor  # and what `document_bounds` makes of it
-    doc_tiles_ptr: gl.tensor
-    walks_ptr: gl.tensor  # of a block-sparse mask, its `kernels.mask.lists.MaskLists`
-    visits_ptr: gl.tensor
-    pieces_ptr: gl.tensor  # fp32 (pieces, B * H_kv, 2, plan.block, D): dk and dv of each
-    mask_stride: gl.tensor  # from one head to the next in walks, 0 if all share them
+    key_tile: gl.tensor
+    batch_kv: gl.tensor  # batch times key-value heads
+    # 1 if the range is visited from its first block on, -1 if from its last one. In a block list:
+    # the position of its entry, and in the upper 16 bits the number of the piece
+    way: gl.tensor
+    first: gl.tensor  # [first, end): blocks of queries, or visits of a block list
+    end: gl.tensor
 
 
 @gluon.jit
 def n_keys(batch, call, plan: gl.constexpr):
-    """How many keys there are, without padding."""
-    if plan.features.lengths:
-        return gl.minimum(call.seq_k, gl.load(call.lengths_ptr + batch))
-    else:
-        return call.seq_k
+    """Number of keys, without padding."""
+    features: gl.constexpr = plan.features
+    return n_keys_of(batch, call, features)
 
 
 @gluon.jit
@@ -126,73 +113,77 @@ def _walk_of(place, head, call):
 
 
 @gluon.jit
-def piece_of(way, batch_kv, order, plan: gl.constexpr):
+def piece_of(work, order, plan: gl.constexpr):
     """Where in `Call.pieces_ptr` a program leaves dk and dv; negative if its column is not cut."""
     if plan.listed:
-        return (way // PIECE - 1) * order.n_heads + batch_kv
+        return (work.way // PIECE - 1) * order.n_heads + work.batch_kv
     else:
         return -1
 
 
 @gluon.jit
-def head_walk(first, end, way, head, h, call, plan: gl.constexpr):
-    """[first, end) of the walk of a key tile through the h-th query head of its group: as
-    `drawn_walk` gave it, which of a list is that of the first."""
+def head_work(work, head, h, call, plan: gl.constexpr):
+    """`work` with the range of the h-th query head of its group, number `head` of all: a block list
+    has one for each head, of which `work_of` gave the first."""
     if plan.listed:
-        return _listed_walk(first, end, way, head, h, call)
+        first, end = _head_range(work, head, h, call)
+        return Work(work.key_tile, work.batch_kv, work.way, first, end)
     else:
-        return first, end
+        return work
 
 
 @gluon.jit
-def _listed_walk(first, end, way, head, h, call):
+def _head_range(work, head, h, call):
+    first, end = work.first, work.end
     if h > 0:
-        walk = _walk_of(way, head, call)
+        walk = _walk_of(work.way, head, call)
         first = gl.load(walk + 1)
         end = gl.load(walk + 2)
     return first, end
 
 
 @gluon.jit
-def visit_at(i, first, end, way, call, plan: gl.constexpr):
-    """(block of queries, what a list says of turns there) of the i-th of a walk, or the i-th from
-    its end if the way is -1; of a list, nothing from the end on. A block of a packed list has its
-    parts with it: `kernels.hopper.block_list`."""
+def visit_at(i, work, call, plan: gl.constexpr):
+    """(block, dq schedule) of the i-th visit: the block of queries, in a packed list with its
+    parts, and what the list says of `turn` there; zeros past the end of a list."""
     if plan.listed:
-        visit = call.visits_ptr + 2 * (first + i)
-        there = first + i < end
+        visit = call.visits_ptr + 2 * (work.first + i)
+        there = work.first + i < work.end
         return gl.load(visit, mask=there, other=0), gl.load(visit + 1, mask=there, other=0)
     else:
-        return gl.where(way > 0, first, end - 1) + i * way, 0
+        return gl.where(work.way > 0, work.first, work.end - 1) + i * work.way, 0
 
 
 @gluon.jit
-def row_tile_at(i, first, end, way, call, plan: gl.constexpr):
-    """The i-th row tile of a walk over blocks, or the i-th from its end if the way is -1; 0 from
-    the end of a list on. One of a packed list has its parts with it."""
+def row_tile_at(i, work, call, plan: gl.constexpr):
+    """The i-th row tile that is visited, in a packed list with its parts; 0 past the end of a
+    list."""
     STEPS: gl.constexpr = plan.block // M
     if plan.listed:
-        block, _ = visit_at(i // STEPS, first, end, way, call, plan)
+        block, _ = visit_at(i // STEPS, work, call, plan)
         return block if plan.features.packed else block * STEPS + i % STEPS
     else:
-        return gl.where(way > 0, first * STEPS, end * STEPS - 1) + i * way
+        return gl.where(work.way > 0, work.first * STEPS, work.end * STEPS - 1) + i * work.way
 
 
 @gluon.jit
-def group_view(key_tile, first, end, cid: gl.constexpr, batch, way, call, plan: gl.constexpr):
-    """What group cid sees of the walk of its program: how many row tiles it passes over at the
-    beginning, 0 or 1 (of a list `passes_over` tells), and [from, to): queries from which nothing is
-    hidden."""
+def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
+    """What group cid sees of the queries that its program visits.
+
+    Returns:
+        (skipped, from, to): how many row tiles the group skips at the beginning, 0 or 1 (in a
+        block list `passes_over` tells), and the queries [from, to) that see all of its keys.
+    """
     features: gl.constexpr = plan.features
-    start_n = key_tile * plan.block + cid * GROUP_N
+    start_n = work.key_tile * plan.block + cid * GROUP_N
     diagonal = call.seq_k - call.seq_q
     skipped = 0
     whole_from = 0
     whole_to = call.seq_q + plan.block
     if features.causal:
         if cid > 0:
-            skips = (start_n - diagonal >= first * plan.block + M) & (end > first)
-            skipped = gl.where(skips & (way > 0), 1, 0)
+            skips = (start_n - diagonal >= work.first * plan.block + M) & (work.end > work.first)
+            skipped = gl.where(skips & (work.way > 0), 1, 0)
         whole_from = start_n + GROUP_N - 1 - diagonal
     elif features.window:
         whole_from = start_n + GROUP_N - 1 - diagonal - (call.window_size - 1)
@@ -216,7 +207,7 @@ def passes_over(row_tile, key_tile, cid: gl.constexpr, call, plan: gl.constexpr)
 
 
 @gluon.jit
-def turn(block, place, key_tile, batch, way, call, plan: gl.constexpr):
+def turn(block, place, work, batch, call, plan: gl.constexpr):
     """(how many key tiles add to a block of queries before this one, how many before the last).
 
     Under a block-sparse mask `place` tells, of `visit_at`. The second number may be too low there,
@@ -225,64 +216,61 @@ def turn(block, place, key_tile, batch, way, call, plan: gl.constexpr):
     if plan.listed:
         return place // 2, place // 2 + place % 2
     else:
-        return _turn_in_range(block, key_tile, batch, way, call, plan)
+        first, last = block_tiles(block, batch, call, plan)
+        rank = work.key_tile - first
+        if plan.features.causal:
+            rank = gl.where(work.way > 0, last - work.key_tile, rank)
+        return rank, last - first
 
 
 @gluon.jit
-def _turn_in_range(block, key_tile, batch, way, call, plan: gl.constexpr):
-    first, last = block_tiles(block, batch, call, plan)
-    rank = key_tile - first
-    if plan.features.causal:
-        rank = gl.where(way > 0, last - key_tile, rank)
-    return rank, last - first
-
-
-@gluon.jit
-def drawn_walk(ticket, order, call, plan: gl.constexpr):
-    """What `key_tile_of` gives, and [first, end) of the walk: `visited_blocks`, or numbers of the
-    visits of a list through the first query head. Of a ticket too high, of the last one."""
+def work_of(ticket, order, call, plan: gl.constexpr):
+    """The `Work` of a ticket, in a block list with the range of the first query head; of a ticket
+    too high, the last one."""
     ticket = gl.minimum(ticket, order.n_tiles * order.n_heads - 1)
     key_tile, batch_kv, way = key_tile_of(ticket, order, call, plan)
     kv_heads = call.n_head // call.group
     if plan.listed:
         walk = _walk_of(way, batch_kv % kv_heads * call.group, call)
-        return key_tile, batch_kv, way, gl.load(walk + 1), gl.load(walk + 2)
+        first, end = gl.load(walk + 1), gl.load(walk + 2)
     else:
         first, end = visited_blocks(key_tile, batch_kv // kv_heads, call, plan)
-        return key_tile, batch_kv, way, first, end
+    return Work(key_tile, batch_kv, way, first, end)
 
 
 @gluon.jit
-def post_walk(box, i, ticket, order, call, plan: gl.constexpr):
-    """Put the i-th ticket of this program into the mailbox, and give its `drawn_walk`. Under a
+def post_work(box, i, ticket, order, call, plan: gl.constexpr):
+    """Put the i-th ticket of this program into the mailbox, and give its `Work`. Under a
     block-sparse mask that goes with it, so that one warp reads the list for all."""
     if plan.listed:
-        walk = drawn_walk(ticket, order, call, plan)
+        work = work_of(ticket, order, call, plan)
         wait_empty(box.empty, i)
         post_number(place_of(box, i, 0), ticket)
-        for j in gl.static_range(WALK):
-            post_number(place_of(box, i, j + 1), walk[j])
+        for j in gl.static_range(WORK):
+            post_number(place_of(box, i, j + 1), work[j])
         arrive(box.full, i)
-        return walk
+        return work
     else:
         post(box, i, ticket)
-        return drawn_walk(ticket, order, call, plan)
+        return work_of(ticket, order, call, plan)
 
 
 @gluon.jit
-def take_walk(box, i, ticket, order, call, plan: gl.constexpr):
-    """The `drawn_walk` of the i-th ticket of this program, after a `peek` at it."""
+def take_work(box, i, ticket, order, call, plan: gl.constexpr):
+    """The `Work` of the i-th ticket of this program, after a `peek` at it."""
     if plan.listed:
-        key_tile = read_number(place_of(box, i, 1))
-        batch_kv = read_number(place_of(box, i, 2))
-        way = read_number(place_of(box, i, 3))
-        first = read_number(place_of(box, i, 4))
-        end = read_number(place_of(box, i, 5))
+        work = Work(
+            read_number(place_of(box, i, 1)),
+            read_number(place_of(box, i, 2)),
+            read_number(place_of(box, i, 3)),
+            read_number(place_of(box, i, 4)),
+            read_number(place_of(box, i, 5)),
+        )
         arrive(box.empty, i)
-        return key_tile, batch_kv, way, first, end
+        return work
     else:
         arrive(box.empty, i)
-        return drawn_walk(ticket, order, call, plan)
+        return work_of(ticket, order, call, plan)
 
 
 @gluon.jit

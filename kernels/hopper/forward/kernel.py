@@ -14,11 +14,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ..call import Call
 from ..pipeline import make_full_and_empty
 from ..scheduler import Order, make_mailbox
 from .consumer import consume
 from .producer import produce
-from .tiles import Call, M
+from .tiles import M
 
 
 class Shared(NamedTuple):
@@ -99,8 +100,9 @@ def attn_fwd_kernel(
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
-        seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale, threshold,
-        seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr, row_blocks_ptr, mask_stride,
+        seq_q, seq_k, n_head, group, window_size, None, scale_log2, softcap_scale, keep_scale,
+        threshold, seed_ptr, lengths_ptr, doc_ptr, sinks_ptr=sinks_ptr,
+        rows_ptr=rows_ptr, row_blocks_ptr=row_blocks_ptr, mask_stride=mask_stride,
     )  # fmt: skip
     CONSUMERS: gl.constexpr = plan.teams * plan.groups
     WARPS: gl.constexpr = plan.worker_warps

@@ -10,8 +10,9 @@ from triton.experimental.gluon import language as gl
 
 from ...triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
 from ..block_list import in_parts
+from ..call import doc_starts
 from ..gluon import exp2, reciprocal, round_to
-from .tiles import M, doc_starts, row_bounds
+from .tiles import M, row_bounds
 
 
 class Rows(NamedTuple):

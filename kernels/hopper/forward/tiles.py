@@ -5,56 +5,25 @@ passes over the tiles at the top that none of its own queries sees; then it mask
 whole, and at the bottom, under a window or packed documents, masks some again.
 """
 
-from typing import NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...triton.block_ranges import visible_keys
+from ...triton.block_ranges import n_keys_of, visible_keys
 from ..block_list import last_tile, listed_row, listed_tile, n_places, number_of, parts_of
+from ..call import doc_starts
 from ..scheduler import locate
 from .plan import ROWS
 
 M = gl.constexpr(ROWS)  # queries of a consumer group
 
 
-class Call(NamedTuple):
-    """What a call asks for, as `kernels.options.AttentionOptions` has it."""
-
-    seq_q: gl.tensor
-    seq_k: gl.tensor
-    n_head: gl.tensor
-    group: gl.tensor  # query heads of a key-value head
-    window_size: gl.tensor
-    scale_log2: gl.tensor  # turns what is left of a product of q and k into a score in log2
-    softcap_scale: gl.tensor
-    keep_scale: gl.tensor
-    threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
-    seed_ptr: gl.tensor  # and other pointers: None where a feature is off
-    doc_ptr: gl.tensor
-    lengths_ptr: gl.tensor
-    sinks_ptr: gl.tensor
-    rows_ptr: gl.tensor  # of a block-sparse mask, its `MaskLists`
-    row_blocks_ptr: gl.tensor
-    mask_stride: gl.tensor  # from one head to the next in rows, 0 if all share them
-
-
 @gluon.jit
 def row_bounds(query, batch, call, plan: gl.constexpr):
     """[lower, upper): the keys that `query`, a vector or a number, sees, but for documents."""
     features: gl.constexpr = plan.features
-    n_keys = call.seq_k
-    if features.lengths:
-        n_keys = gl.minimum(n_keys, gl.load(call.lengths_ptr + batch))
+    n_keys = n_keys_of(batch, call, features)
     diagonal = call.seq_k - call.seq_q
     return visible_keys(query, n_keys, diagonal, call.window_size, features)
-
-
-@gluon.jit
-def doc_starts(query, batch, call):
-    """Where the documents of these queries begin; past the end, that of the last query."""
-    row = batch.to(gl.int64) * call.seq_q
-    return gl.load(call.doc_ptr + row + gl.minimum(query, call.seq_q - 1))
 
 
 @gluon.jit

@@ -20,6 +20,7 @@ from kernels.hopper.backward.plan import BLOCK, KEYS, QUERIES, backward_plan, he
 from kernels.mask import schedule as mask_schedule
 from kernels.mask.packing import ALL_PARTS
 from kernels.options import Features
+from kernels.triton import block_ranges
 from tests.kernels.hopper.in_python import (
     GL,
     Number,
@@ -37,6 +38,7 @@ def in_python(monkeypatch):
     """The functions of tiles.py as plain Python."""
     monkeypatch.setattr(key_tiles, "gl", GL)
     monkeypatch.setattr(scheduler, "gl", GL)
+    monkeypatch.setattr(block_ranges, "tl", GL)
     for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
         monkeypatch.setattr(key_tiles, name, value)
     monkeypatch.setattr(key_tiles, "locate", scheduler.locate.fn)
@@ -94,11 +96,10 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
             places = range(first * BLOCK // QUERIES, end * BLOCK // QUERIES)
             for cid, way in product(range(2), (1, -1)):
                 said = (call, plan, key_tile, cid, way)
-                skipped, *whole = key_tiles.group_view(
-                    key_tile, first, end, cid, BATCH, way, call, plan
-                )
+                work = key_tiles.Work(key_tile, BATCH, way, first, end)
+                skipped, *whole = key_tiles.group_view(work, cid, BATCH, call, plan)
                 assert skipped in (0, cid) and skipped <= steps, said
-                walk = [key_tiles.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
+                walk = [key_tiles.row_tile_at(i, work, call, plan) for i in range(steps)]
                 assert walk == list(places[::way]), said
                 tiles = dict.fromkeys(walk[skipped:], ALL_PARTS)
                 check_visits(tiles, whole, key_tile, cid, visible, plan, said)
@@ -115,9 +116,10 @@ def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
         for ticket in range(n_tiles * n_heads):
             key_tile, head, way = map(int, key_tiles.key_tile_of(ticket, order, call, plan))
             first, end = key_tiles.visited_blocks(key_tile, BATCH, call, plan)
+            work = key_tiles.Work(key_tile, head, way, first, end)
             for block in range(first, end):
                 taken = turns.setdefault((head, block), [])
-                taken.append(tuple(key_tiles.turn(block, 0, key_tile, BATCH, way, call, plan)))
+                taken.append(tuple(key_tiles.turn(block, 0, work, BATCH, call, plan)))
         assert len(turns) == n_heads * -(-call.seq_q // BLOCK), call
         for taken in turns.values():
             assert taken == [(rank, len(taken) - 1) for rank in range(len(taken))], call
@@ -155,25 +157,25 @@ def masked_calls(seed):
         yield call, plan, visible, of_others
 
 
-def drawn_walks(call, plan):
-    """(key tile, head, way, (first, end) of its walk) for two heads, as they are drawn."""
+def drawn_work(call, plan):
+    """The `Work` of all tickets for two heads, as they are drawn."""
     order = SimpleNamespace(n_tiles=call.n_walks, n_heads=2, section=2)
     for ticket in range(call.n_walks * 2):
-        drawn = key_tiles.drawn_walk(ticket, order, call, plan)
-        key_tile, head, way, first, end = map(int, drawn)
-        yield key_tile, head, way, key_tiles.head_walk(first, end, way, head, 0, call, plan)
+        work = key_tiles.Work(*map(int, key_tiles.work_of(ticket, order, call, plan)))
+        yield key_tiles.head_work(work, work.batch_kv, 0, call, plan)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_visit_the_blocks_of_their_column(seed, in_python):
     for call, plan, visible, of_others in masked_calls(seed):
         done = {}
-        for key_tile, head, way, (first, end) in drawn_walks(call, plan):
-            steps = (end - first) * plan.block // QUERIES
-            walk = [key_tiles.row_tile_at(i, first, end, way, call, plan) for i in range(steps)]
+        for work in drawn_work(call, plan):
+            key_tile, head, *_ = work
+            steps = (work.end - work.first) * plan.block // QUERIES
+            walk = [key_tiles.row_tile_at(i, work, call, plan) for i in range(steps)]
             for cid in range(plan.groups):
                 said = (call, plan, key_tile, cid, head)
-                _, *whole = key_tiles.group_view(key_tile, first, end, cid, BATCH, way, call, plan)
+                _, *whole = key_tiles.group_view(work, cid, BATCH, call, plan)
                 # as `head_skips` of mma.py, which reads the row tile in shared memory
                 skips = cid * (
                     plan.features.causal
@@ -205,9 +207,9 @@ def test_each_piece_of_a_column_has_a_place_of_its_own(in_python):
     for call, plan, *_ in masked_calls(8):
         order = SimpleNamespace(n_heads=2)
         places = {}
-        for key_tile, head, way, _ in drawn_walks(call, plan):
-            place = key_tiles.piece_of(way, head, order, plan)
-            places.setdefault((head, key_tile), []).append(int(place))
+        for work in drawn_work(call, plan):
+            place = key_tiles.piece_of(work, order, plan)
+            places.setdefault((work.batch_kv, work.key_tile), []).append(int(place))
         ranges = {} if call.cuts is None else {c: range(i, j) for c, i, j in call.cuts.tolist()}
         cut += len(ranges)
         for (head, key_tile), found in places.items():
@@ -222,12 +224,12 @@ def test_each_piece_of_a_column_has_a_place_of_its_own(in_python):
 def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed, in_python):
     for call, plan, visible, _ in masked_calls(seed):
         turns = {}
-        for key_tile, head, way, (first, end) in drawn_walks(call, plan):
-            for i in range(end - first):
-                listed, place = key_tiles.visit_at(i, first, end, way, call, plan)
+        for work in drawn_work(call, plan):
+            for i in range(work.end - work.first):
+                listed, place = key_tiles.visit_at(i, work, call, plan)
                 block = in_python.number_of(listed, plan)
-                before, last = key_tiles.turn(block, place, key_tile, BATCH, way, call, plan)
-                turns.setdefault((head, block), []).append((before, before < last))
+                before, last = key_tiles.turn(block, place, work, BATCH, call, plan)
+                turns.setdefault((work.batch_kv, block), []).append((before, before < last))
         for taken in turns.values():
             n = len(taken)
             assert taken == [(rank, rank < n - 1) for rank in range(n)], call

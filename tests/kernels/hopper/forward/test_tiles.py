@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.hopper import block_list, scheduler
+from kernels.hopper import call as calls
 from kernels.hopper.forward import plan as forward_plans
 from kernels.hopper.forward import tiles as key_tiles
 from kernels.hopper.forward.plan import ROWS, forward_plan
@@ -36,7 +37,9 @@ def in_python(monkeypatch):
     """The functions of tiles.py, with those that they call, as plain Python."""
     monkeypatch.setattr(block_ranges, "tl", GL)
     monkeypatch.setattr(key_tiles, "gl", GL)
-    monkeypatch.setattr(key_tiles, "visible_keys", block_ranges.visible_keys.fn)
+    for name in ("visible_keys", "n_keys_of"):
+        monkeypatch.setattr(key_tiles, name, getattr(block_ranges, name).fn)
+    monkeypatch.setattr(calls, "gl", GL)
     monkeypatch.setattr(key_tiles, "M", ROWS)
     for name in ("SHORT_CAUSAL", "SHORT_FULL"):  # so that calls are of all plans
         monkeypatch.setattr(forward_plans, name, 300)

@@ -1,0 +1,41 @@
+"""Arguments that all programs of an attention launch share, forward and backward."""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+class Call(NamedTuple):
+    """Sizes and options of a call, as in `kernels.options`; pointers are None where one is off."""
+
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+    n_head: gl.tensor
+    group: gl.tensor  # query heads of a key-value head
+    window_size: gl.tensor
+    scale: gl.tensor | None  # q k^T to scores; the forward pass does without
+    scale_log2: gl.tensor  # q k^T, or with a softcap `capped` of it, to scores in log2
+    softcap_scale: gl.tensor
+    keep_scale: gl.tensor
+    threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
+    seed_ptr: gl.tensor
+    lengths_ptr: gl.tensor
+    doc_ptr: gl.tensor  # (B, T_q): where the document of each query begins
+    doc_blocks_ptr: gl.tensor | None = None  # `document_bounds`
+    doc_tiles_ptr: gl.tensor | None = None
+    sinks_ptr: gl.tensor | None = None
+    # of a block-sparse mask, its `kernels.mask.lists.MaskLists`: forward, then backward
+    rows_ptr: gl.tensor | None = None
+    row_blocks_ptr: gl.tensor | None = None
+    walks_ptr: gl.tensor | None = None
+    visits_ptr: gl.tensor | None = None
+    pieces_ptr: gl.tensor | None = None  # fp32 (pieces, B * H_kv, 2, plan.block, D): dk and dv
+    mask_stride: gl.tensor | None = None  # from head to head in the lists, 0 if all share them
+
+
+@gluon.jit
+def doc_starts(query, batch, call):
+    """Where the documents of these queries begin; past the end, that of the last query."""
+    row = batch.to(gl.int64) * call.seq_q
+    return gl.load(call.doc_ptr + row + gl.minimum(query, call.seq_q - 1))
