@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 @gluon.jit
-def listed_row(tile, order, call, plan: gl.constexpr):
+def block_list_row(tile, order, call, plan: gl.constexpr):
     """(the row with this tile number, batch times heads); of a number too high, the last row."""
     tile = gl.minimum(tile, order.n_tiles * order.n_heads - 1)
     place, batch_head = locate(tile, order, True)
@@ -50,14 +50,14 @@ def listed_row(tile, order, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def n_places(row, plan: gl.constexpr):
+def n_key_tiles(row, plan: gl.constexpr):
     """How many key tiles are visited: at least one, hidden if the row sees none."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
     return gl.maximum((row.n_full + row.n_partial) * TILES, 1)
 
 
 @gluon.jit
-def listed_tile(place, row, call, plan: gl.constexpr):
+def block_list_tile(place, row, call, plan: gl.constexpr):
     """The number of the key tile in this place of a row; 0 below the first place."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
     there = place >= 0
@@ -66,10 +66,10 @@ def listed_tile(place, row, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def last_tile(row, plan: gl.constexpr):
+def last_key_tile(row, plan: gl.constexpr):
     """The number of the key tile that is visited first, in the last place; 0 of an empty row."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
-    last = row.last * TILES + (n_places(row, plan) - 1) % TILES
+    last = row.last * TILES + (n_key_tiles(row, plan) - 1) % TILES
     return row.last if plan.features.packed else last
 
 

@@ -28,9 +28,9 @@ class Call(NamedTuple):
     # of a block-sparse mask, its `kernels.mask.lists.MaskLists`: forward, then backward
     rows_ptr: gl.tensor | None = None
     row_blocks_ptr: gl.tensor | None = None
-    walks_ptr: gl.tensor | None = None
+    ranges_ptr: gl.tensor | None = None
     visits_ptr: gl.tensor | None = None
-    pieces_ptr: gl.tensor | None = None  # fp32 (pieces, B * H_kv, 2, plan.block, D): dk and dv
+    splits_ptr: gl.tensor | None = None  # fp32 (pieces, B * H_kv, 2, plan.block, D): dk and dv
     mask_stride: gl.tensor | None = None  # from head to head in the lists, 0 if all share them
 
 

@@ -59,8 +59,8 @@ def round_to(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def meet(barrier):
-    """Wait at the named barrier of this number for the 128 threads that `announce` it.
+def named_barrier_sync(barrier):
+    """Wait at a named barrier for 128 other threads, that sync or `named_barrier_arrive` there.
 
     Triton's own barriers have the lowest numbers: one for each role of a program, and one more.
     """
@@ -68,8 +68,8 @@ def meet(barrier):
 
 
 @gluon.jit
-def announce(barrier):
-    """Let 128 threads that `meet` at the named barrier of this number go on, without waiting."""
+def named_barrier_arrive(barrier):
+    """Arrive at a named barrier, where 128 other threads sync, without waiting for them."""
     _do("bar.arrive $1, 256; mov.u32 $0, 0;", barrier)
 
 

@@ -1,4 +1,4 @@
-"""A group of keys in the Hopper backward up to 64 columns: four warps own dk and dv of 64 keys."""
+"""Backward up to 64 columns: a group of four warps computes dk and dv of 64 keys."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,29 +8,29 @@ from ..pipeline import arrive
 from ..scheduler import peek
 from .mma import (
     add_dk,
-    await_rows,
     begin_head,
     begin_tile,
+    dkdv_place,
     finish_step,
     gradients,
     head_skips,
-    pass_over,
-    place_of_keys,
-    put_dk_and_dv,
     row_tile_of,
     scores,
     share_ds,
+    skip_row_tile,
+    store_dkdv,
     store_ds,
+    wait_row_tile,
 )
 from .tiles import (
     GROUP_N,
     M,
-    take_work,
+    pop_work,
 )
 
 
 @gluon.jit
-def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr):
+def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, plan: gl.constexpr):
     """dk and dv of the keys of group cid, key tile after key tile; a third group makes dq."""
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -40,9 +40,9 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
-    ticket = peek(box, 0)
-    work = take_work(box, 0, ticket, order, call, plan)
-    while ticket < order.n_tiles * order.n_heads:
+    work_index = peek(queue, 0)
+    work = pop_work(queue, 0, work_index, order, call, plan)
+    while work_index < order.n_tiles * order.n_heads:
         keys, skipped, dk, dv = begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
         slot = i % plan.kv_stages
         k_t = shared.k.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
@@ -50,16 +50,16 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
             k_t = k_t.load(K)
         v_t = shared.v.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
         for h in range(call.group):
-            _, own, view = begin_head(work, keys, h, kv_heads, call, plan)
-            n = (own.end - own.first) * STEPS
+            _, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
+            n = (head_work.end - head_work.first) * STEPS
             skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
-                await_rows(c, True, shared, plan)
-                pass_over(c, shared, cid, plan, S)
+                wait_row_tile(c, True, shared, plan)
+                skip_row_tile(c, shared, cid, plan, S)
                 c += 1
             st = scores(k_t, c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_of(c, step, own, shared, call, plan)
+                row_tile = row_tile_of(c, step, head_work, shared, call, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 store_ds(ds, c, shared, cid, plan)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
@@ -71,12 +71,12 @@ def own_keys(dk_out, dv_out, shared, box, order, call, cid: gl.constexpr, plan: 
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         arrive(shared.kv_empty, i)
-        place = place_of_keys(work, keys, kv_heads, order, plan)
+        place = dkdv_place(work, keys, kv_heads, order, plan)
         i += 1
         # read while dk and dv leave
-        ticket = peek(box, i)
-        work = take_work(box, i, ticket, order, call, plan)
-        put_dk_and_dv(
+        work_index = peek(queue, i)
+        work = pop_work(queue, i, work_index, order, call, plan)
+        store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip

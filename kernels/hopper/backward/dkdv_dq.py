@@ -1,5 +1,7 @@
-"""A group of keys in the Hopper backward at 128 columns, where there are no registers for a third
-group: four warps own dk and dv of 64 keys, and half of the columns of dq."""
+"""Backward at 128 columns: a group of four warps computes dk and dv of 64 keys, and half of dq.
+
+There are no registers for a third group that computes dq, as up to 64 columns.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -16,26 +18,26 @@ from ..scheduler import peek
 from .dq import PANEL, add_dq
 from .mma import (
     add_dk,
-    await_rows,
     begin_head,
     begin_tile,
+    dkdv_place,
     finish_step,
     gradients,
     head_skips,
-    pass_over,
-    place_of_keys,
-    put_dk_and_dv,
     row_tile_of,
     scores,
     share_ds,
+    skip_row_tile,
+    store_dkdv,
     store_ds,
     tile_in_loop,
+    wait_row_tile,
 )
-from .semaphores import end_turn, place_in_turn, take_turn
+from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import (
     GROUP_N,
     M,
-    take_work,
+    pop_work,
 )
 
 
@@ -45,7 +47,7 @@ def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
 
 
 @gluon.jit
-def _await_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
+def _wait_for_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
     """Wait for the other group: until it is done with the last step, and with it no longer needs
     the ds that this group replaces in step c; and if `there`, until it has shared its last ds."""
     stage = (c + 1) % plan.ds_stages  # of the last step, too: there are two
@@ -55,7 +57,7 @@ def _await_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
 
 
 @gluon.jit
-def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+def _dq_gemm(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
     """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
     stage = c % plan.ds_stages
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
@@ -64,7 +66,7 @@ def _part_of_dq(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexp
 
 
 @gluon.jit
-def _put_dq(
+def _accumulate_dq(
     part, s, t, work, batch, head, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
@@ -73,10 +75,10 @@ def _put_dq(
     Returns how many turns this group has had, which were t before.
     """
     STEPS: gl.constexpr = plan.block // M
-    TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
+    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of a turn
     if s % TILES == 0:
-        take_turn(shared.turns, t, plan)
-    row_tile, before, after = place_in_turn(shared.turns, t, s, work, batch, call, plan)
+        acquire_dq(shared.dq_semaphore, t)
+    row_tile, before, after = dq_row_tile(shared.dq_semaphore, t, s, work, batch, call, plan)
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, plan.block) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
     # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
@@ -85,14 +87,14 @@ def _put_dq(
         [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
     )  # fmt: skip
     if s % TILES == TILES - 1:
-        end_turn(shared.turns, t, plan)
+        release_dq(shared.dq_semaphore, t)
         t += 1
     return t
 
 
 @gluon.jit
-def own_keys_and_dq(
-    dq, dk_out, dv_out, sums_ptr, shared, box, order, call, cid: gl.constexpr, plan: gl.constexpr
+def compute_dkdv_dq(
+    dq, dk_out, dv_out, sums_ptr, shared, queue, order, call, cid: gl.constexpr, plan: gl.constexpr
 ):
     """dk and dv of the keys of group cid, and 64 columns of dq, of all keys of the program.
 
@@ -106,34 +108,34 @@ def own_keys_and_dq(
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
     t = 0  # turns so far
-    ticket = peek(box, 0)
-    while ticket < order.n_tiles * order.n_heads:
-        work = take_work(box, i, ticket, order, call, plan)
+    work_index = peek(queue, 0)
+    while work_index < order.n_tiles * order.n_heads:
+        work = pop_work(queue, i, work_index, order, call, plan)
         keys, skipped, dk, dv = begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
         for h in range(call.group):
-            head, own, view = begin_head(work, keys, h, kv_heads, call, plan)
-            n = (own.end - own.first) * STEPS
+            head, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
+            n = (head_work.end - head_work.first) * STEPS
             skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
-                await_rows(c, True, shared, plan)
-                _await_partner(c, False, shared, cid, plan)
-                pass_over(c, shared, cid, plan, S)
+                wait_row_tile(c, True, shared, plan)
+                _wait_for_partner(c, False, shared, cid, plan)
+                skip_row_tile(c, shared, cid, plan, S)
                 c += 1
             st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_of(c, step, own, shared, call, plan)
+                row_tile = row_tile_of(c, step, head_work, shared, call, plan)
                 v_t = _rows_of(shared.v, c, cid, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
-                _await_partner(c, step > 0, shared, cid, plan)
+                _wait_for_partner(c, step > 0, shared, cid, plan)
                 store_ds(ds, c, shared, cid, plan)
                 # of the last step; before the first it is nothing, of a stage that exists
-                part = _part_of_dq(c + plan.ds_stages - 1, shared, cid, plan, S)
+                part = _dq_gemm(c + plan.ds_stages - 1, shared, cid, plan, S)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
                 share_ds(c, shared, cid, plan)
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
-                    t = _put_dq(
-                        part, step - 1, t, own, view.batch, head,
+                    t = _accumulate_dq(
+                        part, step - 1, t, head_work, view.batch, head,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
                 # of the next row tile; of the last one again, for the compiler's sake
@@ -144,18 +146,19 @@ def own_keys_and_dq(
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
             if n > 0:
-                _await_partner(c, True, shared, cid, plan)
-                part = _part_of_dq(c - 1, shared, cid, plan, S)
+                _wait_for_partner(c, True, shared, cid, plan)
+                part = _dq_gemm(c - 1, shared, cid, plan, S)
                 part = warpgroup_mma_wait(0, deps=(part,))
-                t = _put_dq(
-                    part, n - 1, t, own, view.batch, head, dq, sums_ptr, shared, call, cid, plan,
+                t = _accumulate_dq(
+                    part, n - 1, t, head_work, view.batch, head,
+                    dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
         arrive(shared.kv_empty, i)
-        place = place_of_keys(work, keys, kv_heads, order, plan)
-        put_dk_and_dv(
+        place = dkdv_place(work, keys, kv_heads, order, plan)
+        store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip
         i += 1
-        ticket = peek(box, i)
+        work_index = peek(queue, i)
     tma.store_wait(0)

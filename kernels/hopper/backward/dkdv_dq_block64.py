@@ -1,8 +1,7 @@
-"""A group of keys in the Hopper backward under a mask in blocks of 64: four warps own dk and dv of
-64 keys, and make all columns of dq.
+"""Backward under a mask in blocks of 64: one group of four warps computes dk, dv and all of dq.
 
-Blocks of 128 would waste half of the work of two groups: of a butterfly most blocks that see each
-other lie in pairs, and the other two of the four are empty.
+In blocks of 128, two groups would waste half of their work: most blocks of a butterfly that see
+each other come in pairs, and the other two of four are empty.
 """
 
 from triton.experimental import gluon
@@ -23,22 +22,22 @@ from .mma import (
     add_dk,
     begin_head,
     begin_tile,
+    dkdv_place,
     finish_step,
     gradients,
-    place_of_keys,
-    put_dk_and_dv,
     row_tile_of,
     scores,
+    store_dkdv,
     store_ds,
     tile_in_loop,
     with_parts,
 )
-from .semaphores import end_turn, place_in_turn, take_turn
-from .tiles import M, take_work
+from .semaphores import acquire_dq, dq_row_tile, release_dq
+from .tiles import M, pop_work
 
 
 @gluon.jit
-def _part_of_dq(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
+def _dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
     """Issue dq^T = k^T ds^T, 64 columns of it."""
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     k_cols = (
@@ -65,7 +64,9 @@ def _add_part(
 
 
 @gluon.jit
-def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.constexpr):
+def compute_dkdv_dq_block64(
+    dq, dk_out, dv_out, sums_ptr, shared, queue, order, call, plan: gl.constexpr
+):
     """dk, dv and all parts of dq of a block of keys, block after block."""
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -74,34 +75,34 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
     kv_heads = call.n_head // call.group
     i = 0  # blocks of keys so far
     c = 0  # row tiles so far: stages of the ring, and turns
-    ticket = peek(box, 0)
-    while ticket < order.n_tiles * order.n_heads:
-        work = take_work(box, i, ticket, order, call, plan)
+    work_index = peek(queue, 0)
+    while work_index < order.n_tiles * order.n_heads:
+        work = pop_work(queue, i, work_index, order, call, plan)
         keys, _, dk, dv = begin_tile(work, i, kv_heads, shared, call, 0, plan, O)
         slot = i % plan.kv_stages
         for h in range(call.group):
-            head, own, view = begin_head(work, keys, h, kv_heads, call, plan)
-            n = own.end - own.first
+            head, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
+            n = head_work.end - head_work.first
             st = scores(tile_in_loop(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
             for step in range(n):
-                listed = row_tile_of(c, step, own, shared, call, plan)
+                listed = row_tile_of(c, step, head_work, shared, call, plan)
                 row_tile, parts = number_of(listed, plan), parts_of(listed, plan)
                 seen = with_parts(view, parts)
                 v_t = tile_in_loop(shared.v, slot, c, plan)
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, seen, shared, call, plan, S, O)
                 store_ds(ds, c, shared, 0, plan)
                 fence_async_shared()
-                part = _part_of_dq(0, slot, c, shared, plan, S)
+                part = _dq_gemm(0, slot, c, shared, plan, S)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
-                take_turn(shared.turns, c, plan)
+                acquire_dq(shared.dq_semaphore, c)
                 thread_barrier()  # no warp's product reads dout any more
-                row_tile, before, after = place_in_turn(
-                    shared.turns, c, step, own, view.batch, call, plan
+                row_tile, before, after = dq_row_tile(
+                    shared.dq_semaphore, c, step, head_work, view.batch, call, plan
                 )
                 for panel in gl.static_range(PANELS):
                     if panel > 0:
-                        part = _part_of_dq(panel, slot, c, shared, plan, S)
+                        part = _dq_gemm(panel, slot, c, shared, plan, S)
                         part, dk, dr = warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
                         # of the next row tile; of the last one again, for the compiler's sake
@@ -113,19 +114,19 @@ def own_block(dq, dk_out, dv_out, sums_ptr, shared, box, order, call, plan: gl.c
                     )  # fmt: skip
                 if PANELS == 1:
                     dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
-                end_turn(shared.turns, c, plan)
+                release_dq(shared.dq_semaphore, c)
                 tma.store_wait(0)
                 finish_step(c, shared, 0, plan)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
-        place = place_of_keys(work, keys, kv_heads, order, plan)
+        place = dkdv_place(work, keys, kv_heads, order, plan)
         thread_barrier()
         # they leave through the places of keys and values, which no warp's product reads any more
-        put_dk_and_dv(
+        store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.k.index(slot), shared.v.index(slot), call, 0, plan,
         )  # fmt: skip
         tma.store_wait(0)
         arrive(shared.kv_empty, i)
         i += 1
-        ticket = peek(box, i)
+        work_index = peek(queue, i)

@@ -18,12 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..gluon import discard_lines, round_to, tma_store
 from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
-from .semaphores import end_turn, place_in_turn, take_turn
+from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import (
     GROUP_N,
     M,
-    head_work,
-    take_work,
+    pop_work,
+    work_of_head,
 )
 
 PANEL = gl.constexpr(64)  # columns of dq that a group makes
@@ -85,12 +85,12 @@ def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
 
 
 @gluon.jit
-def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
+def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
     """The group that makes dq of all 64 columns, from ds of both groups of keys."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = plan.block // M
-    TILES: gl.constexpr = plan.turn // M  # row tiles of a turn
+    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of a turn
     scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
@@ -98,9 +98,9 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
     i = 0
     t = 0  # turns so far
     c = 0  # row tiles so far
-    ticket = peek(box, 0)
-    while ticket < order.n_tiles * order.n_heads:
-        work = take_work(box, i, ticket, order, call, plan)
+    work_index = peek(queue, 0)
+    while work_index < order.n_tiles * order.n_heads:
+        work = pop_work(queue, i, work_index, order, call, plan)
         batch = work.batch_kv // kv_heads
         slot = i % plan.kv_stages
         wait_full(shared.kv_full, i)
@@ -113,8 +113,8 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
             head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
                 M * PANEL
             )
-            own = head_work(work, head, h, call, plan)
-            for step in range((own.end - own.first) * STEPS):
+            head_work = work_of_head(work, head, h, call, plan)
+            for step in range((head_work.end - head_work.first) * STEPS):
                 stage = c % plan.ds_stages
                 phase = phase_of(c, plan.ds_stages)
                 ds = shared.ds.index(stage)
@@ -127,17 +127,17 @@ def make_dq(dq, sums_ptr, shared, box, order, call, plan: gl.constexpr):
                 arrive(shared.ds_empty[1], c)
                 c += 1
                 if step % TILES == 0:
-                    take_turn(shared.turns, t, plan)
-                row_tile, before, after = place_in_turn(
-                    shared.turns, t, step, own, batch, call, plan
+                    acquire_dq(shared.dq_semaphore, t)
+                row_tile, before, after = dq_row_tile(
+                    shared.dq_semaphore, t, step, head_work, batch, call, plan
                 )
                 add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
                     [batch, head, row_tile * M, 0], shared.out.index(4), before, after, scale,
                 )  # fmt: skip
                 if step % TILES == TILES - 1:
-                    end_turn(shared.turns, t, plan)
+                    release_dq(shared.dq_semaphore, t)
                     t += 1
         i += 1
-        ticket = peek(box, i)
+        work_index = peek(queue, i)
     tma.store_wait(0)

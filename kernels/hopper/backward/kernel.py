@@ -17,14 +17,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ..call import Call
 from ..pipeline import make_barriers
-from ..scheduler import Order, make_mailbox, make_numbers
-from .dkdv import own_keys
-from .dkdv_dq import own_keys_and_dq
-from .dkdv_dq_block64 import own_block
-from .dq import make_dq
-from .producer import produce_rows
-from .semaphores import Turns, carry_turns, make_turns
-from .tiles import GROUP_N, WORK, M
+from ..scheduler import Order, make_scalars, make_work_queue
+from .dkdv import compute_dkdv
+from .dkdv_dq import compute_dkdv_dq
+from .dkdv_dq_block64 import compute_dkdv_dq_block64
+from .dq import compute_dq
+from .producer import produce
+from .semaphores import DqSemaphore, make_dq_semaphore, run_dq_semaphore
+from .tiles import GROUP_N, WORK_FIELDS, M
 
 
 class Shared(NamedTuple):
@@ -32,7 +32,7 @@ class Shared(NamedTuple):
 
     q: gl.shared_memory_descriptor  # (stages, 1, 1, M, D)
     dout: gl.shared_memory_descriptor
-    rows: gl.shared_memory_descriptor  # (stages, 2 * M): lse and delta
+    row_stats: gl.shared_memory_descriptor  # (stages, 2 * M): lse and delta
     k: gl.shared_memory_descriptor  # (kv_stages, 1, 1, N, D)
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
@@ -41,14 +41,14 @@ class Shared(NamedTuple):
     out: gl.shared_memory_descriptor | None
     # which row tile it is, where a list tells; else None
     row_tile: gl.shared_memory_descriptor | None  # (stages, 1)
-    full: gl.shared_memory_descriptor  # q, dout and rows
+    full: gl.shared_memory_descriptor  # q, dout and row_stats
     # of each group: Triton has all threads meet between two uses of the same barriers
     empty: tuple[gl.shared_memory_descriptor, ...]
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
     ds_full: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
     ds_empty: tuple[gl.shared_memory_descriptor, gl.shared_memory_descriptor] | None
-    turns: Turns
+    dq_semaphore: DqSemaphore
 
 
 @gluon.jit
@@ -57,7 +57,7 @@ def attn_bwd_kernel(
     k,
     v,
     dout,
-    rows,
+    row_stats,
     dq,
     dk,
     dv,
@@ -69,9 +69,9 @@ def attn_bwd_kernel(
     doc_ptr,
     doc_blocks_ptr,
     doc_tiles_ptr,
-    walks_ptr,
+    ranges_ptr,
     visits_ptr,
-    pieces_ptr,
+    splits_ptr,
     seq_q,
     seq_k,
     n_head,
@@ -103,14 +103,14 @@ def attn_bwd_kernel(
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES, 2 * M], rows.layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 2 * M], row_stats.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
         gl.allocate_shared_memory(q.dtype, [DS, N, M], ds_layout),
         None
         if plan.groups == 1
         else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
-        make_numbers(STAGES) if plan.listed else None,
+        make_scalars(STAGES) if plan.has_block_list else None,
         make_barriers(STAGES, 1),
         # the compiler gives the memory of barriers that nobody uses to others, which is not safe:
         # docs/hopper.md, What guards it
@@ -121,23 +121,24 @@ def attn_bwd_kernel(
         make_barriers(KV, 3 if plan.dq_group else plan.groups),
         None if plan.groups == 1 else (make_barriers(DS, 1), make_barriers(DS, 1)),
         (make_barriers(DS, 1), make_barriers(DS, 1)) if plan.dq_group else None,
-        make_turns(1 if plan.dq_group else plan.groups, plan),
+        make_dq_semaphore(1 if plan.dq_group else plan.groups, plan),
     )
-    box = make_mailbox(READERS, WORK if plan.listed else 0)
+    queue = make_work_queue(READERS, WORK_FIELDS if plan.has_block_list else 0)
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
         threshold, seed_ptr, lengths_ptr, doc_ptr, doc_blocks_ptr, doc_tiles_ptr,
-        walks_ptr=walks_ptr, visits_ptr=visits_ptr, pieces_ptr=pieces_ptr, mask_stride=mask_stride,
+        ranges_ptr=ranges_ptr, visits_ptr=visits_ptr, splits_ptr=splits_ptr,
+        mask_stride=mask_stride,
     )  # fmt: skip
     if plan.groups == 1:
         gl.warp_specialize(
             [
-                (own_block, (dq, dk, dv, sums_ptr, shared, box, order, call, plan)),
-                (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
-                (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
-                (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
+                (compute_dkdv_dq_block64, (dq, dk, dv, sums_ptr, shared, queue, order, call, plan)),
+                (produce, (q, k, v, dout, row_stats, shared, queue, counter, order, call, plan)),
+                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
+                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
             [1, 1, 1],
             [24, 24, 24],
@@ -145,12 +146,12 @@ def attn_bwd_kernel(
     elif plan.dq_group:
         gl.warp_specialize(
             [
-                (own_keys, (dk, dv, shared, box, order, call, 0, plan)),
-                (own_keys, (dk, dv, shared, box, order, call, 1, plan)),
-                (make_dq, (dq, sums_ptr, shared, box, order, call, plan)),
-                (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
-                (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
-                (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
+                (compute_dkdv, (dk, dv, shared, queue, order, call, 0, plan)),
+                (compute_dkdv, (dk, dv, shared, queue, order, call, 1, plan)),
+                (compute_dq, (dq, sums_ptr, shared, queue, order, call, plan)),
+                (produce, (q, k, v, dout, row_stats, shared, queue, counter, order, call, plan)),
+                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
+                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
             [4, 4, 1, 1, 1],
             [plan.key_registers, plan.dq_registers, 24, 24, 24],
@@ -158,11 +159,11 @@ def attn_bwd_kernel(
     else:
         gl.warp_specialize(
             [
-                (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 0, plan)),
-                (own_keys_and_dq, (dq, dk, dv, sums_ptr, shared, box, order, call, 1, plan)),
-                (produce_rows, (q, k, v, dout, rows, shared, box, counter, order, call, plan)),
-                (carry_turns, (flags_ptr, shared, box, order, call, True, plan)),
-                (carry_turns, (flags_ptr, shared, box, order, call, False, plan)),
+                (compute_dkdv_dq, (dq, dk, dv, sums_ptr, shared, queue, order, call, 0, plan)),
+                (compute_dkdv_dq, (dq, dk, dv, sums_ptr, shared, queue, order, call, 1, plan)),
+                (produce, (q, k, v, dout, row_stats, shared, queue, counter, order, call, plan)),
+                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
+                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
             [4, 1, 1, 1],
             [plan.key_registers, 24, 24, 24],

@@ -22,22 +22,22 @@ from ..call import doc_starts
 from ..forward.softmax import capped
 from ..gluon import exp2, log2, round_to, tma_store
 from ..pipeline import arrive, wait_empty, wait_full
-from ..scheduler import read_number
+from ..scheduler import load_scalar
 from .tiles import (
     GROUP_N,
     M,
     group_view,
-    head_work,
-    passes_over,
-    piece_of,
     row_tile_at,
+    skips_row_tile,
+    split_of,
+    work_of_head,
 )
 
 
 @gluon.jit
-def _rows(shared, stage, FIRST: gl.constexpr, S: gl.constexpr):
+def _row_stats(shared, stage, FIRST: gl.constexpr, S: gl.constexpr):
     """lse or delta of the queries of a stage: (1, M), in the threads that hold their columns."""
-    numbers = shared.rows.index(stage).slice(FIRST, M).load(gl.SliceLayout(0, S))
+    numbers = shared.row_stats.index(stage).slice(FIRST, M).load(gl.SliceLayout(0, S))
     return gl.expand_dims(numbers, 0)
 
 
@@ -113,12 +113,12 @@ def begin_tile(
 
 @gluon.jit
 def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
-    """(number of the h-th query head of the group; its `head_work`; `view` with its dropout)."""
+    """(number of the h-th query head of the group; its `work_of_head`; `view` with its dropout)."""
     head = work.batch_kv % kv_heads * call.group + h
     if plan.features.dropout:
         key = dropout_head_key(call.seed_ptr, view.batch * call.n_head + head)
         view = View(view.start_n, view.batch, view.whole_from, view.whole_to, key, 0)
-    return head, head_work(work, head, h, call, plan), view
+    return head, work_of_head(work, head, h, call, plan), view
 
 
 @gluon.jit
@@ -157,11 +157,11 @@ def gradients(
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
     stage = c % plan.stages
     dout = shared.dout.index(stage).reshape([M, D])
-    lse = _rows(shared, stage, 0, S)
+    lse = _row_stats(shared, stage, 0, S)
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
     s = warpgroup_mma_wait(0, deps=(st,))
     dpt = warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
-    delta = _rows(shared, stage, M, S)
+    delta = _row_stats(shared, stage, M, S)
     s = capped(s, call, plan)
     if plan.masks and _hides(start_m, view, plan):
         s = _masked_scores(s, start_m, view, call, plan)
@@ -179,7 +179,7 @@ def gradients(
         p = gl.abs(p)
     if plan.features.softcap:
         # what tanh was, from p, so that it needs no register in between; where p = 0 it is -1 here
-        t = (log2(p) + _rows(shared, stage, 0, S)) * (1.0 / call.scale_log2)
+        t = (log2(p) + _row_stats(shared, stage, 0, S)) * (1.0 / call.scale_log2)
         t = gl.minimum(gl.maximum(t, -1.0), 1.0)
         p *= 1.0 - t * t
     ds = round_to(p * (dp - delta), DTYPE)
@@ -195,7 +195,7 @@ def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
 
 
 @gluon.jit
-def await_rows(c, there, shared, plan: gl.constexpr):
+def wait_row_tile(c, there, shared, plan: gl.constexpr):
     """Wait until the row tile of stage c is there, if it is or is coming."""
     wait_full(shared.full, c, pred=there)
 
@@ -206,8 +206,8 @@ def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
     where the plan does not ask for it."""
     if not plan.asks_for_rows:
         return 0
-    elif plan.listed:
-        return read_number(shared.row_tile.index(c % plan.stages))
+    elif plan.has_block_list:
+        return load_scalar(shared.row_tile.index(c % plan.stages))
     else:
         return row_tile_at(step, work, call, plan)
 
@@ -216,12 +216,12 @@ def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
 def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
     """How many of the n row tiles from stage c on, the walk of a query head, group cid passes over
     at the beginning: without a block-sparse mask as many as `group_view` says, `skipped`."""
-    if not plan.listed:
+    if not plan.has_block_list:
         return skipped
     elif plan.features.causal and cid > 0:
-        await_rows(c, n > 0, shared, plan)
-        row_tile = read_number(shared.row_tile.index(c % plan.stages))
-        return gl.where((n > 0) & passes_over(row_tile, key_tile, cid, call, plan), 1, 0)
+        wait_row_tile(c, n > 0, shared, plan)
+        row_tile = load_scalar(shared.row_tile.index(c % plan.stages))
+        return gl.where((n > 0) & skips_row_tile(row_tile, key_tile, cid, call, plan), 1, 0)
     else:
         return 0
 
@@ -239,7 +239,7 @@ def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
 @gluon.jit
 def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
     """Issue the scores (keys, queries) of the row tile in stage c, if it is there or coming."""
-    await_rows(c, there, shared, plan)
+    wait_row_tile(c, there, shared, plan)
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d]).permute((1, 0))
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
     return warpgroup_mma(k_t, q, zero, use_acc=False, is_async=True)
@@ -252,7 +252,7 @@ def finish_step(c, shared, cid: gl.constexpr, plan: gl.constexpr):
 
 
 @gluon.jit
-def pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+def skip_row_tile(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
     """Give back stage c, which is there, of a row tile that the group does not see; its ds is 0."""
     store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
     share_ds(c, shared, cid, plan)
@@ -260,43 +260,43 @@ def pass_over(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr)
 
 
 @gluon.jit
-def place_of_keys(work, view, kv_heads, order, plan: gl.constexpr):
-    """(coordinates of a group's keys in dk and dv; `piece_of`, where these go instead)."""
+def dkdv_place(work, view, kv_heads, order, plan: gl.constexpr):
+    """(coordinates of a group's keys in dk and dv; `split_of`, where these go instead)."""
     at = [view.batch, work.batch_kv % kv_heads, view.start_n, 0]
-    return at, piece_of(work, order, plan)
+    return at, split_of(work, order, plan)
 
 
 @gluon.jit
-def put_dk_and_dv(
+def store_dkdv(
     dk, dv, dk_out, dv_out, place, dk_tile, dv_tile, call, cid: gl.constexpr, plan: gl.constexpr
 ):
-    """Write dk and dv of a group's keys to their `place_of_keys`, by way of two tiles in shared
+    """Write dk and dv of a group's keys to their `dkdv_place`, by way of two tiles in shared
     memory."""
     at, piece = place
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale
-    if plan.listed:
+    if plan.has_block_list:
         if piece >= 0:
-            _put_piece(dk, 2 * piece, call, cid, plan)
-            _put_piece(dv, 2 * piece + 1, call, cid, plan)
+            _store_split(dk, 2 * piece, call, cid, plan)
+            _store_split(dv, 2 * piece + 1, call, cid, plan)
         else:
-            _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+            _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
     else:
-        _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+        _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
 
 
 @gluon.jit
-def _put_piece(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
+def _store_split(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
     layout: gl.constexpr = grad.type.layout
     key = cid * GROUP_N + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, plan.block_d, layout=gl.SliceLayout(0, layout))
-    first = call.pieces_ptr + place.to(gl.int64) * (plan.block * plan.block_d)
+    first = call.splits_ptr + place.to(gl.int64) * (plan.block * plan.block_d)
     gl.store(first + gl.expand_dims(key, 1) * plan.block_d + gl.expand_dims(column, 0), grad)
 
 
 @gluon.jit
-def _put_whole(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexpr):
+def _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexpr):
     D: gl.constexpr = plan.block_d
     tma.store_wait(0)
     dv_tile.reshape([GROUP_N, D]).store(round_to(dv, dv_out.dtype))

@@ -11,7 +11,7 @@ from ...options import Features
 KEYS = 64  # of a group
 QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
 BLOCK = 2 * KEYS  # of a program of two groups, and as many queries: what it visits at once
-TURNS_AHEAD = 512  # queries, in whose turns a program looks ahead
+DQ_QUERIES_AHEAD = 512  # queries, in whose turns a program looks ahead
 SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
 MOST_HEADS = 16  # that are worked on together
 LONG_GROUP = 4  # query heads of a key-value head, from which on few programs have long walks
@@ -66,26 +66,26 @@ class BackwardPlan:
         return self.dq_registers > 0
 
     @property
-    def posts_places(self) -> bool:
+    def posts_visits(self) -> bool:
         """Whether a warp of turns works out for the groups if others add to a block, too: with
         windows, documents and lists they lack the registers. Elsewhere to read it costs up to
         6%."""
-        return self.listed or self.features.window or self.features.documents
+        return self.has_block_list or self.features.window or self.features.documents
 
     @property
-    def turn(self) -> int:
+    def dq_queries(self) -> int:
         """Queries whose dq passes from program to program at once: a block, or under a block-sparse
         mask, where programs are more often at the same rows, a row tile. A group that makes dq all
         the time cannot take turns that often."""
-        return QUERIES if self.listed and not self.dq_group else self.block
+        return QUERIES if self.has_block_list and not self.dq_group else self.block
 
     @property
-    def turns_ahead(self) -> int:
+    def dq_stages(self) -> int:
         """How many turns ahead a program looks."""
-        return TURNS_AHEAD // self.turn
+        return DQ_QUERIES_AHEAD // self.dq_queries
 
     @property
-    def listed(self) -> bool:
+    def has_block_list(self) -> bool:
         """Whether the queries of a key tile come from the list of a block-sparse mask."""
         return self.features.mask_block_size > 0
 
@@ -153,7 +153,7 @@ def heads_together(seq_q: int, group: int, n_heads: int, plan: BackwardPlan) -> 
     walks of grouped heads are long and unequal: few heads are best worked on all together.
     """
     head_bytes = seq_q * group * plan.block_d * (2 + 2 + 4)
-    if not plan.listed:
+    if not plan.has_block_list:
         unequal = plan.features.causal and not plan.features.window
         if unequal and group >= LONG_GROUP and n_heads <= MOST_HEADS:
             return n_heads

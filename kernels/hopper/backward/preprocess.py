@@ -14,12 +14,12 @@ from .tiles import M
 
 
 @gluon.jit
-def attn_bwd_rows_kernel(
+def attn_bwd_preprocess_kernel(
     out_ptr,
     dout_ptr,
     lse_ptr,
     dlse_ptr,
-    rows_ptr,
+    row_stats_ptr,
     flags_ptr,
     out_batch,
     out_token,
@@ -35,9 +35,9 @@ def attn_bwd_rows_kernel(
 ):
     """Program i takes row tile i % n_tiles of head i // n_tiles: M queries.
 
-    rows (heads, n_tiles, 2, M) fp32: lse in log2, then delta. A query that does not exist or sees
-    no key gets lse = inf, so that its probabilities are 0. The flags (heads, n_tiles) int32 that
-    pass turns become 0.
+    row_stats (heads, n_tiles, 2, M) fp32: lse in log2, then delta. A query that does not exist or
+    sees no key gets lse = inf, so that its probabilities are 0. The semaphores of dq, flags
+    (heads, n_tiles) int32, are set to 0.
     """
     D: gl.constexpr = plan.block_d
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -57,7 +57,7 @@ def attn_bwd_rows_kernel(
     if dlse_ptr is not None:
         delta -= gl.load(dlse_ptr + row, mask=m < seq_q, other=0.0)
     lse = gl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
-    at = rows_ptr + gl.program_id(0).to(gl.int64) * (2 * M) + gl.arange(0, M, layout=by_row)
+    at = row_stats_ptr + gl.program_id(0).to(gl.int64) * (2 * M) + gl.arange(0, M, layout=by_row)
     gl.store(at, lse)
     gl.store(at + M, delta)
     gl.store(flags_ptr + gl.program_id(0), 0)

@@ -7,12 +7,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ..block_list import number_of
 from ..gluon import tma_load
 from ..pipeline import arrive, wait_empty
-from ..scheduler import finish, post_number
+from ..scheduler import finish, store_scalar
 from .tiles import (
     M,
-    head_work,
-    post_work,
+    push_work,
     row_tile_at,
+    work_of_head,
 )
 
 
@@ -28,7 +28,7 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
 
 
 @gluon.jit
-def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: gl.constexpr):
+def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan: gl.constexpr):
     """Draw key tiles, load their keys and values, and walk over the queries that see them."""
     GROUPS: gl.constexpr = plan.groups
     STEPS: gl.constexpr = plan.block // M
@@ -36,31 +36,36 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # stages of the ring so far
-    ticket = gl.atomic_add(counter, 1, sem="relaxed")
-    work = post_work(box, 0, ticket, order, call, plan)
-    while ticket < order.n_tiles * order.n_heads:
+    work_index = gl.atomic_add(counter, 1, sem="relaxed")
+    work = push_work(queue, 0, work_index, order, call, plan)
+    while work_index < order.n_tiles * order.n_heads:
         batch = work.batch_kv // kv_heads
         kv_head = work.batch_kv % kv_heads
         begin = c
         for h in range(call.group):
             head = kv_head * call.group + h
             row_tiles = (batch * call.n_head + head) * n_row_tiles
-            own = head_work(work, head, h, call, plan)
-            next_row_tile = row_tile_at(0, own, call, plan)
-            for step in range((own.end - own.first) * STEPS):
+            head_work = work_of_head(work, head, h, call, plan)
+            next_row_tile = row_tile_at(0, head_work, call, plan)
+            for step in range((head_work.end - head_work.first) * STEPS):
                 posted = next_row_tile
                 row_tile = number_of(posted, plan)
-                next_row_tile = row_tile_at(step + 1, own, call, plan)
+                next_row_tile = row_tile_at(step + 1, head_work, call, plan)
                 stage = c % plan.stages
                 full = shared.full.index(stage)
                 for cid in gl.static_range(GROUPS):
                     wait_empty(shared.empty[cid], c)
-                if plan.listed:
-                    post_number(shared.row_tile.index(stage), posted)
-                mbarrier.expect(full, 2 * q.block_type.nbytes + rows.block_type.nbytes)
+                if plan.has_block_list:
+                    store_scalar(shared.row_tile.index(stage), posted)
+                mbarrier.expect(full, 2 * q.block_type.nbytes + row_stats.block_type.nbytes)
                 at = [batch, head, row_tile * M, 0]
                 tma_load(q, at, full, shared.q.index(stage))
-                tma_load(rows, [(row_tiles + row_tile) * (2 * M)], full, shared.rows.index(stage))
+                tma_load(
+                    row_stats,
+                    [(row_tiles + row_tile) * (2 * M)],
+                    full,
+                    shared.row_stats.index(stage),
+                )
                 tma_load(dout, at, full, shared.dout.index(stage))
                 if c == begin:
                     _load_keys(k, v, shared, i, batch, kv_head, work.key_tile, plan)
@@ -71,6 +76,6 @@ def produce_rows(q, k, v, dout, rows, shared, box, counter, order, call, plan: g
             wait_empty(shared.kv_empty, i)
             arrive(shared.kv_full, i)
         i += 1
-        ticket = gl.atomic_add(counter, 1, sem="relaxed")
-        work = post_work(box, i, ticket, order, call, plan)
+        work_index = gl.atomic_add(counter, 1, sem="relaxed")
+        work = push_work(queue, i, work_index, order, call, plan)
     finish(counter, 1)

@@ -1,12 +1,12 @@
-"""Turns: the programs that add to a block of dq do it one after the other, so runs repeat.
+"""Semaphores of dq: programs add to a block in a fixed order, so gradients repeat bit for bit.
 
-A number in memory counts, for each block of 128 queries or each row tile, the key tiles that have
-added to it. Two warps of a program carry the latency: one looks ahead for the turns that are
-coming, the other tells the next program, behind those that add.
+A counter in global memory says, for each block of 128 queries or each row tile, how many key tiles
+have added to it. Two warps of each program hide its latency: one waits ahead for the counters of
+the blocks that are coming, the other increments those that the groups have added to.
 
-No program waits for ever. Key tiles are drawn from a counter, and a turn is only waited for from a
-key tile that was drawn before. Of those not done, the one drawn first is in work in the program
-that drew it, because a program works in the order in which it draws, and it waits for nobody.
+No deadlock: work indices are handed out in increasing order, and a program only waits for key tiles
+of smaller ones than its own. The smallest that is not done is therefore being processed, and waits
+for nobody.
 """
 
 from typing import NamedTuple
@@ -18,127 +18,142 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ..block_list import number_of
 from ..gluon import thread_barrier
 from ..pipeline import arrive, phase_of, wait_empty, wait_full
-from ..scheduler import make_numbers, peek, post_number, read_number
+from ..scheduler import load_scalar, make_scalars, peek, store_scalar
 from .tiles import (
     M,
-    head_work,
+    dq_rank,
+    pop_work,
     row_tile_at,
-    take_work,
-    turn,
     visit_at,
+    work_of_head,
 )
 
 
-class Turns(NamedTuple):
-    """The turns of a program that are coming, as many as it looks ahead.
+class DqSemaphore(NamedTuple):
+    """The next `plan.dq_stages` accesses of a program to blocks of dq, a ring with three barriers.
 
-    Barriers say that a turn has come, is over, is told.
+    Access t passes from the acquiring warp (`granted`) to the groups that add (`added`) and on to
+    the releasing warp (`published`).
     """
 
-    # 1 if other key tiles add to the block before this one, 2 if others do so after it, and 4 times
-    # the block; nobody writes it where groups work that out themselves
-    place: gl.shared_memory_descriptor
-    come: gl.shared_memory_descriptor
-    over: gl.shared_memory_descriptor
-    told: gl.shared_memory_descriptor
+    # 1 if other key tiles add to the block before this one, 2 if others do after it, and 4 times
+    # the block; only written if plan.posts_visits, else groups compute it
+    visit: gl.shared_memory_descriptor
+    granted: gl.shared_memory_descriptor
+    added: gl.shared_memory_descriptor
+    published: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def make_turns(groups: gl.constexpr, plan: gl.constexpr):
-    """Turns of a program in which one group adds to dq, or each of two to half of its columns."""
-    AHEAD: gl.constexpr = plan.turns_ahead
+def make_dq_semaphore(groups: gl.constexpr, plan: gl.constexpr):
+    """`DqSemaphore` of a program in which `groups` add to dq, each to its own columns."""
+    AHEAD: gl.constexpr = plan.dq_stages
     layout: gl.constexpr = mbarrier.MBarrierLayout()
-    place = make_numbers(AHEAD)
-    come = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
-    over = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
-    told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    visit = make_scalars(AHEAD)
+    granted = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    added = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
+    published = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], layout)
     for i in gl.static_range(AHEAD):
-        mbarrier.init(come.index(i), count=1)
-        mbarrier.init(over.index(i), count=groups)
-        mbarrier.init(told.index(i), count=1)
-    return Turns(place, come, over, told)
+        mbarrier.init(granted.index(i), count=1)
+        mbarrier.init(added.index(i), count=groups)
+        mbarrier.init(published.index(i), count=1)
+    return DqSemaphore(visit, granted, added, published)
 
 
 @gluon.jit
-def carry_turns(flags_ptr, shared, box, order, call, COMING: gl.constexpr, plan: gl.constexpr):
-    """One of the two warps: go through the blocks of the program in their order, and wait until
-    all earlier key tiles have added to a block if COMING, else tell that this one has."""
-    TURNS: gl.constexpr = plan.block // plan.turn  # of a block
-    turns = shared.turns
+def run_dq_semaphore(
+    flags_ptr, shared, queue, order, call, ACQUIRE: gl.constexpr, plan: gl.constexpr
+):
+    """Body of the acquiring warp of a program, or of the releasing one.
+
+    flags (heads, blocks, UNITS) int32 count the key tiles that have added. Both warps go through
+    the blocks in the order in which the groups visit them.
+    """
+    UNITS: gl.constexpr = plan.block // plan.dq_queries  # semaphores of a block
+    semaphore = shared.dq_semaphore
     n_blocks = gl.cdiv(call.seq_q, plan.block)
     i = 0  # key tiles so far
-    t = 0  # turns so far
-    ticket = peek(box, i)
-    while ticket < order.n_tiles * order.n_heads:
-        work = take_work(box, i, ticket, order, call, plan)
+    t = 0  # accesses so far
+    work_index = peek(queue, i)
+    while work_index < order.n_tiles * order.n_heads:
+        work = pop_work(queue, i, work_index, order, call, plan)
         batch = work.batch_kv // (call.n_head // call.group)
         for h in range(call.group):
             head_blocks = (work.batch_kv * call.group + h) * n_blocks
             head = work.batch_kv % (call.n_head // call.group) * call.group + h
-            own = head_work(work, head, h, call, plan)
-            next_visit = visit_at(0, own, call, plan)
-            for step in range((own.end - own.first) * TURNS):
-                listed, place = next_visit
-                block = number_of(listed, plan)
-                next_visit = visit_at((step + 1) // TURNS, own, call, plan)
-                flag = flags_ptr + ((head_blocks + block) * TURNS + step % TURNS)
-                rank, last = turn(block, place, own, batch, call, plan)
-                slot = t % plan.turns_ahead
-                phase = phase_of(t, plan.turns_ahead)
-                if COMING:
-                    mbarrier.wait(turns.over.index(slot), phase ^ 1)
+            head_work = work_of_head(work, head, h, call, plan)
+            # Read one visit ahead, so that its load is done when it is needed.
+            next_visit = visit_at(0, head_work, call, plan)
+            for step in range((head_work.end - head_work.first) * UNITS):
+                entry, schedule = next_visit
+                block = number_of(entry, plan)
+                next_visit = visit_at((step + 1) // UNITS, head_work, call, plan)
+                flag = flags_ptr + ((head_blocks + block) * UNITS + step % UNITS)
+                rank, last = dq_rank(block, schedule, head_work, batch, call, plan)
+                slot = t % plan.dq_stages
+                phase = phase_of(t, plan.dq_stages)
+                if ACQUIRE:
+                    # The slot is free when the groups have added in its last use; then wait for
+                    # the key tiles that add to this block before this one.
+                    mbarrier.wait(semaphore.added.index(slot), phase ^ 1)
                     if rank > 0:
-                        _await_flag(flag, rank)
-                    if plan.posts_places:
+                        _wait_for_rank(flag, rank)
+                    if plan.posts_visits:
                         number = (rank > 0) + 2 * (rank < last) + 4 * block
-                        post_number(turns.place.index(slot), number)
-                    arrive(turns.come, t)
+                        store_scalar(semaphore.visit.index(slot), number)
+                    arrive(semaphore.granted, t)
                 else:
-                    mbarrier.wait(turns.over.index(slot), phase)
+                    # When the groups have added, let the next key tile have the block. The release
+                    # makes their additions visible to whoever acquires this count.
+                    mbarrier.wait(semaphore.added.index(slot), phase)
                     gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
-                    arrive(turns.told, t)
+                    arrive(semaphore.published, t)
                 t += 1
         i += 1
-        ticket = peek(box, i)
+        work_index = peek(queue, i)
 
 
 @gluon.jit
-def _await_flag(flag, rank):
+def _wait_for_rank(flag, rank):
     """Wait until `rank` key tiles have added to the block of this flag."""
-    # An acquire empties the L1 cache, and with it what registers were spilled: it is not for
-    # polling. An atomic addition of 0 is a load.
+    # Poll with relaxed loads (an atomic addition of 0 is one) and acquire once at the end: an
+    # acquire empties the L1 cache, and with it the registers that were spilled.
     while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < rank:
         while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
             pass
 
 
 @gluon.jit
-def take_turn(turns, t, plan: gl.constexpr):
-    """Wait until all earlier key tiles have added where the t-th turn of this program does."""
-    wait_full(turns.come, t)
+def acquire_dq(semaphore, t):
+    """Wait until all earlier key tiles have added where access t of this program does."""
+    wait_full(semaphore.granted, t)
 
 
 @gluon.jit
-def place_in_turn(turns, t, step, work, batch, call, plan: gl.constexpr):
-    """(row tile of a step of a walk, whether other key tiles add to it before this one, whether
-    others do so after it), once the turn of this program has come, its t-th."""
+def dq_row_tile(semaphore, t, step, work, batch, call, plan: gl.constexpr):
+    """Row tile of a step, once access t is granted, and its place in the order of additions.
+
+    Returns:
+        (row tile; whether other key tiles add to it before this one; whether others do after it).
+    """
     STEPS: gl.constexpr = plan.block // M
-    if plan.posts_places:
-        place = read_number(turns.place.index(t % plan.turns_ahead))
-        if plan.listed:
-            row_tile = place // 4 * STEPS + step % STEPS
+    if plan.posts_visits:
+        visit = load_scalar(semaphore.visit.index(t % plan.dq_stages))
+        if plan.has_block_list:
+            row_tile = visit // 4 * STEPS + step % STEPS
         else:
             row_tile = row_tile_at(step, work, call, plan)
-        return row_tile, place % 2 > 0, place % 4 > 1
+        return row_tile, visit % 2 > 0, visit % 4 > 1
     else:
         row_tile = row_tile_at(step, work, call, plan)
-        rank, last = turn(row_tile // STEPS, 0, work, batch, call, plan)
+        rank, last = dq_rank(row_tile // STEPS, 0, work, batch, call, plan)
         return row_tile, rank > 0, rank < last
 
 
 @gluon.jit
-def end_turn(turns, t, plan: gl.constexpr):
-    """All threads of this group have added in the t-th turn."""
-    wait_empty(turns.told, t)
+def release_dq(semaphore, t):
+    """Let the next key tile have the block: all threads of this group have added in access t."""
+    # Nobody may arrive at `added` for a second round before the releasing warp has seen the first.
+    wait_empty(semaphore.published, t)
     thread_barrier()  # one thread arrives for all
-    arrive(turns.over, t)
+    arrive(semaphore.added, t)

@@ -7,8 +7,8 @@ ROWS = gl.constexpr(16)  # keys of a program
 
 
 @gluon.jit
-def attn_bwd_pieces_kernel(
-    pieces_ptr,
+def attn_bwd_split_reduce_kernel(
+    splits_ptr,
     cuts_ptr,
     dk_ptr,
     dv_ptr,
@@ -43,7 +43,7 @@ def attn_bwd_pieces_kernel(
     total = gl.zeros([ROWS, D], gl.float32, layout=layout)
     for piece in range(gl.load(cut + 1), gl.load(cut + 2)):
         tile = ((piece * n_heads + batch_head) * 2 + which).to(gl.int64)
-        at = pieces_ptr + tile * (plan.block * D) + gl.expand_dims(row, 1) * D + d
+        at = splits_ptr + tile * (plan.block * D) + gl.expand_dims(row, 1) * D + d
         total += gl.load(at, mask=inside, other=0.0)
     batch = (batch_head // n_head).to(gl.int64)
     head = (batch_head % n_head).to(gl.int64)

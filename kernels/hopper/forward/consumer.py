@@ -10,9 +10,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..gluon import announce, exp2, meet, round_to, tma_store
+from ..gluon import exp2, named_barrier_arrive, named_barrier_sync, round_to, tma_store
 from ..pipeline import arrive, phase_of, wait_full
-from ..scheduler import first_tile, receive
+from ..scheduler import first_index, pop
 from .softmax import (
     as_operand,
     finish_rows,
@@ -24,7 +24,9 @@ from .softmax import (
 )
 from .tiles import M, first_tile_of, group_tiles, row_of, tile_of
 
-FIRST_TURN = gl.constexpr(8)  # the named barrier at which group 0 waits for its turn; others follow
+FIRST_BARRIER = gl.constexpr(
+    8
+)  # the named barrier at which group 0 waits for its turn; others follow
 
 
 @gluon.jit
@@ -47,17 +49,17 @@ def _add_values(acc, p, shared, stage):
 
 
 @gluon.jit
-def _take_turn(cid: gl.constexpr, plan: gl.constexpr):
+def _pingpong_sync(cid: gl.constexpr, plan: gl.constexpr):
     """Wait, where groups take turns, until the group before has its scores."""
-    if plan.turns:
-        meet(FIRST_TURN + cid)
+    if plan.pingpong:
+        named_barrier_sync(FIRST_BARRIER + cid)
 
 
 @gluon.jit
-def _give_turn(cid: gl.constexpr, plan: gl.constexpr):
+def _pingpong_arrive(cid: gl.constexpr, plan: gl.constexpr):
     """Let the next group issue its products: behind the values of this one, under its softmax."""
-    if plan.turns:
-        announce(FIRST_TURN + (cid + 1) % plan.groups)
+    if plan.pingpong:
+        named_barrier_arrive(FIRST_BARRIER + (cid + 1) % plan.groups)
 
 
 @gluon.jit
@@ -75,11 +77,11 @@ def _attend(
         start_n, parts = tile_of(key_tile, row, call, plan)
         stage = c % plan.stages
         wait_full(shared.full, c)
-        _take_turn(cid, plan)
+        _pingpong_sync(cid, plan)
         s = _scores(shared, q_slot, stage, S)
         acc = _add_values(acc, p, shared, stage)
         s = warpgroup_mma_wait(1, deps=(s,))
-        _give_turn(cid, plan)
+        _pingpong_arrive(cid, plan)
         s = masked_scores(s, start_n, parts, rows, call, plan, MASKED)
         m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
         # p is a register operand: it must live until its product is done
@@ -132,7 +134,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     """
     team: gl.constexpr = number // plan.groups
     cid: gl.constexpr = number % plan.groups
-    shared, box = teams[team]
+    shared, queue = teams[team]
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block_n
     DTYPE: gl.constexpr = shared.q.dtype
@@ -141,10 +143,10 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
     total = order.n_tiles * order.n_heads
     if cid == plan.groups - 1:
-        _give_turn(cid, plan)  # the first group begins
+        _pingpong_arrive(cid, plan)  # the first group begins
     i = 0
     c = 0
-    tile = first_tile(team, plan.teams)
+    tile = first_index(team, plan.teams)
     start_m, batch_head, row = row_of(tile, order, call, plan)
     batch = batch_head // call.n_head
     skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
@@ -191,7 +193,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         acc = _add_values(acc, p, shared, c % plan.stages)
         lse, factor = finish_rows(m_i, l_i, head, call, plan)
         out_at = [batch, head, own_m, 0]
-        tile = receive(box, i)
+        tile = pop(queue, i)
         i += 1
         more = tile < total
         start_m, batch_head, row = row_of(tile, order, call, plan)

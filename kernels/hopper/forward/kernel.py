@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ..call import Call
 from ..pipeline import make_full_and_empty
-from ..scheduler import Order, make_mailbox
+from ..scheduler import Order, make_work_queue
 from .consumer import consume
 from .producer import produce
 from .tiles import M
@@ -60,7 +60,7 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
         *make_full_and_empty(Q_SLOTS, 1),
         *make_full_and_empty(STAGES, GROUPS),
     )
-    return shared, make_mailbox(GROUPS)
+    return shared, make_work_queue(GROUPS)
 
 
 @gluon.jit

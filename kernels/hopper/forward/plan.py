@@ -72,7 +72,7 @@ class Plan:
         return self.features.causal or self.block_d == 64
 
     @property
-    def turns(self) -> bool:
+    def pingpong(self) -> bool:
         """Whether the groups take turns at the tensor cores: three gain 5% where nothing is causal.
         All of them must visit the same number of tiles."""
         return self.groups == 3 and not self.features.causal
@@ -83,14 +83,14 @@ class Plan:
         return self.features.window or self.features.documents
 
     @property
-    def listed(self) -> bool:
+    def has_block_list(self) -> bool:
         """Whether the key tiles of a row tile come from the list of a block-sparse mask."""
         return self.features.mask_block_size > 0
 
     @property
     def skips(self) -> bool:
         """Whether a group may see none of the key tiles that its row tile visits first."""
-        if self.listed:
+        if self.has_block_list:
             return self.features.causal and self.features.mask_block_size > self.block_n
         if self.features.window or self.features.documents:
             return True
@@ -106,7 +106,7 @@ WIDEST = Plan(256, 64, 2, 2, 1, consumer_registers=240, max_registers=168)
 # By columns and block size, for a block-sparse mask: a row tile is a row of blocks. Rows are short,
 # so that teams run under each other's beginnings and ends. A producer reads ahead in the list, for
 # which 24 registers are too few.
-LISTED = {
+BLOCK_LIST_PLANS = {
     (64, 64): Plan(64, 64, 1, 3, 2, 152, max_registers=128, producer_registers=40, teams=3),
     (64, 128): Plan(64, 64, 2, 4, 2, 112, max_registers=96, producer_registers=32, teams=2),
     (128, 64): Plan(128, 64, 1, 2, 2, 232, max_registers=168, producer_registers=40, teams=2),
@@ -126,7 +126,7 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
     causal = features.causal
     if features.mask_block_size > 0:
         block_d = next(d for d in (64, 128, 256) if head_dim <= d)
-        plan = LISTED[block_d, features.mask_block_size]
+        plan = BLOCK_LIST_PLANS[block_d, features.mask_block_size]
     elif head_dim > 128:
         plan = WIDEST
     elif head_dim > 64:
@@ -144,7 +144,7 @@ def forward_plan(head_dim: int, seq_q: int, seq_k: int, features: Features) -> P
         plan = replace(plan, block_n=64, stages=plan.stages * plan.block_n // 64)
     cut = cut_tiles(seq_q, seq_k, plan.block_n, features)
     plan = replace(plan, cut=cut, features=features)
-    if plan.low and not plan.listed:
+    if plan.low and not plan.has_block_list:
         # the producer computes where keys begin to be seen, which 24 registers cannot hold
         plan = replace(plan, consumer_registers=232, producer_registers=40)
     return plan

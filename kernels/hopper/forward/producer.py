@@ -4,10 +4,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..block_list import last_tile, listed_row, listed_tile, n_places, number_of
+from ..block_list import block_list_row, block_list_tile, last_key_tile, n_key_tiles, number_of
 from ..gluon import tma_load
 from ..pipeline import phase_of, wait_empty
-from ..scheduler import draw, finish, first_tile, locate, post
+from ..scheduler import finish, first_index, locate, next_index, push
 from .tiles import M, row_tile_keys
 
 
@@ -28,12 +28,12 @@ def _load_q(q, shared, slot, phase, batch, head, start_m):
 def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.constexpr):
     """Draw row tiles, load their queries, and walk over their keys from the last to the first."""
     if team < plan.teams:
-        shared, box = teams[team]
-        tile = first_tile(team, plan.teams)
-        if plan.listed:
-            _produce_listed(q, k, v, shared, box, tile, counter, order, call, plan)
+        shared, queue = teams[team]
+        tile = first_index(team, plan.teams)
+        if plan.has_block_list:
+            _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan)
         else:
-            _produce(q, k, v, shared, box, tile, counter, order, call, plan)
+            _produce(q, k, v, shared, queue, tile, counter, order, call, plan)
         finish(counter, plan.teams)
 
 
@@ -73,7 +73,7 @@ def _load_queries(
 
 
 @gluon.jit
-def _produce(q, k, v, shared, box, tile, counter, order, call, plan: gl.constexpr):
+def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
     GROUPS: gl.constexpr = plan.groups
     # Queries come behind the first keys, but for those of the first group, so that it can begin. If
     # an output takes their place, all of them do: it has to leave, and waits for these values.
@@ -101,14 +101,14 @@ def _produce(q, k, v, shared, box, tile, counter, order, call, plan: gl.constexp
             v_head = kv_head
             v_tile = key_tile
             c += 1
-        tile = draw(counter, plan.teams)
-        post(box, i, tile)
+        tile = next_index(counter, plan.teams)
+        push(queue, i, tile)
         i += 1
     _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan)
 
 
 @gluon.jit
-def _produce_listed(q, k, v, shared, box, tile, counter, order, call, plan: gl.constexpr):
+def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
     """The same for rows of a block-sparse mask. They are short, so that what the next ones need is
     read ahead: the number of the row after the next, the entry of the next, the next block."""
     GROUPS: gl.constexpr = plan.groups
@@ -119,20 +119,20 @@ def _produce_listed(q, k, v, shared, box, tile, counter, order, call, plan: gl.c
     v_head = 0
     v_tile = 0
     total = order.n_tiles * order.n_heads
-    row, batch_head = listed_row(tile, order, call, plan)
-    next_tile = draw(counter, plan.teams)
+    row, batch_head = block_list_row(tile, order, call, plan)
+    next_tile = next_index(counter, plan.teams)
     while tile < total:
-        post(box, i, next_tile)
-        next_row, next_batch_head = listed_row(next_tile, order, call, plan)
-        later_tile = draw(counter, plan.teams)
+        push(queue, i, next_tile)
+        next_row, next_batch_head = block_list_row(next_tile, order, call, plan)
+        later_tile = next_index(counter, plan.teams)
         batch = batch_head // call.n_head
         head = batch_head % call.n_head
         kv_head = head // call.group
         start_m = row.number * (GROUPS * M)
-        n = n_places(row, plan)
-        key_tile = last_tile(row, plan)
+        n = n_key_tiles(row, plan)
+        key_tile = last_key_tile(row, plan)
         for step in range(n):
-            ahead = listed_tile(n - 2 - step, row, call, plan)
+            ahead = block_list_tile(n - 2 - step, row, call, plan)
             if step == 0:
                 _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
             number = number_of(key_tile, plan)

@@ -9,7 +9,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...triton.block_ranges import n_keys_of, visible_keys
-from ..block_list import last_tile, listed_row, listed_tile, n_places, number_of, parts_of
+from ..block_list import (
+    block_list_row,
+    block_list_tile,
+    last_key_tile,
+    n_key_tiles,
+    number_of,
+    parts_of,
+)
 from ..call import doc_starts
 from ..scheduler import locate
 from .plan import ROWS
@@ -59,8 +66,8 @@ def row_tile_keys(start_m, batch, call, plan: gl.constexpr):
 @gluon.jit
 def row_of(tile, order, call, plan: gl.constexpr):
     """(first query, batch times heads, row of the mask if there is one) of a tile number."""
-    if plan.listed:
-        row, batch_head = listed_row(tile, order, call, plan)
+    if plan.has_block_list:
+        row, batch_head = block_list_row(tile, order, call, plan)
         return row.number * (plan.groups * M), batch_head, row
     else:
         row_tile, batch_head = locate(tile, order, plan.features.causal)
@@ -68,15 +75,15 @@ def row_of(tile, order, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def _listed_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
+def _block_list_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
     """`group_tiles` under a block-sparse mask, with places in the row of blocks for tiles."""
     N: gl.constexpr = plan.block_n
     TILES: gl.constexpr = plan.features.mask_block_size // N
-    end = n_places(row, plan)
+    end = n_key_tiles(row, plan)
     skipped = 0
     if plan.skips:
         _, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
-        unseen = last_tile(row, plan) - gl.maximum(gl.cdiv(upper, N) - 1, 0)
+        unseen = last_key_tile(row, plan) - gl.maximum(gl.cdiv(upper, N) - 1, 0)
         skipped = gl.minimum(gl.maximum(unseen, 0), gl.minimum(TILES, end) - 1)
     last = end - 1 - skipped
     high = 0
@@ -89,8 +96,8 @@ def _listed_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
 def first_tile_of(skipped, last, row, plan: gl.constexpr):
     """`tile_of` the key tile that a group sees first, from what `group_tiles` gave."""
     tile = last
-    if plan.listed:
-        tile = last_tile(row, plan) - skipped
+    if plan.has_block_list:
+        tile = last_key_tile(row, plan) - skipped
     return number_of(tile, plan) * plan.block_n, parts_of(tile, plan)
 
 
@@ -99,8 +106,8 @@ def tile_of(key_tile, row, call, plan: gl.constexpr):
     """(the first key, which parts are there) of a key tile, or of the one in this place of a row of
     the mask."""
     tile = key_tile
-    if plan.listed:
-        tile = listed_tile(key_tile, row, call, plan)
+    if plan.has_block_list:
+        tile = block_list_tile(key_tile, row, call, plan)
     return number_of(tile, plan) * plan.block_n, parts_of(tile, plan)
 
 
@@ -112,8 +119,8 @@ def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr
         (skipped, last, high, whole, low): tiles that it does not see at all; the number of its
         first one; and of those after it, tiles to mask, tiles that it sees whole, tiles to mask.
     """
-    if plan.listed:
-        return _listed_group_tiles(start_m + cid * M, row, batch, call, plan)
+    if plan.has_block_list:
+        return _block_list_group_tiles(start_m + cid * M, row, batch, call, plan)
     else:
         return _range_group_tiles(start_m, cid, batch, call, plan)
 

@@ -18,7 +18,7 @@ from ..gluon import exp2, reciprocal, round_to, tma_load, tma_store
 HALVES = gl.constexpr(2)
 
 
-class Ends(NamedTuple):
+class Epilogue(NamedTuple):
     """Where the tiles of a result end: descriptors of (rows, columns), and pointers."""
 
     h: gl.tensor  # products without the bias: stored, or read where a product is a gradient
@@ -32,89 +32,91 @@ class Ends(NamedTuple):
 
 
 @gluon.jit
-def load_h(m, n, ends, group: gl.constexpr):
+def load_h(m, n, epilogue, group: gl.constexpr):
     """Fetch h for the tile that begins at row m and column n, when the tile before has left."""
-    HALF: gl.constexpr = ends.h.block_type.shape[3]
-    full = ends.h_full.index(group)
+    HALF: gl.constexpr = epilogue.h.block_type.shape[3]
+    full = epilogue.h_full.index(group)
     tma.store_wait(0)
-    mbarrier.expect(full, HALVES * ends.h.block_type.nbytes)
+    mbarrier.expect(full, HALVES * epilogue.h.block_type.nbytes)
     for half in gl.static_range(HALVES):
-        buffer = ends.buffers.index(group * HALVES + half)
-        tma_load(ends.h, [0, 0, m, n + half * HALF], full, buffer)
+        buffer = epilogue.buffers.index(group * HALVES + half)
+        tma_load(epilogue.h, [0, 0, m, n + half * HALF], full, buffer)
 
 
 @gluon.jit
-def end_gelu(low, high, m, n, ends, group: gl.constexpr):
+def gelu_epilogue(low, high, m, n, epilogue, group: gl.constexpr):
     """Store the products, low and high half, and the GELU of their sum with the bias."""
     HALF: gl.constexpr = low.shape[1]
-    DTYPE: gl.constexpr = ends.h.dtype
+    DTYPE: gl.constexpr = epilogue.h.dtype
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     # the GELU is that of the rounded product, as the backward pass sees it
     low = round_to(gl.convert_layout(low, L), DTYPE)
     high = round_to(gl.convert_layout(high, L), DTYPE)
-    first = ends.buffers.index(group * HALVES)
-    second = ends.buffers.index(group * HALVES + 1)
+    first = epilogue.buffers.index(group * HALVES)
+    second = epilogue.buffers.index(group * HALVES + 1)
     tma.store_wait(0)
-    _put(ends.h, m, n, low, first)
-    _put(ends.h, m, n + HALF, high, second)
-    low = _gelu(low, n, ends, L)
+    _put(epilogue.h, m, n, low, first)
+    _put(epilogue.h, m, n + HALF, high, second)
+    low = _gelu(low, n, epilogue, L)
     tma.store_wait(1)  # of the two, the first has left
-    _put(ends.g, m, n, low, first)
-    high = _gelu(high, n + HALF, ends, L)
+    _put(epilogue.g, m, n, low, first)
+    high = _gelu(high, n + HALF, epilogue, L)
     tma.store_wait(1)
-    _put(ends.g, m, n + HALF, high, second)
+    _put(epilogue.g, m, n + HALF, high, second)
 
 
 @gluon.jit
-def end_gelu_gradient(low, high, m, n, ends, j, group: gl.constexpr):
+def gelu_gradient_epilogue(low, high, m, n, epilogue, j, group: gl.constexpr):
     """Store the gradient of h from that of the GELU, which is the product; its sums, for the
     gradient of the bias; and the GELU, where it is asked for. This is the group's j-th tile."""
     M: gl.constexpr = low.shape[0]
     HALF: gl.constexpr = low.shape[1]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    mbarrier.wait(ends.h_full.index(group), j & 1)
-    low_sums = _end_half(low, m, n, ends, ends.buffers.index(group * HALVES), L)
-    high_sums = _end_half(high, m, n + HALF, ends, ends.buffers.index(group * HALVES + 1), L)
-    if ends.sums_ptr is not None:
+    mbarrier.wait(epilogue.h_full.index(group), j & 1)
+    low_sums = _gelu_gradient_half(low, m, n, epilogue, epilogue.buffers.index(group * HALVES), L)
+    high_sums = _gelu_gradient_half(
+        high, m, n + HALF, epilogue, epilogue.buffers.index(group * HALVES + 1), L
+    )
+    if epilogue.sums_ptr is not None:
         columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
-        sums = ends.sums_ptr + m // M * ends.n_columns + columns
+        sums = epilogue.sums_ptr + m // M * epilogue.n_columns + columns
         gl.store(sums, low_sums)
         gl.store(sums + HALF, high_sums)
 
 
 @gluon.jit
-def _end_half(dg, m, n, ends, buffer, L: gl.constexpr):
+def _gelu_gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr):
     """Store from row m and column n on what dg and h, which is in the buffer, give; the sums by
     columns are returned."""
     M: gl.constexpr = dg.shape[0]
     HALF: gl.constexpr = dg.shape[1]
-    x = _with_bias(buffer.reshape([M, HALF]).load(L), n, ends, L)
+    x = _with_bias(buffer.reshape([M, HALF]).load(L), n, epilogue, L)
     s = _gate(x)
     g = x * s
     dx = gl.convert_layout(dg, L) * (s + (g - g * s) * (TWICE + x * x * (3.0 * CUBIC * TWICE)))
-    g = round_to(g, ends.dh.dtype)
-    _put(ends.dh, m, n, round_to(dx, ends.dh.dtype), buffer)
+    g = round_to(g, epilogue.dh.dtype)
+    _put(epilogue.dh, m, n, round_to(dx, epilogue.dh.dtype), buffer)
     sums = gl.sum(dx, 0)
-    if ends.g is not None:
+    if epilogue.g is not None:
         tma.store_wait(0)
-        _put(ends.g, m, n, g, buffer)
+        _put(epilogue.g, m, n, g, buffer)
     return sums
 
 
 @gluon.jit
-def _gelu(h, n, ends, L: gl.constexpr):
+def _gelu(h, n, epilogue, L: gl.constexpr):
     """The GELU of h (M, half of N) and the bias, in the dtype of h."""
-    x = _with_bias(h, n, ends, L)
+    x = _with_bias(h, n, epilogue, L)
     return round_to(x * _gate(x), h.dtype)
 
 
 @gluon.jit
-def _with_bias(h, n, ends, L: gl.constexpr):
+def _with_bias(h, n, epilogue, L: gl.constexpr):
     """h (M, half of N) in fp32, and the bias from column n on if there is one."""
     x = h.to(gl.float32)
-    if ends.bias_ptr is not None:
+    if epilogue.bias_ptr is not None:
         columns = n + gl.arange(0, h.shape[1], layout=gl.SliceLayout(0, L))
-        x += gl.expand_dims(gl.load(ends.bias_ptr + columns), 0)
+        x += gl.expand_dims(gl.load(epilogue.bias_ptr + columns), 0)
     return x
 
 

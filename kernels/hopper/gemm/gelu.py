@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from ...fused.triton.sums import add_parts
-from .gemm import ProductPlan, launch_product
+from .gemm import GemmPlan, launch_gemm
 
-FORWARD = ProductPlan(transposed=True, gradient=False)
+FORWARD = GemmPlan(transposed=True, gradient=False)
 
 
-def backward_plan(*, bias: bool, gelu: bool) -> ProductPlan:
+def backward_plan(*, bias: bool, gelu: bool) -> GemmPlan:
     """Of the gradients, and perhaps of the GELU once more."""
-    return ProductPlan(transposed=False, gradient=True, gelu=gelu, bias=bias)
+    return GemmPlan(transposed=False, gradient=True, gelu=gelu, bias=bias)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor,
     if bias is None:
         # where none is read, the compiler begins both halves of a tile at once, and spills
         bias = h.new_zeros(h.shape[1], dtype=torch.float32)
-    launch_product(x, weight, h, g, None, bias, FORWARD)
+    launch_gemm(x, weight, h, g, None, bias, FORWARD)
     return h, g
 
 
@@ -30,7 +30,7 @@ def linear_gelu_bwd(
     """As `kernels.fused.reference.gelu.linear_gelu_bwd`."""
     dh, g = torch.empty_like(h), torch.empty_like(h) if recompute else None
     plan = backward_plan(bias=bias is not None, gelu=recompute)
-    sums = launch_product(dy, weight, h, g, dh, bias, plan)
+    sums = launch_gemm(dy, weight, h, g, dh, bias, plan)
     if bias is None or sums is None:
         return dh, None, g
     return dh, add_parts(sums, bias.dtype), g

@@ -32,9 +32,9 @@ from ..launch import Kernel, compile_kernel, described, n_multiprocessors, tile_
 from ..pipeline import arrive, make_full_and_empty, wait_empty, wait_full
 from .epilogue import (
     HALVES,
-    Ends,
-    end_gelu,
-    end_gelu_gradient,
+    Epilogue,
+    gelu_epilogue,
+    gelu_gradient_epilogue,
     load_h,
 )
 
@@ -45,7 +45,7 @@ STAGES = gl.constexpr(5)
 
 
 @dataclass(frozen=True)
-class ProductPlan:
+class GemmPlan:
     """A compilation of the kernel.
 
     Attributes:
@@ -135,7 +135,7 @@ def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
-def _consume(ring, turns, ends, tiles, group: gl.constexpr, plan: gl.constexpr):
+def _consume(ring, mma_order, epilogue, tiles, group: gl.constexpr, plan: gl.constexpr):
     """Every second tile of the program.
 
     A group multiplies when the other has issued its last product: the barriers of stages alone
@@ -146,22 +146,22 @@ def _consume(ring, turns, ends, tiles, group: gl.constexpr, plan: gl.constexpr):
         j = i // 2
         m, n = _place(i, tiles)
         if plan.gradient:
-            load_h(m, n, ends, group)
-        mbarrier.wait(turns.index(group), (j & 1) ^ (1 - group))
+            load_h(m, n, epilogue, group)
+        mbarrier.wait(mma_order.index(group), (j & 1) ^ (1 - group))
         acc = _multiply(i * tiles.steps, ring, tiles, plan, L)
-        mbarrier.arrive(turns.index(1 - group), count=1)
+        mbarrier.arrive(mma_order.index(1 - group), count=1)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         arrive(ring.empty, i * tiles.steps + tiles.steps - 1)
         low, high = gl.split(acc.reshape([M, 2, HALF]).permute((0, 2, 1)))
         if plan.gradient:
-            end_gelu_gradient(low, high, m, n, ends, j, group)
+            gelu_gradient_epilogue(low, high, m, n, epilogue, j, group)
         else:
-            end_gelu(low, high, m, n, ends, group)
+            gelu_epilogue(low, high, m, n, epilogue, group)
     tma.store_wait(0)
 
 
 @gluon.jit
-def product_kernel(
+def gemm_kernel(
     a,
     b,
     h,
@@ -184,20 +184,20 @@ def product_kernel(
         *make_full_and_empty(STAGES, 1),
     )
     buffers = gl.allocate_shared_memory(h.dtype, [2 * HALVES, 1, 1, M, HALF], h.layout)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    mma_order = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     # where nothing is read at the end, nobody looks at these barriers
-    h_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier) if plan.gradient else turns
+    h_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier) if plan.gradient else mma_order
     for group in gl.static_range(2):
-        mbarrier.init(turns.index(group), count=1)
+        mbarrier.init(mma_order.index(group), count=1)
         if plan.gradient:
             mbarrier.init(h_full.index(group), count=1)
     fence_async_shared()
-    ends = Ends(h, g, dh, bias_ptr, sums_ptr, n_columns, buffers, h_full)
+    epilogue = Epilogue(h, g, dh, bias_ptr, sums_ptr, n_columns, buffers, h_full)
     tiles = Tiles(down, across, steps)
     gl.warp_specialize(
         [
-            (_consume, (ring, turns, ends, tiles, 0, plan)),
-            (_consume, (ring, turns, ends, tiles, 1, plan)),
+            (_consume, (ring, mma_order, epilogue, tiles, 0, plan)),
+            (_consume, (ring, mma_order, epilogue, tiles, 1, plan)),
             (_produce, (a, b, ring, tiles, plan)),
         ],
         [4, 1],
@@ -208,7 +208,7 @@ def product_kernel(
 # ---- the launch
 
 
-def compile_product(plan: ProductPlan, dtype: torch.dtype) -> Any:
+def compile_gemm(plan: GemmPlan, dtype: torch.dtype) -> Any:
     """The kernel for this plan and for factors of this dtype: this needs no GPU."""
     half = tile_type(ROWS, COLUMNS // 2, dtype)
     types = [
@@ -221,30 +221,30 @@ def compile_product(plan: ProductPlan, dtype: torch.dtype) -> Any:
         "*fp32" if plan.bias and plan.gradient else None,
         *["i32"] * 4,
     ]
-    return compile_kernel(product_kernel, types, plan)
+    return compile_kernel(gemm_kernel, types, plan)
 
 
 @functools.cache
-def _kernel(device: int, dtype: torch.dtype, plan: ProductPlan) -> Kernel:
-    return Kernel(compile_product(plan, dtype))
+def _kernel(device: int, dtype: torch.dtype, plan: GemmPlan) -> Kernel:
+    return Kernel(compile_gemm(plan, dtype))
 
 
-def launch_product(
+def launch_gemm(
     a: Tensor,
     b: Tensor,
     h: Tensor,
     g: Tensor | None,
     dh: Tensor | None,
     bias: Tensor | None,
-    plan: ProductPlan,
+    plan: GemmPlan,
 ) -> Tensor | None:
     """Multiply a and b, and do what the plan says.
 
     Args:
         a: (rows, depth), b as the plan says: bf16 or fp16, depth and columns multiples of 8. A copy
             is made of what the copy engine cannot stride through.
-        h, g, dh: (rows, columns) of the same dtype, as in `Ends`; what is stored is contiguous and
-            begins at a multiple of 16 bytes.
+        h, g, dh: (rows, columns) of the same dtype, as in `Epilogue`; those that are stored are
+            contiguous and begin at a multiple of 16 bytes.
         bias: (columns,), floating; None where the plan has none.
 
     Returns:

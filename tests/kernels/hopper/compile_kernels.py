@@ -18,10 +18,16 @@ from typing import Any
 import torch
 from triton import knobs
 
-from kernels.hopper.backward.launch import compile_bwd, compile_pieces, compile_rows
+from kernels.hopper.backward.launch import compile_bwd, compile_preprocess, compile_split_reduce
 from kernels.hopper.backward.plan import BLOCK, KEYS, BackwardPlan, backward_plan
 from kernels.hopper.forward.launch import compile_fwd
-from kernels.hopper.forward.plan import LISTED, SHORT_CAUSAL, SHORT_FULL, Plan, forward_plan
+from kernels.hopper.forward.plan import (
+    BLOCK_LIST_PLANS,
+    SHORT_CAUSAL,
+    SHORT_FULL,
+    Plan,
+    forward_plan,
+)
 from kernels.hopper.launch import DTYPES, parameter_layout
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import cuobjdump
@@ -62,7 +68,7 @@ class Case:
 
     plan: Plan | BackwardPlan
     dtype: torch.dtype = torch.bfloat16
-    side: str = ""  # "rows", lse and delta, or "pieces", of columns: a small kernel
+    side: str = ""  # "preprocess" or "split_reduce": a small kernel before or after it
 
     @property
     def kernel(self) -> str:
@@ -73,10 +79,10 @@ class Case:
     def compile(self) -> Any:
         if isinstance(self.plan, Plan):
             return compile_fwd(self.plan, self.dtype)
-        if self.side == "rows":
-            return compile_rows(self.plan, self.dtype, with_dlse=True)
-        if self.side == "pieces":
-            return compile_pieces(self.plan, self.dtype)
+        if self.side == "preprocess":
+            return compile_preprocess(self.plan, self.dtype, with_dlse=True)
+        if self.side == "split_reduce":
+            return compile_split_reduce(self.plan, self.dtype)
         return compile_bwd(self.plan, self.dtype)
 
 
@@ -94,7 +100,7 @@ def backward_cases() -> Iterator[Case]:
             assert plan is not None
             yield Case(plan)
         yield Case(plan, torch.float16)
-        yield Case(plan, side="rows")
+        yield Case(plan, side="preprocess")
         masks = [
             replace(features, mask_block_size=block_size, packed=packed)
             for block_size, packed in [(KEYS, False), (KEYS, True), (BLOCK, False)]
@@ -105,7 +111,7 @@ def backward_cases() -> Iterator[Case]:
             plan = backward_plan(head_dim, 4096, features)
             assert plan is not None
             yield Case(plan)
-        yield Case(plan, side="pieces")  # of a mask
+        yield Case(plan, side="split_reduce")  # of a mask
 
 
 def forward_cases() -> Iterator[Case]:
@@ -122,7 +128,7 @@ def forward_cases() -> Iterator[Case]:
     )
     listed = (
         (d, 2000, 2000, replace(features, mask_block_size=block_size, packed=packed))
-        for d, block_size in LISTED
+        for d, block_size in BLOCK_LIST_PLANS
         for features in [*MASKS, VARIANTS[-2], VARIANTS[-1]]
         for packed in ([False, True] if block_size == KEYS else [False])
     )
@@ -171,7 +177,11 @@ def measure(case: Case) -> dict[str, object]:
     dense = asdict(Features())
     of_forward = {}
     if isinstance(plan, Plan):
-        of_forward = {"groups": plan.teams * plan.groups, "cut": plan.cut, "turns": plan.turns}
+        of_forward = {
+            "groups": plan.teams * plan.groups,
+            "cut": plan.cut,
+            "pingpong": plan.pingpong,
+        }
     return of_forward | {
         "kernel": case.kernel,
         "two_groups": isinstance(plan, BackwardPlan) and plan.groups == 2,

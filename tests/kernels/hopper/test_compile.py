@@ -32,12 +32,12 @@ def test_every_shipped_configuration_compiles_as_meant(printed_by):
 
 def assert_as_meant(result):
     count = result["instructions"]
-    if result["kernel"] == "bwd_rows":
+    if result["kernel"] == "bwd_preprocess":
         # four 16-byte loads of out and four of dout at 64 columns, twice as many at 128
         assert count["LDG.E.128"] == result["block_d"] // 8, result
         assert result["stack"] == 0, result
         return
-    if result["kernel"] == "bwd_pieces":
+    if result["kernel"] == "bwd_split_reduce":
         assert result["instructions"]["LDG.E.128"] > 0 and result["stack"] == 0, result
         return
     # no wgmma that waits for the one before it (C7510 to C7514), no setmaxnreg ignored (C7508)
@@ -63,8 +63,8 @@ def assert_backward(result):
     side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 3}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
     assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiii", result
-    # sums of dq are added 16 bytes at a time, at 128 columns by each of two groups in and behind a
-    # walk, and by one in two parts
+    # sums of dq are added 16 bytes at a time, at 128 columns by each of two groups in the loop and
+    # behind it, and by one in two parts
     wide = result["block_d"] == 128
     additions = (4 if result["two_groups"] else 2) if wide else 1
     assert result["instructions"]["REDG.E.ADD.F32x4"] == 8 * additions, result
@@ -84,11 +84,11 @@ def assert_forward(result):
     side_tensors = {"documents", "lengths", "sinks", "dropout"} & set(result["features"])
     maps, pointers = 4 * "128s", (2 + len(side_tensors) + 2 * listed) * "q"
     assert result["parameters"] == maps + pointers + "iiiii" + "fff" + "iiiii", result
-    # the barriers of turns are three that Triton does not use
-    turns = {(8 + group, 256) for group in range(3)} if result["turns"] else set()
+    # pingpong takes three named barriers that Triton does not use
+    pingpong = {(8 + group, 256) for group in range(3)} if result["pingpong"] else set()
     barriers = set(map(tuple, result["barriers"]))
-    assert turns <= barriers, result
-    assert all(number < 8 for number, *_ in barriers - turns), result
+    assert pingpong <= barriers, result
+    assert all(number < 8 for number, *_ in barriers - pingpong), result
     assert result["stack"] <= spilled(**result), result
 
 

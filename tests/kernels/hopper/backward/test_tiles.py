@@ -1,6 +1,6 @@
 """Which queries key tiles visit in the backward pass, by the kernel's own arithmetic in Python.
 
-A program whose roles disagreed about its walk, or a turn that nobody ends, would wait for ever.
+A program whose roles disagreed about its blocks, or a semaphore that nobody releases, would hang.
 """
 
 import random
@@ -42,7 +42,7 @@ def in_python(monkeypatch):
     for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
         monkeypatch.setattr(key_tiles, name, value)
     monkeypatch.setattr(key_tiles, "locate", scheduler.locate.fn)
-    monkeypatch.setattr(key_tiles, "PIECE", mask_schedule.SPLIT_STRIDE)
+    monkeypatch.setattr(key_tiles, "SPLIT", mask_schedule.SPLIT_STRIDE)
     monkeypatch.setattr(mask_schedule, "SPLIT_VISITS", 2)  # so that short calls have pieces
     functions = packed_in_python(monkeypatch)
     for name, function in vars(key_tiles).copy().items():
@@ -99,9 +99,9 @@ def test_groups_visit_what_sees_them_and_mask_what_is_hidden(seed):
                 work = key_tiles.Work(key_tile, BATCH, way, first, end)
                 skipped, *whole = key_tiles.group_view(work, cid, BATCH, call, plan)
                 assert skipped in (0, cid) and skipped <= steps, said
-                walk = [key_tiles.row_tile_at(i, work, call, plan) for i in range(steps)]
-                assert walk == list(places[::way]), said
-                tiles = dict.fromkeys(walk[skipped:], ALL_PARTS)
+                visited = [key_tiles.row_tile_at(i, work, call, plan) for i in range(steps)]
+                assert visited == list(places[::way]), said
+                tiles = dict.fromkeys(visited[skipped:], ALL_PARTS)
                 check_visits(tiles, whole, key_tile, cid, visible, plan, said)
 
 
@@ -113,13 +113,13 @@ def test_key_tiles_add_to_a_block_in_the_order_in_which_they_are_drawn(seed):
         section = 1 + call.seq_q % n_heads
         order = SimpleNamespace(n_tiles=n_tiles, n_heads=n_heads, section=section)
         turns = {}
-        for ticket in range(n_tiles * n_heads):
-            key_tile, head, way = map(int, key_tiles.key_tile_of(ticket, order, call, plan))
+        for work_index in range(n_tiles * n_heads):
+            key_tile, head, way = map(int, key_tiles.key_tile_of(work_index, order, call, plan))
             first, end = key_tiles.visited_blocks(key_tile, BATCH, call, plan)
             work = key_tiles.Work(key_tile, head, way, first, end)
             for block in range(first, end):
                 taken = turns.setdefault((head, block), [])
-                taken.append(tuple(key_tiles.turn(block, 0, work, BATCH, call, plan)))
+                taken.append(tuple(key_tiles.dq_rank(block, 0, work, BATCH, call, plan)))
         assert len(turns) == n_heads * -(-call.seq_q // BLOCK), call
         for taken in turns.values():
             assert taken == [(rank, len(taken) - 1) for rank in range(len(taken))], call
@@ -145,7 +145,7 @@ def masked_calls(seed):
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2, group=1,
             lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
-            doc_tiles_ptr=Pointer(tiles.numpy()), walks_ptr=Pointer(walks),
+            doc_tiles_ptr=Pointer(tiles.numpy()), ranges_ptr=Pointer(walks),
             visits_ptr=Pointer(lists.visits.numpy()), n_walks=walks.shape[1], cuts=lists.cuts,
             mask_stride=walks[0].size if mask.n_head > 1 else 0,
         )  # fmt: skip
@@ -160,9 +160,9 @@ def masked_calls(seed):
 def drawn_work(call, plan):
     """The `Work` of all tickets for two heads, as they are drawn."""
     order = SimpleNamespace(n_tiles=call.n_walks, n_heads=2, section=2)
-    for ticket in range(call.n_walks * 2):
-        work = key_tiles.Work(*map(int, key_tiles.work_of(ticket, order, call, plan)))
-        yield key_tiles.head_work(work, work.batch_kv, 0, call, plan)
+    for work_index in range(call.n_walks * 2):
+        work = key_tiles.Work(*map(int, key_tiles.work_of(work_index, order, call, plan)))
+        yield key_tiles.work_of_head(work, work.batch_kv, 0, call, plan)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -172,7 +172,7 @@ def test_groups_visit_the_blocks_of_their_column(seed, in_python):
         for work in drawn_work(call, plan):
             key_tile, head, *_ = work
             steps = (work.end - work.first) * plan.block // QUERIES
-            walk = [key_tiles.row_tile_at(i, work, call, plan) for i in range(steps)]
+            visited = [key_tiles.row_tile_at(i, work, call, plan) for i in range(steps)]
             for cid in range(plan.groups):
                 said = (call, plan, key_tile, cid, head)
                 _, *whole = key_tiles.group_view(work, cid, BATCH, call, plan)
@@ -180,13 +180,14 @@ def test_groups_visit_the_blocks_of_their_column(seed, in_python):
                 skips = cid * (
                     plan.features.causal
                     and steps > 0
-                    and bool(key_tiles.passes_over(walk[0], key_tile, cid, call, plan))
+                    and bool(key_tiles.skips_row_tile(visited[0], key_tile, cid, call, plan))
                 )
                 # of all pieces of a column
                 tiles, _ = done.setdefault((key_tile, head, cid), ({}, whole))
-                assert not any(in_python.number_of(x, plan) in tiles for x in walk), said
+                assert not any(in_python.number_of(x, plan) in tiles for x in visited), said
                 tiles |= {
-                    in_python.number_of(x, plan): in_python.parts_of(x, plan) for x in walk[skips:]
+                    in_python.number_of(x, plan): in_python.parts_of(x, plan)
+                    for x in visited[skips:]
                 }
         for (key_tile, head, cid), (tiles, whole) in done.items():
             said = (call, plan, key_tile, cid, head)
@@ -208,7 +209,7 @@ def test_each_piece_of_a_column_has_a_place_of_its_own(in_python):
         order = SimpleNamespace(n_heads=2)
         places = {}
         for work in drawn_work(call, plan):
-            place = key_tiles.piece_of(work, order, plan)
+            place = key_tiles.split_of(work, order, plan)
             places.setdefault((work.batch_kv, work.key_tile), []).append(int(place))
         ranges = {} if call.cuts is None else {c: range(i, j) for c, i, j in call.cuts.tolist()}
         cut += len(ranges)
@@ -228,7 +229,7 @@ def test_columns_add_to_a_block_in_the_order_in_which_they_are_drawn(seed, in_py
             for i in range(work.end - work.first):
                 listed, place = key_tiles.visit_at(i, work, call, plan)
                 block = in_python.number_of(listed, plan)
-                before, last = key_tiles.turn(block, place, work, BATCH, call, plan)
+                before, last = key_tiles.dq_rank(block, place, work, BATCH, call, plan)
                 turns.setdefault((work.batch_kv, block), []).append((before, before < last))
         for taken in turns.values():
             n = len(taken)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.hopper.forward.plan import (
+    BLOCK_LIST_PLANS,
     FOUR_GROUPS,
-    LISTED,
     ROWS,
     SHORT_CAUSAL,
     SHORT_FULL,
@@ -66,7 +66,7 @@ def test_registers_are_no_more_than_a_multiprocessor_has():
         (CAUSAL, Features(), Features(documents=True)),
     ):
         assert_registers_suffice(forward_plan(head_dim, seq, seq, features))
-    for plan in LISTED.values():
+    for plan in BLOCK_LIST_PLANS.values():
         assert_registers_suffice(plan)
 
 

@@ -52,7 +52,7 @@ def in_python(monkeypatch):
         for name, function in vars(module).copy().items():
             if hasattr(function, "fn") and name not in ("visible_keys", "locate"):
                 monkeypatch.setattr(module, name, function.fn)
-    for name in ("listed_row", "listed_tile", "last_tile", "n_places"):
+    for name in ("block_list_row", "block_list_tile", "last_key_tile", "n_key_tiles"):
         monkeypatch.setattr(key_tiles, name, getattr(block_list, name))
     for name in ("number_of", "parts_of"):
         monkeypatch.setattr(key_tiles, name, packed[name])
@@ -85,7 +85,7 @@ def test_groups_visit_what_is_loaded_and_mask_what_is_hidden(head_dim, seed, in_
                 # a group holds one stage while it waits for those that it passes over
                 assert skipped < plan.stages, said
                 # groups that take turns have as many
-                assert not (skipped and plan.turns), said
+                assert not (skipped and plan.pingpong), said
                 # what is not compiled has nothing to do
                 assert not (skipped and not plan.skips), said
                 assert not (high and plan.cut < 2) and not (low and not plan.low), said
@@ -136,10 +136,11 @@ def test_groups_visit_the_blocks_of_their_row(head_dim, block_size, seed, in_pyt
             start, head, row = key_tiles.row_of(tile, order, call, plan)
             done.add((int(start), int(head)))
             seen_of = visible & mask.to_dense(seq_q, seq_k)[head if n_head > 1 else 0]
-            n = block_list.n_places(row, plan)
-            loaded = [block_list.last_tile(row, plan)]
+            n = block_list.n_key_tiles(row, plan)
+            loaded = [block_list.last_key_tile(row, plan)]
             loaded += [
-                block_list.listed_tile(place, row, call, plan) for place in reversed(range(n - 1))
+                block_list.block_list_tile(place, row, call, plan)
+                for place in reversed(range(n - 1))
             ]
             for cid in range(plan.groups):
                 skipped, last, high, whole, low = key_tiles.group_tiles(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels.hopper.gemm.gelu import FORWARD, backward_plan
-from kernels.hopper.gemm.gemm import ProductPlan, compile_product
+from kernels.hopper.gemm.gemm import GemmPlan, compile_gemm
 from kernels.hopper.launch import parameter_layout
 from tests.kernels.hopper.compile_kernels import compile_case, reused_barriers
 from tests.kernels.triton.compile_kernels import cuobjdump, registers_and_stack
@@ -22,11 +22,11 @@ INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU")
 
 @dataclass(frozen=True)
 class Case:
-    plan: ProductPlan
+    plan: GemmPlan
     dtype: torch.dtype
 
     def compile(self) -> Any:
-        return compile_product(self.plan, self.dtype)
+        return compile_gemm(self.plan, self.dtype)
 
 
 def measure(case: Case) -> dict[str, object]:
