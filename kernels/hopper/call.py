@@ -30,7 +30,7 @@ class Call(NamedTuple):
     row_blocks_ptr: gl.tensor | None = None
     ranges_ptr: gl.tensor | None = None
     visits_ptr: gl.tensor | None = None
-    splits_ptr: gl.tensor | None = None  # fp32 (pieces, B * H_kv, 2, plan.block, D): dk and dv
+    splits_ptr: gl.tensor | None = None  # fp32 (splits, B * H_kv, 2, plan.block, D): dk and dv
     mask_stride: gl.tensor | None = None  # from head to head in the lists, 0 if all share them
 
 

@@ -4,14 +4,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
-from ..pipeline import arrive
+from ..pipeline import arrive, wait_full
 from ..scheduler import peek
 from .mma import (
     add_dk,
     begin_head,
     begin_tile,
     dkdv_place,
-    finish_step,
     gradients,
     head_skips,
     row_tile_of,
@@ -20,18 +19,14 @@ from .mma import (
     skip_row_tile,
     store_dkdv,
     store_ds,
-    wait_row_tile,
 )
-from .tiles import (
-    GROUP_N,
-    M,
-    pop_work,
-)
+from .tiles import GROUP_N, M, pop_work
 
 
 @gluon.jit
 def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, plan: gl.constexpr):
-    """dk and dv of the keys of group cid, key tile after key tile; a third group makes dq."""
+    """Compute dk and dv of the keys of group cid, one key tile after the other; `compute_dq` of a
+    third group makes dq from the ds of both."""
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -54,26 +49,32 @@ def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, 
             n = (head_work.end - head_work.first) * STEPS
             skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
-                wait_row_tile(c, True, shared, plan)
+                wait_full(shared.full, c)
                 skip_row_tile(c, shared, cid, plan, S)
                 c += 1
+            # From here on k q^T of the next row tile is in flight at the top of the loop.
             st = scores(k_t, c, skips < n, shared, plan, S)
             for step in range(skips, n):
                 row_tile = row_tile_of(c, step, head_work, shared, call, plan)
+                # On return dv is in flight; ds is rounded, in registers.
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
+                # The group of dq reads ds from shared memory, dk has it from registers.
                 store_ds(ds, c, shared, cid, plan)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
-                # of the next row tile; of the last one again, for the compiler's sake
+                # Behind dk issue the scores of the next row tile, so that the next step begins with
+                # them done. After the last tile issue its scores again, for the compiler's sake: it
+                # wants no branch around a product.
                 st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
                 share_ds(c, shared, cid, plan)
+                # All but the scores are done: q and dout of this stage have been read.
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
-                finish_step(c, shared, cid, plan)
+                arrive(shared.empty[cid], c)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         arrive(shared.kv_empty, i)
         place = dkdv_place(work, keys, kv_heads, order, plan)
         i += 1
-        # read while dk and dv leave
+        # Look up the next key tile first: its loads are done when dk and dv have been stored.
         work_index = peek(queue, i)
         work = pop_work(queue, i, work_index, order, call, plan)
         store_dkdv(

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..gluon import opaque, reinterpret
-from ..pipeline import arrive, phase_of
+from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
 from .dq import PANEL, add_dq
 from .mma import (
@@ -21,7 +21,6 @@ from .mma import (
     begin_head,
     begin_tile,
     dkdv_place,
-    finish_step,
     gradients,
     head_skips,
     row_tile_of,
@@ -31,14 +30,9 @@ from .mma import (
     store_dkdv,
     store_ds,
     tile_in_loop,
-    wait_row_tile,
 )
 from .semaphores import acquire_dq, dq_row_tile, release_dq
-from .tiles import (
-    GROUP_N,
-    M,
-    pop_work,
-)
+from .tiles import GROUP_N, M, pop_work
 
 
 @gluon.jit
@@ -48,9 +42,9 @@ def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def _wait_for_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """Wait for the other group: until it is done with the last step, and with it no longer needs
-    the ds that this group replaces in step c; and if `there`, until it has shared its last ds."""
-    stage = (c + 1) % plan.ds_stages  # of the last step, too: there are two
+    """Wait until the other group has finished step c - 1, and with it dq of step c - 2, whose ds
+    step c replaces; and if `there`, until it has shared ds of step c - 1, which dq needs next."""
+    stage = (c + 1) % plan.ds_stages  # that of c - 1, as there are two
     phase = phase_of(c - 1, plan.ds_stages)
     mbarrier.wait(shared.empty[1 - cid].index(stage), phase, pred=c > 0)
     mbarrier.wait(shared.ds_full[1 - cid].index(stage), phase, pred=there)
@@ -70,18 +64,19 @@ def _accumulate_dq(
     part, s, t, work, batch, head, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
-    """Add the part of the s-th row tile of a walk to what is there, in the turn of this program.
+    """Add this program's part to dq of the s-th row tile, which is this group's access t.
 
-    Returns how many turns this group has had, which were t before.
+    Returns:
+        t of the next row tile.
     """
     STEPS: gl.constexpr = plan.block // M
-    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of a turn
+    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of an access
     if s % TILES == 0:
         acquire_dq(shared.dq_semaphore, t)
     row_tile, before, after = dq_row_tile(shared.dq_semaphore, t, s, work, batch, call, plan)
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, plan.block) * STEPS) + row_tile
     staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
-    # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
+    # If the tile were not opaque, the counters of the loop would become 64 bits wide, and spill.
     add_dq(
         part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
         [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
@@ -96,9 +91,10 @@ def _accumulate_dq(
 def compute_dkdv_dq(
     dq, dk_out, dv_out, sums_ptr, shared, queue, order, call, cid: gl.constexpr, plan: gl.constexpr
 ):
-    """dk and dv of the keys of group cid, and 64 columns of dq, of all keys of the program.
+    """Compute dk and dv of the keys of group cid, and 64 columns of dq from all of the program.
 
-    dq of a row tile is made one step later than its ds, so that no group waits for the other.
+    dq needs ds of both groups. It is computed one step later, so that neither group waits for the
+    other.
     """
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -107,7 +103,7 @@ def compute_dkdv_dq(
     kv_heads = call.n_head // call.group
     i = 0  # key tiles so far
     c = 0  # row tiles so far: stages of all rings
-    t = 0  # turns so far
+    t = 0  # accesses to dq so far
     work_index = peek(queue, 0)
     while work_index < order.n_tiles * order.n_heads:
         work = pop_work(queue, i, work_index, order, call, plan)
@@ -117,34 +113,41 @@ def compute_dkdv_dq(
             n = (head_work.end - head_work.first) * STEPS
             skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
-                wait_row_tile(c, True, shared, plan)
+                wait_full(shared.full, c)
                 _wait_for_partner(c, False, shared, cid, plan)
                 skip_row_tile(c, shared, cid, plan, S)
                 c += 1
+            # From here on k q^T of the next row tile is in flight at the top of the loop.
             st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
             for step in range(skips, n):
                 row_tile = row_tile_of(c, step, head_work, shared, call, plan)
                 v_t = _rows_of(shared.v, c, cid, plan)
+                # On return dv is in flight; ds is rounded, in registers.
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
                 _wait_for_partner(c, step > 0, shared, cid, plan)
                 store_ds(ds, c, shared, cid, plan)
-                # of the last step; before the first it is nothing, of a stage that exists
+                # dq of the step before, ahead of dk: it has to leave first. In step 0 the result is
+                # not used, but the stage exists.
                 part = _dq_gemm(c + plan.ds_stages - 1, shared, cid, plan, S)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
                 share_ds(c, shared, cid, plan)
+                # dv and dq are done, dk is in flight while dq is added to what is in memory.
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
                     t = _accumulate_dq(
                         part, step - 1, t, head_work, view.batch, head,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
-                # of the next row tile; of the last one again, for the compiler's sake
+                # Scores of the next row tile. After the last tile its own again, for the compiler's
+                # sake: it wants no branch around a product.
                 k_t = _rows_of(shared.k, c, cid, plan)
                 st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                # All but the scores are done: q, dout and the ds of the step before have been read.
                 dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
-                finish_step(c, shared, cid, plan)
+                arrive(shared.empty[cid], c)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
+            # dq of the last step
             if n > 0:
                 _wait_for_partner(c, True, shared, cid, plan)
                 part = _dq_gemm(c - 1, shared, cid, plan, S)

@@ -23,7 +23,6 @@ from .mma import (
     begin_head,
     begin_tile,
     dkdv_place,
-    finish_step,
     gradients,
     row_tile_of,
     scores,
@@ -38,7 +37,7 @@ from .tiles import M, pop_work
 
 @gluon.jit
 def _dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
-    """Issue dq^T = k^T ds^T, 64 columns of it."""
+    """Issue dq^T = k^T ds^T for 64 columns of dq."""
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     k_cols = (
         tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1).permute((1, 0))
@@ -51,13 +50,12 @@ def _add_part(
     part, panel: gl.constexpr, c, row_tile, before, after, batch, head,
     dq, sums_ptr, shared, call, plan: gl.constexpr,
 ):  # fmt: skip
-    """Add 64 columns of dq to what is there. They leave through the place of dout, which is free by
-    then."""
+    """Add 64 columns of dq to what is in memory, through the stage of dout: it is free by then."""
     PANELS: gl.constexpr = plan.block_d // PANEL
     places = reinterpret(shared.dout, dq.dtype, [plan.stages * PANELS, 1, 1, M, PANEL], dq.layout)
     staging = places.index(c % plan.stages * PANELS + panel)
     tile = (batch * call.n_head + head) * gl.cdiv(call.seq_q, M) + row_tile
-    # were the tile not opaque, counters of the loop would be 64 bits wide, and registers spilled
+    # If the tile were not opaque, the counters of the loop would become 64 bits wide, and spill.
     sum_ptr = sums_ptr + (PANELS * opaque(tile).to(gl.int64) + panel) * (M * PANEL)
     at = [batch, head, row_tile * M, panel * PANEL]
     add_dq(part, sum_ptr, dq, at, staging, before, after, call.scale)
@@ -67,14 +65,14 @@ def _add_part(
 def compute_dkdv_dq_block64(
     dq, dk_out, dv_out, sums_ptr, shared, queue, order, call, plan: gl.constexpr
 ):
-    """dk, dv and all parts of dq of a block of keys, block after block."""
+    """Compute dk, dv and all columns of dq from one block of keys after the other."""
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     PANELS: gl.constexpr = D // PANEL
     kv_heads = call.n_head // call.group
     i = 0  # blocks of keys so far
-    c = 0  # row tiles so far: stages of the ring, and turns
+    c = 0  # row tiles so far: stages of the ring, and accesses to dq
     work_index = peek(queue, 0)
     while work_index < order.n_tiles * order.n_heads:
         work = pop_work(queue, i, work_index, order, call, plan)
@@ -83,20 +81,24 @@ def compute_dkdv_dq_block64(
         for h in range(call.group):
             head, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
             n = head_work.end - head_work.first
+            # From here on k q^T of the next row tile is in flight at the top of the loop.
             st = scores(tile_in_loop(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
             for step in range(n):
-                listed = row_tile_of(c, step, head_work, shared, call, plan)
-                row_tile, parts = number_of(listed, plan), parts_of(listed, plan)
+                entry = row_tile_of(c, step, head_work, shared, call, plan)
+                row_tile, parts = number_of(entry, plan), parts_of(entry, plan)
                 seen = with_parts(view, parts)
                 v_t = tile_in_loop(shared.v, slot, c, plan)
+                # On return dv is in flight; ds is rounded, in registers.
                 ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, seen, shared, call, plan, S, O)
+                # wgmma reads ds of dq from shared memory, and that of dk from registers.
                 store_ds(ds, c, shared, 0, plan)
                 fence_async_shared()
                 part = _dq_gemm(0, slot, c, shared, plan, S)
                 dk, dr = add_dk(dk, ds, c, shared, plan, O)
+                # dv and the first columns of dq are done, dk is in flight.
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 acquire_dq(shared.dq_semaphore, c)
-                thread_barrier()  # no warp's product reads dout any more
+                thread_barrier()  # no warp's product reads dout any more: dq may take its place
                 row_tile, before, after = dq_row_tile(
                     shared.dq_semaphore, c, step, head_work, view.batch, call, plan
                 )
@@ -105,7 +107,8 @@ def compute_dkdv_dq_block64(
                         part = _dq_gemm(panel, slot, c, shared, plan, S)
                         part, dk, dr = warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
-                        # of the next row tile; of the last one again, for the compiler's sake
+                        # Scores of the next row tile, behind the last product of this one. After
+                        # the last tile its own again: the compiler wants no branch around it.
                         k_t = tile_in_loop(shared.k, slot, c, plan)
                         st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
                     _add_part(
@@ -115,13 +118,14 @@ def compute_dkdv_dq_block64(
                 if PANELS == 1:
                     dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
                 release_dq(shared.dq_semaphore, c)
+                # The copy engine has read dq from the stage of dout, which may be filled again.
                 tma.store_wait(0)
-                finish_step(c, shared, 0, plan)
+                arrive(shared.empty[0], c)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         place = dkdv_place(work, keys, kv_heads, order, plan)
         thread_barrier()
-        # they leave through the places of keys and values, which no warp's product reads any more
+        # dk and dv leave through the tiles of k and v, which no warp's product reads any more.
         store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.k.index(slot), shared.v.index(slot), call, 0, plan,

@@ -1,8 +1,8 @@
-"""dq in the Hopper backward: dq^T = k^T ds^T for a row tile, added to what other programs found.
+"""dq of the backward pass: dq^T = k^T ds^T of a row tile, accumulated across programs in fp32.
 
-The first key tile to visit a block of queries stores its part in a sum in memory, in fp32 and in
-the order in which wgmma leaves it; those between add theirs; the last adds the sum to its own part,
-and what it has is dq. So nothing has to be set to zero before, or converted after.
+The first key tile to visit a block of queries stores its part in a buffer in memory, in the layout
+in which wgmma leaves it; those between add theirs; the last adds the buffer to its own part, and
+the result is dq. So nothing has to be set to zero before, or converted after.
 """
 
 from triton.experimental import gluon
@@ -19,21 +19,16 @@ from ..gluon import discard_lines, round_to, tma_store
 from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
 from .semaphores import acquire_dq, dq_row_tile, release_dq
-from .tiles import (
-    GROUP_N,
-    M,
-    pop_work,
-    work_of_head,
-)
+from .tiles import GROUP_N, M, pop_work, work_of_head
 
-PANEL = gl.constexpr(64)  # columns of dq that a group makes
+PANEL = gl.constexpr(64)  # columns of dq in one product
 LINE = gl.constexpr(32)  # numbers of fp32 in a line of a cache
 
 
 @gluon.jit
 def _in_rows(part):
-    """part, (64 columns, M queries) as wgmma leaves it, as 64 * M numbers in a row: each thread has
-    four neighbours at a time, which are 16 bytes of memory."""
+    """Flatten part (64 columns, M queries), as wgmma leaves it, to 64 * M numbers of which each
+    thread holds four neighbours at a time: 16 bytes of memory."""
     # (4 warps, 2 halves, 8 rows) x (M / 8, 4 lanes, 2)
     x = gl.reshape(part, [4, 2, 8, M // 8, 4, 2])
     x = gl.permute(x, (3, 0, 2, 4, 1, 5))
@@ -47,13 +42,13 @@ def _addresses(sum_ptr, x):
 
 @gluon.jit
 def _plus_sum(x, sum_ptr):
-    """x, `_in_rows`, and what other programs have added up, from where all see it, the L2 cache."""
+    """x, `_in_rows`, plus the sum of other programs, read from the L2 cache, where all see it."""
     return x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
 
 
 @gluon.jit
 def _finish_dq(x, dq, at, staging, scale):
-    """Write the whole sum x, `_in_rows`, to the tile (M, 64) of dq at `at`, by way of staging."""
+    """Store the complete sum x, `_in_rows`, to the tile (M, 64) of dq at `at`, through staging."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     y = gl.reshape(x, [M // 8, 4, 8, 4, 2, 2])
     y = gl.permute(y, (1, 4, 2, 0, 3, 5))
@@ -66,37 +61,41 @@ def _finish_dq(x, dq, at, staging, scale):
 
 @gluon.jit
 def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
-    """Add part to a row tile of the sums, or finish it: others add to it `before`, and `after`."""
+    """Add part to a row tile of dq: to its sum if others add `after` this program, else finish it.
+
+    The sum exists if others have added `before`.
+    """
     x = _in_rows(part)
     if after:
         address = _addresses(sum_ptr, x)
         if before:
             gl.atomic_add(address, x, sem="relaxed")
         else:
-            # where the others find it, if it stays in the L2 cache
+            # the others read it from the L2 cache, where it should stay
             gl.store(address, x, eviction_policy="evict_last")
     else:
         if before:
             x = _plus_sum(x, sum_ptr)
         _finish_dq(x, dq, at, staging, scale)
-        if before:  # all threads have read, for one of them has sent the tile away
+        # Nobody needs the sum any more. All threads have read it: a barrier precedes the store.
+        if before:
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
             discard_lines(sum_ptr + LINE * gl.arange(0, PANEL * M // LINE, layout=layout))
 
 
 @gluon.jit
 def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
-    """The group that makes dq of all 64 columns, from ds of both groups of keys."""
+    """Body of the group that computes all 64 columns of dq, from ds of both groups of keys."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = plan.block // M
-    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of a turn
+    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of an access
     scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
-    i = 0
-    t = 0  # turns so far
+    i = 0  # key tiles so far
+    t = 0  # accesses to dq so far
     c = 0  # row tiles so far
     work_index = peek(queue, 0)
     while work_index < order.n_tiles * order.n_heads:
@@ -104,6 +103,7 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
         batch = work.batch_kv // kv_heads
         slot = i % plan.kv_stages
         wait_full(shared.kv_full, i)
+        # Keep k^T in registers, and give its tile back at once.
         keys = shared.k.index(slot).reshape([plan.block, PANEL])
         k0 = keys.slice(0, GROUP_N).permute((1, 0)).load(K)
         k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
@@ -117,6 +117,7 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
             for step in range((head_work.end - head_work.first) * STEPS):
                 stage = c % plan.ds_stages
                 phase = phase_of(c, plan.ds_stages)
+                # k^T ds^T of each group, as soon as its ds is there; then free both for their next.
                 ds = shared.ds.index(stage)
                 mbarrier.wait(shared.ds_full[0].index(stage), phase)
                 part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
@@ -126,6 +127,7 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
                 arrive(shared.ds_empty[0], c)
                 arrive(shared.ds_empty[1], c)
                 c += 1
+                # Wait for the key tiles that add to this block before, add, and pass it on.
                 if step % TILES == 0:
                     acquire_dq(shared.dq_semaphore, t)
                 row_tile, before, after = dq_row_tile(

@@ -1,10 +1,10 @@
-"""The backward pass for Hopper (H100, H200), in Gluon: docs/hopper.md tells how it works.
+"""Backward pass for Hopper (H100, H200), in Gluon; docs/hopper.md explains the design.
 
 FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) in one kernel, so that scores and their
-gradients are computed once: five matrix products a tile. One program runs on each multiprocessor
-and takes key tiles until there are none. Two groups of four warps own 64 keys each, dk and dv of
-which they keep; dq is added up from program to program, in turns, so a run repeats bit for bit.
-Under a mask in blocks of 64 two programs run on each, and have one group.
+gradients are computed once: five matrix products a tile. One persistent program runs on each SM.
+Two groups of four warps compute dk and dv of 64 keys each; dq is accumulated across programs in a
+fixed order (`kernels.hopper.backward.semaphores`), so gradients repeat bit for bit. Under a mask in
+blocks of 64 two programs run on each SM, with one group each.
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a row tile, N keys of a program.
 """
@@ -28,7 +28,7 @@ from .tiles import GROUP_N, WORK_FIELDS, M
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, and for each a barrier that it is full and one that it is empty."""
+    """Rings of tiles in shared memory, with their barriers."""
 
     q: gl.shared_memory_descriptor  # (stages, 1, 1, M, D)
     dout: gl.shared_memory_descriptor
@@ -37,9 +37,9 @@ class Shared(NamedTuple):
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
     # (4 or 5, 1, 1, N / 2, D): dv, dk and dq on their way out. One group needs none: they leave
-    # through what it no longer needs
+    # through tiles that it has read
     out: gl.shared_memory_descriptor | None
-    # which row tile it is, where a list tells; else None
+    # number of the row tile of a stage under a block list; else None
     row_tile: gl.shared_memory_descriptor | None  # (stages, 1)
     full: gl.shared_memory_descriptor  # q, dout and row_stats
     # of each group: Triton has all threads meet between two uses of the same barriers
@@ -53,53 +53,23 @@ class Shared(NamedTuple):
 
 @gluon.jit
 def attn_bwd_kernel(
-    q,
-    k,
-    v,
-    dout,
-    row_stats,
-    dq,
-    dk,
-    dv,
-    sums_ptr,
-    flags_ptr,
-    counter,
-    seed_ptr,
-    lengths_ptr,
-    doc_ptr,
-    doc_blocks_ptr,
-    doc_tiles_ptr,
-    ranges_ptr,
-    visits_ptr,
-    splits_ptr,
-    seq_q,
-    seq_k,
-    n_head,
-    group,
-    window_size,
-    scale,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    threshold,
-    n_tiles,
-    n_heads,
-    section,
-    mask_stride,
-    plan: gl.constexpr,
-):
+    q, k, v, dout, row_stats, dq, dk, dv, sums_ptr, flags_ptr, counter, seed_ptr, lengths_ptr,
+    doc_ptr, doc_blocks_ptr, doc_tiles_ptr, ranges_ptr, visits_ptr, splits_ptr, seq_q, seq_k,
+    n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale, threshold, n_tiles,
+    n_heads, section, mask_stride, plan: gl.constexpr,
+):  # fmt: skip
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block
     STAGES: gl.constexpr = plan.stages
     KV: gl.constexpr = plan.kv_stages
     DS: gl.constexpr = plan.ds_stages
-    # groups of keys, perhaps one of dq, and the two warps of turns
+    # groups of keys, perhaps one of dq, and the two warps of dq semaphores
     READERS: gl.constexpr = plan.groups + (3 if plan.dq_group else 2)
     # dq leaves from a place of its own, or from where dv does
     OUT: gl.constexpr = 5 if plan.dq_group else 4
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
-    # tiles lie in shared memory as they are allocated: at 128 columns other orders are up to 8%
-    # slower with the same machine code
+    # The order of these allocations is that in shared memory: at 128 columns others are up to 8%
+    # slower with the same machine code.
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
@@ -112,8 +82,8 @@ def attn_bwd_kernel(
         else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
         make_scalars(STAGES) if plan.has_block_list else None,
         make_barriers(STAGES, 1),
-        # the compiler gives the memory of barriers that nobody uses to others, which is not safe:
-        # docs/hopper.md, What guards it
+        # Only barriers that are used: the compiler reuses the memory of others, which is not safe
+        # (docs/hopper.md, What guards it).
         (make_barriers(STAGES, 1),)
         if plan.groups == 1
         else (make_barriers(STAGES, 1), make_barriers(STAGES, 1)),
@@ -140,9 +110,8 @@ def attn_bwd_kernel(
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
-            [1, 1, 1],
-            [24, 24, 24],
-        )
+            [1, 1, 1], [24, 24, 24],
+        )  # fmt: skip
     elif plan.dq_group:
         gl.warp_specialize(
             [
@@ -153,9 +122,8 @@ def attn_bwd_kernel(
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
-            [4, 4, 1, 1, 1],
-            [plan.key_registers, plan.dq_registers, 24, 24, 24],
-        )
+            [4, 4, 1, 1, 1], [plan.key_registers, plan.dq_registers, 24, 24, 24],
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
@@ -165,6 +133,5 @@ def attn_bwd_kernel(
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
-            [4, 1, 1, 1],
-            [plan.key_registers, 24, 24, 24],
-        )
+            [4, 1, 1, 1], [plan.key_registers, 24, 24, 24],
+        )  # fmt: skip

@@ -1,7 +1,9 @@
-"""What a group of keys in the Hopper backward does with a row tile: from scores to dk and dv.
+"""Steps of the three backward loops, of a group of 64 keys and a row tile of 64 queries.
 
-Scores lie transposed, (keys, queries): then p^T and ds^T are where wgmma reads its left operand,
-and go into dv = p^T dout and dk = ds^T q without leaving the registers.
+Scores are transposed, (keys, queries): then p^T and ds^T are where wgmma reads its left operand,
+and go into dv = p^T dout and dk = ds^T q without leaving the registers. A function that issues a
+product returns its accumulator before it is done: warpgroup_mma_wait(n) waits for all but the last
+n that were issued.
 """
 
 from typing import NamedTuple
@@ -23,38 +25,30 @@ from ..forward.softmax import capped
 from ..gluon import exp2, log2, round_to, tma_store
 from ..pipeline import arrive, wait_empty, wait_full
 from ..scheduler import load_scalar
-from .tiles import (
-    GROUP_N,
-    M,
-    group_view,
-    row_tile_at,
-    skips_row_tile,
-    split_of,
-    work_of_head,
-)
+from .tiles import GROUP_N, M, group_view, row_tile_at, skips_row_tile, split_of, work_of_head
 
 
 @gluon.jit
 def _row_stats(shared, stage, FIRST: gl.constexpr, S: gl.constexpr):
-    """lse or delta of the queries of a stage: (1, M), in the threads that hold their columns."""
+    """Load lse (FIRST = 0) or delta (FIRST = M) of a stage: (1, M), by column of layout S."""
     numbers = shared.row_stats.index(stage).slice(FIRST, M).load(gl.SliceLayout(0, S))
     return gl.expand_dims(numbers, 0)
 
 
 class View(NamedTuple):
-    """The keys of a group, and the queries from which nothing of them is hidden."""
+    """The keys of a group, and which queries see them."""
 
     start_n: gl.tensor
     batch: gl.tensor
-    whole_from: gl.tensor
+    whole_from: gl.tensor  # queries [whole_from, whole_to) see all keys of the group
     whole_to: gl.tensor
-    head_key: gl.tensor  # of dropout, for the query head at hand: of `begin_head`
-    parts: gl.tensor  # of the row tile at hand, in a packed list
+    head_key: gl.tensor  # dropout key of the current query head: `begin_head`
+    parts: gl.tensor  # of the current row tile in a packed list: `with_parts`
 
 
 @gluon.jit
 def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
-    """s (keys, queries) with what a query does not see at -inf."""
+    """s (keys, queries) with -inf where a query does not see a key."""
     features: gl.constexpr = plan.features
     S: gl.constexpr = s.type.layout
     n = gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S))
@@ -75,7 +69,7 @@ def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
 
 @gluon.jit
 def _hides(start_m, view, plan: gl.constexpr):
-    """Whether something of the keys is hidden from a query of a row tile."""
+    """Whether a row tile has queries that do not see all keys."""
     hides = start_m < view.whole_from
     if plan.features.window or plan.features.documents:
         hides = hides | (start_m + M > view.whole_to)
@@ -129,7 +123,7 @@ def with_parts(view, parts):
 
 @gluon.jit
 def store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """Put the c-th ds of this group into shared memory, for those that make dq."""
+    """Store the c-th ds of this group in shared memory, for dq."""
     if plan.dq_group:
         wait_empty(shared.ds_empty[cid], c)
     shared.ds.index(c % plan.ds_stages).slice(cid * GROUP_N, GROUP_N).store(ds)
@@ -137,7 +131,7 @@ def store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def share_ds(c, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """Let those that make dq have the c-th ds of this group."""
+    """Publish the c-th ds of this group: make it visible to wgmma, and arrive."""
     fence_async_shared()
     arrive(shared.ds_full[cid], c)
 
@@ -147,10 +141,14 @@ def gradients(
     st, dv, v_t, c, start_m, view, shared, call,
     plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
 ):  # fmt: skip
-    """ds (keys, queries) of the row tile in stage c, whose scores st are on their way.
+    """Compute ds (keys, queries) of the row tile in stage c, and issue dv + p dout.
+
+    Args:
+        st: its scores, in flight. dv: done.
 
     Returns:
-        (ds, the operand p of dv + p dout, which is under way, dv).
+        (ds in the dtype of q; p, the operand of dv, which has to live until dv is done; dv, in
+        flight).
     """
     D: gl.constexpr = plan.block_d
     DTYPE: gl.constexpr = shared.q.dtype
@@ -159,6 +157,7 @@ def gradients(
     dout = shared.dout.index(stage).reshape([M, D])
     lse = _row_stats(shared, stage, 0, S)
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
+    # Wait for the scores, then issue dp = v dout^T, which runs under the softmax.
     s = warpgroup_mma_wait(0, deps=(st,))
     dpt = warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
     delta = _row_stats(shared, stage, M, S)
@@ -168,9 +167,10 @@ def gradients(
     p = exp2(s * call.scale_log2 - lse)
     kept = p
     if plan.features.dropout:
-        # a dropped probability lives on below zero: its sign needs no further register
+        # Mark a dropped probability by its sign, which needs no further register.
         p = gl.where(_keep(start_m, view, call, S), p, -p)
         kept = gl.where(p < 0.0, 0.0, p)
+    # Issue dv behind dp, then wait for dp only.
     pr = gl.convert_layout(round_to(kept, DTYPE), P)
     dv = warpgroup_mma(pr, dout, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dpt,))
@@ -178,7 +178,7 @@ def gradients(
         dp = gl.where(p < 0.0, 0.0, dp * call.keep_scale)
         p = gl.abs(p)
     if plan.features.softcap:
-        # what tanh was, from p, so that it needs no register in between; where p = 0 it is -1 here
+        # Recompute tanh from p, rather than keep it in registers; where p = 0 the result is -1.
         t = (log2(p) + _row_stats(shared, stage, 0, S)) * (1.0 / call.scale_log2)
         t = gl.minimum(gl.maximum(t, -1.0), 1.0)
         p *= 1.0 - t * t
@@ -188,22 +188,16 @@ def gradients(
 
 @gluon.jit
 def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
-    """Issue dk + ds q; returns the operand ds too, which must live until the product is done."""
+    """Issue dk + ds q; also returns the operand ds, which has to live until dk is done."""
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d])
     dr = gl.convert_layout(ds, gl.DotOperandLayout(0, O, 2))
     return warpgroup_mma(dr, q, dk, is_async=True), dr
 
 
 @gluon.jit
-def wait_row_tile(c, there, shared, plan: gl.constexpr):
-    """Wait until the row tile of stage c is there, if it is or is coming."""
-    wait_full(shared.full, c, pred=there)
-
-
-@gluon.jit
 def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
-    """The row tile in stage c, the step-th that is visited, in a packed list with its parts; 0
-    where the plan does not ask for it."""
+    """Number of the row tile in stage c, the step-th of a range, in a packed list with its parts; 0
+    where the plan does not need it."""
     if not plan.asks_for_rows:
         return 0
     elif plan.has_block_list:
@@ -214,12 +208,12 @@ def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
 
 @gluon.jit
 def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
-    """How many of the n row tiles from stage c on, the walk of a query head, group cid passes over
-    at the beginning: without a block-sparse mask as many as `group_view` says, `skipped`."""
+    """How many of the n row tiles of a query head, from stage c on, group cid skips at first: 0 or
+    1. Without a block-sparse mask that is `skipped`, of `group_view`."""
     if not plan.has_block_list:
         return skipped
     elif plan.features.causal and cid > 0:
-        wait_row_tile(c, n > 0, shared, plan)
+        wait_full(shared.full, c, pred=n > 0)
         row_tile = load_scalar(shared.row_tile.index(c % plan.stages))
         return gl.where((n > 0) & skips_row_tile(row_tile, key_tile, cid, call, plan), 1, 0)
     else:
@@ -230,7 +224,7 @@ def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: g
 def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
     """A tile of keys or values in shared memory, (block, D), for a step of a loop that counts c.
 
-    The term with c is 0, but the compiler cannot tell. If it could, it would make all descriptors
+    The term with c is 0, but the compiler cannot know. Otherwise it would compute all descriptors
     of the tile before the loop, and spill them: at 128 columns 48 registers.
     """
     return tiles.index(slot + gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
@@ -238,30 +232,24 @@ def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
 
 @gluon.jit
 def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
-    """Issue the scores (keys, queries) of the row tile in stage c, if it is there or coming."""
-    wait_row_tile(c, there, shared, plan)
+    """Issue k q^T (keys, queries) of the row tile in stage c; wait for it unless none comes."""
+    wait_full(shared.full, c, pred=there)
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d]).permute((1, 0))
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
     return warpgroup_mma(k_t, q, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def finish_step(c, shared, cid: gl.constexpr, plan: gl.constexpr):
-    """The group is done with stage c of q and dout, and if it makes dq with the ds before."""
+def skip_row_tile(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
+    """Release stage c, which is full, of a row tile that does not see the group's keys: ds is 0."""
+    store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
+    share_ds(c, shared, cid, plan)
     arrive(shared.empty[cid], c)
 
 
 @gluon.jit
-def skip_row_tile(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
-    """Give back stage c, which is there, of a row tile that the group does not see; its ds is 0."""
-    store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
-    share_ds(c, shared, cid, plan)
-    finish_step(c, shared, cid, plan)
-
-
-@gluon.jit
 def dkdv_place(work, view, kv_heads, order, plan: gl.constexpr):
-    """(coordinates of a group's keys in dk and dv; `split_of`, where these go instead)."""
+    """(coordinates in dk and dv of a group's keys; `split_of` for partial ones, else negative)."""
     at = [view.batch, work.batch_kv % kv_heads, view.start_n, 0]
     return at, split_of(work, order, plan)
 
@@ -270,16 +258,15 @@ def dkdv_place(work, view, kv_heads, order, plan: gl.constexpr):
 def store_dkdv(
     dk, dv, dk_out, dv_out, place, dk_tile, dv_tile, call, cid: gl.constexpr, plan: gl.constexpr
 ):
-    """Write dk and dv of a group's keys to their `dkdv_place`, by way of two tiles in shared
-    memory."""
-    at, piece = place
+    """Store dk and dv of a group's keys at `dkdv_place`, through two tiles in shared memory."""
+    at, split = place
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale
     if plan.has_block_list:
-        if piece >= 0:
-            _store_split(dk, 2 * piece, call, cid, plan)
-            _store_split(dv, 2 * piece + 1, call, cid, plan)
+        if split >= 0:
+            _store_split(dk, 2 * split, call, cid, plan)
+            _store_split(dv, 2 * split + 1, call, cid, plan)
         else:
             _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
     else:
@@ -298,6 +285,8 @@ def _store_split(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
 @gluon.jit
 def _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexpr):
     D: gl.constexpr = plan.block_d
+    # The last store may still be reading the tiles. The fence makes what threads write visible to
+    # the copy engine.
     tma.store_wait(0)
     dv_tile.reshape([GROUP_N, D]).store(round_to(dv, dv_out.dtype))
     dk_tile.reshape([GROUP_N, D]).store(round_to(dk, dk_out.dtype))

@@ -1,4 +1,4 @@
-"""What the Hopper backward kernel is compiled for, measured on an H100: docs/hopper.md."""
+"""Plans of the backward kernel: tiles, roles, registers; measured on an H100 (docs/hopper.md)."""
 
 import functools
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,10 @@ from ...options import Features
 KEYS = 64  # of a group
 QUERIES = 64  # of a row tile: what a group multiplies its keys with at a time
 BLOCK = 2 * KEYS  # of a program of two groups, and as many queries: what it visits at once
-DQ_QUERIES_AHEAD = 512  # queries, in whose turns a program looks ahead
+DQ_QUERIES_AHEAD = 512  # for whose dq semaphores a program waits ahead
 SECTION_BYTES = 32 * 2**20  # of queries, dout and sums of dq that are in use together
-MOST_HEADS = 16  # that are worked on together
-LONG_GROUP = 4  # query heads of a key-value head, from which on few programs have long walks
+MOST_HEADS = 16  # that are processed together
+LONG_GROUP = 4  # query heads of a key-value head, from which on key tiles take long
 # Under a block-sparse mask a row tile is read again much later, so that less is in the cache.
 SPARSE_SECTION_BYTES = 16 * 2**20
 
@@ -51,7 +51,7 @@ class BackwardPlan:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What Triton's compiler is told. Contraction is named because releases differ on it."""
+        """Options of Triton's compiler. Contraction is set because releases differ in it."""
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
 
     @property
@@ -61,27 +61,26 @@ class BackwardPlan:
 
     @property
     def dq_group(self) -> bool:
-        """Whether a group of its own makes dq; at 128 columns there are no registers for it, and
-        beside one group of keys it would have little to do."""
+        """Whether a group of its own computes dq; at 128 columns there are no registers for it, and
+        with one group of keys it would have little to do."""
         return self.dq_registers > 0
 
     @property
     def posts_visits(self) -> bool:
-        """Whether a warp of turns works out for the groups if others add to a block, too: with
-        windows, documents and lists they lack the registers. Elsewhere to read it costs up to
-        6%."""
+        """Whether the acquiring warp computes whether others add to a block, and posts it to the
+        groups: with windows, documents and block lists they lack the registers for it. Elsewhere
+        reading it costs up to 6%."""
         return self.has_block_list or self.features.window or self.features.documents
 
     @property
     def dq_queries(self) -> int:
-        """Queries whose dq passes from program to program at once: a block, or under a block-sparse
-        mask, where programs are more often at the same rows, a row tile. A group that makes dq all
-        the time cannot take turns that often."""
+        """Queries of one dq semaphore: a block, or under a block-sparse mask, where programs are
+        more often at the same rows, a row tile. A `dq_group` cannot acquire one that often."""
         return QUERIES if self.has_block_list and not self.dq_group else self.block
 
     @property
     def dq_stages(self) -> int:
-        """How many turns ahead a program looks."""
+        """How many semaphores ahead a program waits."""
         return DQ_QUERIES_AHEAD // self.dq_queries
 
     @property
@@ -91,7 +90,7 @@ class BackwardPlan:
 
     @property
     def asks_for_rows(self) -> bool:
-        """Whether a group of keys must know at which queries it is."""
+        """Whether a group of keys needs the number of its row tile."""
         return self.masks or self.features.dropout
 
     @property
@@ -146,11 +145,11 @@ def backward_plan(head_dim: int, seq_k: int, features: Features) -> BackwardPlan
 
 
 def heads_together(seq_q: int, group: int, n_heads: int, plan: BackwardPlan) -> int:
-    """How many of `n_heads` key-value heads are worked on at a time.
+    """Number of key-value heads, of `n_heads`, that are processed at a time.
 
-    The fewer heads, the more programs share what they read in the L2 cache; the more, the fewer
-    wait for each other where walks are short, or of different lengths, as causal lists are. Causal
-    walks of grouped heads are long and unequal: few heads are best worked on all together.
+    With fewer heads, programs share more of what they read in the L2 cache; with more, fewer wait
+    for each other where key tiles have few queries to visit, or unequal numbers. Grouped heads
+    under a causal mask have many, and unequal: few of them are best processed all together.
     """
     head_bytes = seq_q * group * plan.block_d * (2 + 2 + 4)
     if not plan.has_block_list:

@@ -1,8 +1,8 @@
-"""What the backward pass wants to know of each query beside q and dout: lse and delta.
+"""Preprocess kernel of the backward pass: lse and delta of each query.
 
     delta = rowsum(dout * out) - dlse
 
-is the part of the softmax gradient that all keys of a row share, with the gradient of lse in it:
+is the part of the softmax gradient that all keys of a row share, and that of lse:
 d lse_i / d s_ij = p_ij, so that ds = p * (dp - delta).
 """
 
@@ -15,24 +15,9 @@ from .tiles import M
 
 @gluon.jit
 def attn_bwd_preprocess_kernel(
-    out_ptr,
-    dout_ptr,
-    lse_ptr,
-    dlse_ptr,
-    row_stats_ptr,
-    flags_ptr,
-    out_batch,
-    out_token,
-    out_head,
-    dout_batch,
-    dout_token,
-    dout_head,
-    seq_q,
-    head_dim,
-    n_head,
-    n_tiles,
-    plan: gl.constexpr,
-):
+    out_ptr, dout_ptr, lse_ptr, dlse_ptr, row_stats_ptr, flags_ptr, out_batch, out_token, out_head,
+    dout_batch, dout_token, dout_head, seq_q, head_dim, n_head, n_tiles, plan: gl.constexpr,
+):  # fmt: skip
     """Program i takes row tile i % n_tiles of head i // n_tiles: M queries.
 
     row_stats (heads, n_tiles, 2, M) fp32: lse in log2, then delta. A query that does not exist or

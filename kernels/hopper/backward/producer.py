@@ -1,4 +1,4 @@
-"""The producer of the Hopper backward: one warp, which draws key tiles and loads what they need."""
+"""Producer of the backward pass: one warp that takes key tiles and loads what they need."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,12 +8,7 @@ from ..block_list import number_of
 from ..gluon import tma_load
 from ..pipeline import arrive, wait_empty
 from ..scheduler import finish, store_scalar
-from .tiles import (
-    M,
-    push_work,
-    row_tile_at,
-    work_of_head,
-)
+from .tiles import M, push_work, row_tile_at, work_of_head
 
 
 @gluon.jit
@@ -29,7 +24,10 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
 
 @gluon.jit
 def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan: gl.constexpr):
-    """Draw key tiles, load their keys and values, and walk over the queries that see them."""
+    """Take key tiles, and load their keys and values and the queries that see them.
+
+    A stage of the ring holds a row tile: q, dout, and the lse and delta of `row_stats`.
+    """
     GROUPS: gl.constexpr = plan.groups
     STEPS: gl.constexpr = plan.block // M
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
@@ -53,6 +51,8 @@ def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan:
                 next_row_tile = row_tile_at(step + 1, head_work, call, plan)
                 stage = c % plan.stages
                 full = shared.full.index(stage)
+                # Wait until both groups are done with what this stage held; then `full` expects the
+                # bytes of three copies, at whose end it flips.
                 for cid in gl.static_range(GROUPS):
                     wait_empty(shared.empty[cid], c)
                 if plan.has_block_list:
@@ -67,12 +67,13 @@ def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan:
                     shared.row_stats.index(stage),
                 )
                 tma_load(dout, at, full, shared.dout.index(stage))
+                # Keys and values come behind the first queries: their slot may still be in use.
                 if c == begin:
                     _load_keys(k, v, shared, i, batch, kv_head, work.key_tile, plan)
                 c += 1
         if c == begin:
-            # Nobody sees these keys, as they are padding, say. The phases of their slot go on all
-            # the same: they are counted by key tiles.
+            # No query attends to these keys (padding, for example). Consumers count key tiles all
+            # the same, so the phases of the slot have to advance.
             wait_empty(shared.kv_empty, i)
             arrive(shared.kv_full, i)
         i += 1

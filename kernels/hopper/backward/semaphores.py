@@ -19,14 +19,7 @@ from ..block_list import number_of
 from ..gluon import thread_barrier
 from ..pipeline import arrive, phase_of, wait_empty, wait_full
 from ..scheduler import load_scalar, make_scalars, peek, store_scalar
-from .tiles import (
-    M,
-    dq_rank,
-    pop_work,
-    row_tile_at,
-    visit_at,
-    work_of_head,
-)
+from .tiles import M, dq_rank, pop_work, row_tile_at, visit_at, work_of_head
 
 
 class DqSemaphore(NamedTuple):

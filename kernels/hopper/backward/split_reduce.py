@@ -1,4 +1,4 @@
-"""dk and dv of the columns of a block-sparse mask that are cut into pieces: their sums."""
+"""Split-reduce kernel of the backward pass: dk and dv of the columns of a mask that are split."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,26 +8,13 @@ ROWS = gl.constexpr(16)  # keys of a program
 
 @gluon.jit
 def attn_bwd_split_reduce_kernel(
-    splits_ptr,
-    cuts_ptr,
-    dk_ptr,
-    dv_ptr,
-    dk_batch,
-    dk_token,
-    dk_head,
-    dv_batch,
-    dv_token,
-    dv_head,
-    seq_k,
-    head_dim,
-    n_head,
-    n_heads,
-    plan: gl.constexpr,
-):
+    splits_ptr, cuts_ptr, dk_ptr, dv_ptr, dk_batch, dk_token, dk_head, dv_batch, dv_token, dv_head,
+    seq_k, head_dim, n_head, n_heads, plan: gl.constexpr,
+):  # fmt: skip
     """Programs (cuts, n_heads, 2, plan.block / ROWS): of dk, then of dv, ROWS keys of a column.
 
-    Pieces are (pieces, n_heads, 2, plan.block, D) fp32, n_heads those of all batches; cuts (n, 3)
-    as in `kernels.mask.lists.MaskLists`. They are added up in the order of their rows.
+    splits (splits, n_heads, 2, plan.block, D) fp32, n_heads those of all batches; cuts (n, 3) as in
+    `kernels.mask.lists.MaskLists`. The splits of a column are added in the order of their rows.
     """
     D: gl.constexpr = plan.block_d
     PARTS: gl.constexpr = plan.block // ROWS
@@ -41,8 +28,8 @@ def attn_bwd_split_reduce_kernel(
     key = gl.load(cut) * plan.block + row
     inside = gl.expand_dims(key < seq_k, 1) & (d < head_dim)
     total = gl.zeros([ROWS, D], gl.float32, layout=layout)
-    for piece in range(gl.load(cut + 1), gl.load(cut + 2)):
-        tile = ((piece * n_heads + batch_head) * 2 + which).to(gl.int64)
+    for split in range(gl.load(cut + 1), gl.load(cut + 2)):
+        tile = ((split * n_heads + batch_head) * 2 + which).to(gl.int64)
         at = splits_ptr + tile * (plan.block * D) + gl.expand_dims(row, 1) * D + d
         total += gl.load(at, mask=inside, other=0.0)
     batch = (batch_head // n_head).to(gl.int64)

@@ -14,14 +14,7 @@ from triton.experimental.gluon import language as gl
 from ...mask import schedule as mask_schedule
 from ...triton.block_ranges import n_keys_of
 from ..pipeline import arrive, wait_empty
-from ..scheduler import (
-    Order,
-    load_scalar,
-    locate,
-    push,
-    slot_of,
-    store_scalar,
-)
+from ..scheduler import Order, load_scalar, locate, push, slot_of, store_scalar
 from . import plan as backward_plan
 
 M = gl.constexpr(backward_plan.QUERIES)  # queries of a row tile
@@ -176,7 +169,7 @@ def row_tile_at(i, work, call, plan: gl.constexpr):
 
 @gluon.jit
 def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
-    """What group cid sees of the queries that its program visits.
+    """View of group cid of the queries that its program visits.
 
     Returns:
         (skipped, from, to): how many row tiles the group skips at the beginning, 0 or 1 (in a
@@ -268,12 +261,10 @@ def pop_work(queue, i, work_index, order, call, plan: gl.constexpr):
     """The `Work` of the i-th work index of this program, after a `peek` at it; frees its slot."""
     if plan.has_block_list:
         work = Work(
-            load_scalar(slot_of(queue, i, 1)),
-            load_scalar(slot_of(queue, i, 2)),
-            load_scalar(slot_of(queue, i, 3)),
-            load_scalar(slot_of(queue, i, 4)),
+            load_scalar(slot_of(queue, i, 1)), load_scalar(slot_of(queue, i, 2)),
+            load_scalar(slot_of(queue, i, 3)), load_scalar(slot_of(queue, i, 4)),
             load_scalar(slot_of(queue, i, 5)),
-        )
+        )  # fmt: skip
         arrive(queue.empty, i)
         return work
     else:

@@ -1,4 +1,4 @@
-"""A consumer group of the Hopper forward: four warps, which attend from 64 queries at a time."""
+"""Consumer of the forward pass: a group of four warps that computes out and lse of 64 queries."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,14 +24,12 @@ from .softmax import (
 )
 from .tiles import M, first_tile_of, group_tiles, row_of, tile_of
 
-FIRST_BARRIER = gl.constexpr(
-    8
-)  # the named barrier at which group 0 waits for its turn; others follow
+FIRST_BARRIER = gl.constexpr(8)  # named barrier of group 0; the others follow
 
 
 @gluon.jit
 def _scores(shared, q_slot, stage, S: gl.constexpr):
-    """Issue q k^T for one tile: (M, N) in layout S, to be waited for."""
+    """Issue q k^T of a key tile: (M, N) in layout S, in flight."""
     D: gl.constexpr = shared.q.shape[4]
     N: gl.constexpr = shared.k.shape[3]
     q = shared.q.index(q_slot).reshape([M, D])
@@ -42,7 +40,7 @@ def _scores(shared, q_slot, stage, S: gl.constexpr):
 
 @gluon.jit
 def _add_values(acc, p, shared, stage):
-    """Issue acc + p v for one tile: (M, D), to be waited for."""
+    """Issue acc + p v of a key tile: (M, D), in flight."""
     D: gl.constexpr = shared.v.shape[4]
     N: gl.constexpr = shared.v.shape[3]
     return warpgroup_mma(p, shared.v.index(stage).reshape([N, D]), acc, is_async=True)
@@ -50,7 +48,7 @@ def _add_values(acc, p, shared, stage):
 
 @gluon.jit
 def _pingpong_sync(cid: gl.constexpr, plan: gl.constexpr):
-    """Wait, where groups take turns, until the group before has its scores."""
+    """Wait, with pingpong scheduling, until the group before has its scores."""
     if plan.pingpong:
         named_barrier_sync(FIRST_BARRIER + cid)
 
@@ -67,16 +65,20 @@ def _attend(
     n, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
     cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Fold n key tiles before `key_tile` into the running sums, from the last one down.
+    """Process n key tiles before `key_tile`, last tile first, and update the online softmax.
 
-    acc (M, D) lacks the values that p, the probabilities of the tile before, weighs; m_i is the
-    maximum of the scores in log2, l_i (M, 4) the sums of probabilities by thread; c counts stages.
+    acc (M, D) still misses p v of the tile before, whose probabilities are p: that product is
+    issued with q k^T of this tile, so the tensor cores are busy while other units compute the
+    softmax. m_i is the maximum of the scores in log2, l_i (M, 4) the sums of probabilities by
+    thread; c counts stages.
     """
     for _ in range(n):
         key_tile -= 1
         start_n, parts = tile_of(key_tile, row, call, plan)
         stage = c % plan.stages
+        # Wait until the producer has filled this stage with k of this tile and v of the one before.
         wait_full(shared.full, c)
+        # Issue both products back to back, then wait for the first only.
         _pingpong_sync(cid, plan)
         s = _scores(shared, q_slot, stage, S)
         acc = _add_values(acc, p, shared, stage)
@@ -84,7 +86,8 @@ def _attend(
         _pingpong_arrive(cid, plan)
         s = masked_scores(s, start_n, parts, rows, call, plan, MASKED)
         m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
-        # p is a register operand: it must live until its product is done
+        # p is the register operand of the product in flight: keep it until that is done. Then the
+        # producer may refill the stage.
         acc, p = warpgroup_mma_wait(0, deps=(acc, p))
         arrive(shared.empty, c)
         p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
@@ -99,10 +102,10 @@ def _attend(
 
 @gluon.jit
 def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr, S: gl.constexpr):
-    """Issue q k^T for the first tile that the group sees of a row tile, if there is more.
+    """Issue q k^T of the first key tile that the group sees in a row tile, if there is `more` work.
 
-    c is the stage of the row tile's first keys, which are there. The group waits for the tiles
-    that it passes over, and holds them until the product is done.
+    c is the stage of the row tile's first keys, which is full. The group waits for the tiles that
+    it skips, and holds them until the product is done.
     """
     mbarrier.wait(shared.q_full.index(q_slot), q_phase, pred=more)
     if plan.skips:
@@ -114,7 +117,7 @@ def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr,
 
 @gluon.jit
 def _release_first(shared, c, skipped, plan: gl.constexpr):
-    """Give back what `_first_scores` held; returns the stage of the next tile."""
+    """Release the stages that `_first_scores` held; returns the stage of the next tile."""
     arrive(shared.empty, c)
     c += 1
     if plan.skips:
@@ -126,11 +129,14 @@ def _release_first(shared, c, skipped, plan: gl.constexpr):
 
 @gluon.jit
 def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.constexpr):
-    """Attend from the queries of a group, by its number in the program, row tile after row tile.
+    """Body of a consumer group: process one row tile after the other.
 
-    The first scores of the next row tile are issued behind the last values of this one, so that
-    the tensor cores work while the output is scaled and stored; but for an output that takes the
-    place of the queries, which those scores wait for.
+    The first scores of the next row tile are issued behind the last values of this one, so that the
+    tensor cores work while the output is scaled and stored. With `plan.out_over_q` they have to
+    wait: the output takes the place of the queries.
+
+    Args:
+        number: of the group among those of all teams of the program.
     """
     team: gl.constexpr = number // plan.groups
     cid: gl.constexpr = number % plan.groups
@@ -143,14 +149,14 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
     total = order.n_tiles * order.n_heads
     if cid == plan.groups - 1:
-        _pingpong_arrive(cid, plan)  # the first group begins
+        _pingpong_arrive(cid, plan)  # so that group 0 may begin
     i = 0
     c = 0
     tile = first_index(team, plan.teams)
     start_m, batch_head, row = row_of(tile, order, call, plan)
     batch = batch_head // call.n_head
     skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
-    more = tile < total  # a team may find no tile at all
+    more = tile < total  # a team may have no tile at all
     if plan.skips:
         skipped = gl.where(more, skipped, 0)
     wait_full(shared.full, 0)
@@ -163,6 +169,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         head = batch_head % call.n_head
         lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
         rows = make_rows(own_m, batch, batch_head, row, call, plan, S)
+        # The first key tile, whose scores are done: it starts the softmax. Then those that may hide
+        # late keys, those that hide none, and those that may hide early keys.
         key_tile = last
         start_n, parts = first_tile_of(skipped, last, row, plan)
         s = masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
@@ -185,7 +193,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
                 cid, plan, S, O, True,
             )  # fmt: skip
 
-        # The last values of this row tile, and behind it the first scores of the next one
+        # Issue the last values of this row tile, and look up the next one under that product. All
+        # scores are done, so other queries may be loaded.
         slot_left = q_slot
         if not plan.out_over_q:
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
@@ -203,6 +212,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         q_phase = phase_of(i, plan.q_stages)
         if plan.skips:
             skipped = gl.where(more, skipped, 0)
+        # Behind it issue the first scores of the next row tile, then wait for the values only.
         if not plan.out_over_q:
             s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
 
@@ -210,6 +220,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         gl.store(lse_tile + m, lse, mask=m < call.seq_q - own_m)
         acc, p = warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
         acc = times_rows(acc, factor)
+        # The copy engine may still be reading the output before. The fence makes what threads write
+        # visible to it.
         tma.store_wait(0)
         shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
         fence_async_shared()

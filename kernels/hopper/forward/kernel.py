@@ -1,9 +1,9 @@
-"""The forward pass for Hopper (H100, H200), in Gluon: docs/hopper.md tells how it works.
+"""Forward pass for Hopper (H100, H200), in Gluon; docs/hopper.md explains the design.
 
-One program runs on each multiprocessor and takes row tiles until there are none. Its producer warp
-loads tiles with the copy engine; two to four consumer groups of four warps own 64 queries each.
-They meet at barriers in shared memory: the producer fills a stage of a ring that all groups have
-emptied. Under a block-sparse mask a program may have several such teams, of one or two groups.
+One persistent program runs on each SM. Its producer warp loads tiles with the copy engine (TMA),
+and two to four consumer groups of four warps process 64 queries each. They synchronize at barriers
+in shared memory: `kernels.hopper.pipeline`. Under a block-sparse mask a program may have several
+such teams, of one or two groups.
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a group, N keys of a tile.
 """
@@ -23,10 +23,10 @@ from .tiles import M
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, and for each a barrier that it is full and one that it is empty.
+    """Rings of tiles in shared memory, with their barriers.
 
-    A stage of the ring holds the keys of one tile and the values of the tile before it: those are
-    the two products that a consumer issues together.
+    A stage holds the keys of one tile and the values of the tile before it: the operands of the two
+    products that a consumer issues together.
     """
 
     q: gl.shared_memory_descriptor  # (q_stages * groups, 1, 1, M, D)
@@ -41,7 +41,7 @@ class Shared(NamedTuple):
 
 @gluon.jit
 def _make_team(q, k, v, out, plan: gl.constexpr):
-    """What the producer and the consumers of a team share, and how they send tile numbers."""
+    """Allocate `Shared` and the work queue of a team."""
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block_n
     GROUPS: gl.constexpr = plan.groups
@@ -65,34 +65,11 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
 
 @gluon.jit
 def attn_fwd_kernel(
-    q,
-    k,
-    v,
-    out,
-    lse_ptr,
-    counter,
-    seed_ptr,
-    doc_ptr,
-    lengths_ptr,
-    sinks_ptr,
-    rows_ptr,
-    row_blocks_ptr,
-    seq_q,
-    seq_k,
-    n_head,
-    group,
-    window_size,
-    scale_log2,
-    softcap_scale,
-    keep_scale,
-    threshold,
-    n_tiles,
-    n_heads,
-    section,
-    mask_stride,
-    plan: gl.constexpr,
-):
-    # as many teams as there may be: a program without one more has it twice, and nobody for it
+    q, k, v, out, lse_ptr, counter, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
+    row_blocks_ptr, seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale,
+    threshold, n_tiles, n_heads, section, mask_stride, plan: gl.constexpr,
+):  # fmt: skip
+    # A tuple of fixed length: without a second or third team that entry is not used.
     a = _make_team(q, k, v, out, plan)
     b = _make_team(q, k, v, out, plan) if plan.teams > 1 else a
     c = _make_team(q, k, v, out, plan) if plan.teams > 2 else a
@@ -116,9 +93,8 @@ def attn_fwd_kernel(
                 (produce, (q, k, v, teams, counter, order, call, 1, plan)),
                 (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            WARPS,
-            REGISTERS,
-        )
+            WARPS, REGISTERS,
+        )  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize(
             [
@@ -129,9 +105,8 @@ def attn_fwd_kernel(
                 (produce, (q, k, v, teams, counter, order, call, 1, plan)),
                 (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            WARPS,
-            REGISTERS,
-        )
+            WARPS, REGISTERS,
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
@@ -143,6 +118,5 @@ def attn_fwd_kernel(
                 (produce, (q, k, v, teams, counter, order, call, 1, plan)),
                 (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            WARPS,
-            REGISTERS,
-        )
+            WARPS, REGISTERS,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the Hopper forward kernel is compiled for, measured on an H100: docs/hopper.md."""
+"""Plans of the forward kernel: tiles, roles and registers, measured on an H100 (docs/hopper.md)."""
 
 import functools
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ MOST_TEAMS = 3  # of a program
 ROWS = 64  # queries of a consumer group: the rows of one wgmma
 # queries, up to which four small groups are ahead of three large ones
 SHORT_CAUSAL, SHORT_FULL = 4096, 1024
-SECTION_BYTES = 8 * 2**20  # of keys and values that are worked on together: L2 has 50 MB
+SECTION_BYTES = 8 * 2**20  # of keys and values that are processed together: L2 has 50 MB
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Plan:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What Triton's compiler is told. Contraction is named because releases differ on it."""
+        """Options of Triton's compiler. Contraction is set because releases differ in it."""
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
 
     @property
     def worker_warps(self) -> list[int]:
-        """Of the roles of a program but the first consumer: other consumers, and producers."""
+        """Warps of each role but the first consumer: other consumers, and producers."""
         return [4] * (self.teams * self.groups - 1) + [1] * MOST_TEAMS
 
     @property
     def worker_registers(self) -> list[int]:
-        """Of a thread in these roles."""
+        """Registers of a thread in these roles."""
         consumers = self.teams * self.groups - 1
         return [self.consumer_registers] * consumers + [self.producer_registers] * MOST_TEAMS
 
@@ -73,8 +73,8 @@ class Plan:
 
     @property
     def pingpong(self) -> bool:
-        """Whether the groups take turns at the tensor cores: three gain 5% where nothing is causal.
-        All of them must visit the same number of tiles."""
+        """Whether the groups issue products in a fixed order, each under the softmax of the others:
+        three gain 5% without a causal mask. All have to visit the same number of tiles."""
         return self.groups == 3 and not self.features.causal
 
     @property

@@ -1,4 +1,4 @@
-"""The producer of the Hopper forward: one warp, which draws row tiles and loads what they need."""
+"""Producer of the forward pass: one warp that takes row tiles and loads what they need."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,7 +26,7 @@ def _load_q(q, shared, slot, phase, batch, head, start_m):
 
 @gluon.jit
 def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.constexpr):
-    """Draw row tiles, load their queries, and walk over their keys from the last to the first."""
+    """Body of a producer: load the queries of its row tiles, and their keys from last to first."""
     if team < plan.teams:
         shared, queue = teams[team]
         tile = first_index(team, plan.teams)
@@ -41,10 +41,11 @@ def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.c
 def _load_stage(
     k, v, shared, c, batch, kv_head, key_tile, v_batch, v_head, v_tile, plan: gl.constexpr
 ):
-    """Fill the c-th stage with the keys of a tile, and unless it is the first, with the values of
-    the tile before."""
+    """Fill stage c with the keys of a tile and the values of the one before, if there was one."""
     N: gl.constexpr = plan.block_n
     stage = c % plan.stages
+    # Wait until all groups have released the stage. `full` flips when the bytes that it expects
+    # have arrived: the copy engine counts them, no thread waits.
     wait_empty(shared.empty, c)
     mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
     mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
@@ -75,8 +76,9 @@ def _load_queries(
 @gluon.jit
 def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
     GROUPS: gl.constexpr = plan.groups
-    # Queries come behind the first keys, but for those of the first group, so that it can begin. If
-    # an output takes their place, all of them do: it has to leave, and waits for these values.
+    # The queries of the first group come before the first keys, so that it can begin, the others
+    # behind them. If the output takes their place all come behind: it only leaves after the values
+    # that come with these keys.
     EARLY: gl.constexpr = 0 if plan.out_over_q else 1
     i = 0  # row tiles so far
     c = 0  # stages of the ring so far
@@ -109,8 +111,8 @@ def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.conste
 
 @gluon.jit
 def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
-    """The same for rows of a block-sparse mask. They are short, so that what the next ones need is
-    read ahead: the number of the row after the next, the entry of the next, the next block."""
+    """`_produce` for rows of a block list. They are short, so what comes next is read ahead: the
+    work index after the next, the next row, and the next block of this row."""
     GROUPS: gl.constexpr = plan.groups
     EARLY: gl.constexpr = 0 if plan.out_over_q else 1
     i = 0

@@ -1,6 +1,6 @@
-"""The online softmax of a consumer group: scores in, probabilities and running sums out.
+"""Online softmax of a consumer group: scores in, probabilities and running sums out.
 
-Scores are (M, N) in registers, as wgmma leaves them: two rows a thread, four threads a row.
+Scores are (M, N) in registers, in the layout of wgmma: two rows a thread, four threads a row.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.c
 
 @gluon.jit
 def capped(s, call, plan: gl.constexpr):
-    """tanh of products of q and k with a cap, else these: either times scale_log2 is a score."""
+    """Apply the softcap, if any, to products of q and k: the result times scale_log2 is a score."""
     if plan.features.softcap:
         numerator, denominator = tanh_ratio(s * call.softcap_scale)
         s = numerator * reciprocal(denominator)
@@ -50,7 +50,7 @@ def capped(s, call, plan: gl.constexpr):
 
 @gluon.jit
 def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
-    """Products of q and k, capped, and those of hidden keys at -inf."""
+    """Apply the softcap to products of q and k, and set those of hidden keys to -inf."""
     s = capped(s, call, plan)
     if MASKED:
         n = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
@@ -67,8 +67,8 @@ def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.
 
 @gluon.jit
 def row_max(s, plan: gl.constexpr):
-    """The maximum of each row (M,), taken in one chain of steps or in two that do not wait for
-    each other, of even and of odd columns."""
+    """Maximum of each row (M,), in one chain of instructions, or in two that do not depend on each
+    other: of even and of odd columns."""
     S: gl.constexpr = s.type.layout
     if plan.two_chains:
         chains = gl.max(s.reshape([M, s.shape[1] // 8, 4, 2]), 1)
@@ -80,7 +80,7 @@ def row_max(s, plan: gl.constexpr):
 
 @gluon.jit
 def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
-    """Softmax's numerators for row maxima m_i, in log2, a maximum -inf taken for 0.
+    """Numerators of the softmax for row maxima m_i in log2, where -inf counts as 0.
 
     Returns:
         (p (M, N), the operand of the product with the values; l (M, 4), sums of what each thread
@@ -102,25 +102,25 @@ def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.co
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, O: gl.constexpr):
-    """p (M, N) rounded to the dtype of the values, in the registers where wgmma reads it."""
+    """Round p (M, N) to the dtype of the values, in the registers where wgmma reads it."""
     return gl.convert_layout(round_to(p, dtype), gl.DotOperandLayout(0, O, 2))
 
 
 @gluon.jit
 def times_rows(x, factor):
-    """x with each row times its factor, which lies in the thread that needs it."""
+    """Multiply each row of x with its factor, which is in the thread that needs it."""
     rows: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return x * gl.expand_dims(gl.convert_layout(factor, rows, assert_trivial=True), 1)
 
 
 @gluon.jit
 def finish_rows(m_i, l_i, head, call, plan: gl.constexpr):
-    """(lse, factor on the sum of values) of rows with maxima m_i (M,) and sums l_i (M, 4)."""
+    """(lse, factor of the sum of values) of rows with maxima m_i (M,) and sums l_i (M, 4)."""
     l = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
     m = m_i
     factor = 1.0
     if plan.features.sinks:
-        # a sink is one more score: it may exceed the others by so much that they vanish
+        # A sink is another score: it may exceed the others by so much that they vanish.
         sink = gl.load(call.sinks_ptr + head) * LOG2E
         m_new = gl.maximum(m, sink)
         pivot = gl.where(m_new == -float("inf"), 0.0, m_new)

@@ -1,8 +1,8 @@
-"""Which key tiles the queries of a row tile visit, and which of them a consumer group must mask.
+"""Key tiles of the forward pass: which a row tile visits, and which of them a group has to mask.
 
-All groups of a program go through the same ring of tiles, from the last key to the first. A group
-passes over the tiles at the top that none of its own queries sees; then it masks some, sees some
-whole, and at the bottom, under a window or packed documents, masks some again.
+All groups of a team read the same ring of tiles, from the last key to the first. A group skips the
+tiles that none of its queries sees; then it masks some, sees some whole, and at the end, under a
+window or packed documents, masks some again.
 """
 
 from triton.experimental import gluon
@@ -26,7 +26,7 @@ M = gl.constexpr(ROWS)  # queries of a consumer group
 
 @gluon.jit
 def row_bounds(query, batch, call, plan: gl.constexpr):
-    """[lower, upper): the keys that `query`, a vector or a number, sees, but for documents."""
+    """[lower, upper): the keys that `query`, a vector or a number, sees, documents aside."""
     features: gl.constexpr = plan.features
     n_keys = n_keys_of(batch, call, features)
     diagonal = call.seq_k - call.seq_q
@@ -35,7 +35,7 @@ def row_bounds(query, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def _doc_range(start_m, batch, call):
-    """The least and the greatest start of the documents of M queries."""
+    """Least and greatest start of the documents of M queries."""
     # every warp holds all of them, so that none waits for another
     layout: gl.constexpr = gl.BlockedLayout([M // 32], [32], [gl.num_warps()], [0])
     starts = doc_starts(start_m + gl.arange(0, M, layout=layout), batch, call)
@@ -44,7 +44,7 @@ def _doc_range(start_m, batch, call):
 
 @gluon.jit
 def row_tile_keys(start_m, batch, call, plan: gl.constexpr):
-    """[first, end): the key tiles that the queries of the row tile see; at least one."""
+    """[first, end): the key tiles that the queries of a row tile see; at least one."""
     N: gl.constexpr = plan.block_n
     GROUPS: gl.constexpr = plan.groups
     end_m = gl.minimum(start_m + GROUPS * M, call.seq_q)
@@ -65,7 +65,7 @@ def row_tile_keys(start_m, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def row_of(tile, order, call, plan: gl.constexpr):
-    """(first query, batch times heads, row of the mask if there is one) of a tile number."""
+    """(first query, batch times heads, `Row` of a block list) of a work index."""
     if plan.has_block_list:
         row, batch_head = block_list_row(tile, order, call, plan)
         return row.number * (plan.groups * M), batch_head, row
@@ -76,7 +76,7 @@ def row_of(tile, order, call, plan: gl.constexpr):
 
 @gluon.jit
 def _block_list_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
-    """`group_tiles` under a block-sparse mask, with places in the row of blocks for tiles."""
+    """`group_tiles` under a block-sparse mask, with positions in the block list for tiles."""
     N: gl.constexpr = plan.block_n
     TILES: gl.constexpr = plan.features.mask_block_size // N
     end = n_key_tiles(row, plan)
@@ -94,7 +94,7 @@ def _block_list_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def first_tile_of(skipped, last, row, plan: gl.constexpr):
-    """`tile_of` the key tile that a group sees first, from what `group_tiles` gave."""
+    """`tile_of` the key tile that a group sees first, as `group_tiles` returned it."""
     tile = last
     if plan.has_block_list:
         tile = last_key_tile(row, plan) - skipped
@@ -103,8 +103,7 @@ def first_tile_of(skipped, last, row, plan: gl.constexpr):
 
 @gluon.jit
 def tile_of(key_tile, row, call, plan: gl.constexpr):
-    """(the first key, which parts are there) of a key tile, or of the one in this place of a row of
-    the mask."""
+    """(first key, visible parts) of a key tile: by number, or by its position in a block list."""
     tile = key_tile
     if plan.has_block_list:
         tile = block_list_tile(key_tile, row, call, plan)
@@ -113,7 +112,7 @@ def tile_of(key_tile, row, call, plan: gl.constexpr):
 
 @gluon.jit
 def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr):
-    """What group cid does with the key tiles of the row tile at start_m, from the last one down.
+    """Plan of group cid for the key tiles of the row tile at start_m, from the last one down.
 
     Returns:
         (skipped, last, high, whole, low): tiles that it does not see at all; the number of its

@@ -1,1 +1,1 @@
-"""Matrix products on Hopper, with what follows them in the same kernel."""
+"""GEMM on Hopper with bias, GELU and their gradients in the same kernel."""

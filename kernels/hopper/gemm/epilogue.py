@@ -1,8 +1,8 @@
-"""What follows a product of `kernels.hopper.gemm.gemm` in its tile: bias, GELU, their gradients.
+"""Epilogues of `kernels.hopper.gemm.gemm`: bias, GELU, and their gradients.
 
-A tile ends in two halves of columns. What leaves is put into a buffer, of which a group has one for
-each half, and the copy engine takes it from there. A third buffer would spare a wait, but it takes
-the place of a stage of the factors, which costs more (H100).
+A tile is processed in two halves of columns. Each group has one buffer in shared memory for each
+half, from which the copy engine stores results. A third buffer would spare a wait, but it takes the
+place of a stage of the factors, which costs more (H100).
 """
 
 from typing import NamedTuple
@@ -19,21 +19,21 @@ HALVES = gl.constexpr(2)
 
 
 class Epilogue(NamedTuple):
-    """Where the tiles of a result end: descriptors of (rows, columns), and pointers."""
+    """Arguments of an epilogue: descriptors of (rows, columns) matrices, and pointers."""
 
     h: gl.tensor  # products without the bias: stored, or read where a product is a gradient
-    g: gl.tensor  # the GELU, or None where it is not asked for
+    g: gl.tensor  # the GELU, or None where it is not stored
     dh: gl.tensor  # the gradient of h, or None
     bias_ptr: gl.tensor  # (columns of all tiles,) fp32; or None
     sums_ptr: gl.tensor  # (tiles down, columns of all tiles) fp32: of dh in a tile; or None
     n_columns: gl.tensor  # of all tiles
     buffers: gl.shared_memory_descriptor  # (2 * HALVES, 1, 1, M, half of N)
-    h_full: gl.shared_memory_descriptor  # of each group, a barrier that h is in its buffers
+    h_full: gl.shared_memory_descriptor  # one barrier a group: h has arrived in its buffers
 
 
 @gluon.jit
 def load_h(m, n, epilogue, group: gl.constexpr):
-    """Fetch h for the tile that begins at row m and column n, when the tile before has left."""
+    """Start to load h of the tile at row m and column n, when the tile before has been stored."""
     HALF: gl.constexpr = epilogue.h.block_type.shape[3]
     full = epilogue.h_full.index(group)
     tma.store_wait(0)
@@ -45,11 +45,11 @@ def load_h(m, n, epilogue, group: gl.constexpr):
 
 @gluon.jit
 def gelu_epilogue(low, high, m, n, epilogue, group: gl.constexpr):
-    """Store the products, low and high half, and the GELU of their sum with the bias."""
+    """Store the product, given as its low and high half, and the GELU of it plus the bias."""
     HALF: gl.constexpr = low.shape[1]
     DTYPE: gl.constexpr = epilogue.h.dtype
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    # the GELU is that of the rounded product, as the backward pass sees it
+    # Apply the GELU to the rounded product, which is what the backward pass reads.
     low = round_to(gl.convert_layout(low, L), DTYPE)
     high = round_to(gl.convert_layout(high, L), DTYPE)
     first = epilogue.buffers.index(group * HALVES)
@@ -58,7 +58,7 @@ def gelu_epilogue(low, high, m, n, epilogue, group: gl.constexpr):
     _put(epilogue.h, m, n, low, first)
     _put(epilogue.h, m, n + HALF, high, second)
     low = _gelu(low, n, epilogue, L)
-    tma.store_wait(1)  # of the two, the first has left
+    tma.store_wait(1)  # of the two stores, the first is done: its buffer is free
     _put(epilogue.g, m, n, low, first)
     high = _gelu(high, n + HALF, epilogue, L)
     tma.store_wait(1)
@@ -67,8 +67,12 @@ def gelu_epilogue(low, high, m, n, epilogue, group: gl.constexpr):
 
 @gluon.jit
 def gelu_gradient_epilogue(low, high, m, n, epilogue, j, group: gl.constexpr):
-    """Store the gradient of h from that of the GELU, which is the product; its sums, for the
-    gradient of the bias; and the GELU, where it is asked for. This is the group's j-th tile."""
+    """Store the gradient of h, given that of the GELU, which is the product; its sums by columns,
+    for the gradient of the bias; and the GELU if the plan has it.
+
+    Args:
+        j: number of the tile among those of the group.
+    """
     M: gl.constexpr = low.shape[0]
     HALF: gl.constexpr = low.shape[1]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
@@ -86,8 +90,8 @@ def gelu_gradient_epilogue(low, high, m, n, epilogue, j, group: gl.constexpr):
 
 @gluon.jit
 def _gelu_gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr):
-    """Store from row m and column n on what dg and h, which is in the buffer, give; the sums by
-    columns are returned."""
+    """Store dh from row m and column n on, given dg and h in the buffer, and return its sums by
+    columns."""
     M: gl.constexpr = dg.shape[0]
     HALF: gl.constexpr = dg.shape[1]
     x = _with_bias(buffer.reshape([M, HALF]).load(L), n, epilogue, L)
@@ -105,14 +109,14 @@ def _gelu_gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr):
 
 @gluon.jit
 def _gelu(h, n, epilogue, L: gl.constexpr):
-    """The GELU of h (M, half of N) and the bias, in the dtype of h."""
+    """GELU of h (M, N / 2) plus the bias, in the dtype of h."""
     x = _with_bias(h, n, epilogue, L)
     return round_to(x * _gate(x), h.dtype)
 
 
 @gluon.jit
 def _with_bias(h, n, epilogue, L: gl.constexpr):
-    """h (M, half of N) in fp32, and the bias from column n on if there is one."""
+    """h (M, N / 2) in fp32, plus the bias from column n on if there is one."""
     x = h.to(gl.float32)
     if epilogue.bias_ptr is not None:
         columns = n + gl.arange(0, h.shape[1], layout=gl.SliceLayout(0, L))
@@ -122,13 +126,13 @@ def _with_bias(h, n, epilogue, L: gl.constexpr):
 
 @gluon.jit
 def _gate(x):
-    """What the GELU multiplies x with: `kernels.fused.triton.gelu.gate` in fewer instructions."""
+    """Factor of x in the GELU: `kernels.fused.triton.gelu.gate` in fewer instructions."""
     return reciprocal(1.0 + exp2(x * (-TWICE * LOG2E + x * x * (-TWICE * LOG2E * CUBIC))))
 
 
 @gluon.jit
 def _put(out, m, n, x, buffer):
-    """Store x from row m and column n on, through a buffer that is free."""
+    """Store x from row m and column n on, through a free buffer."""
     M: gl.constexpr = x.shape[0]
     HALF: gl.constexpr = x.shape[1]
     buffer.reshape([M, HALF]).store(x)

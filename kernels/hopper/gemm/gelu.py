@@ -10,7 +10,7 @@ FORWARD = GemmPlan(transposed=True, gradient=False)
 
 
 def backward_plan(*, bias: bool, gelu: bool) -> GemmPlan:
-    """Of the gradients, and perhaps of the GELU once more."""
+    """Plan of the gradients; `gelu` to recompute the GELU as well."""
     return GemmPlan(transposed=False, gradient=True, gelu=gelu, bias=bias)
 
 

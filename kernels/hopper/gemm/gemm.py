@@ -1,12 +1,12 @@
-"""Matrix products for Hopper (H100, H200), in Gluon, with what follows them in the same pass.
+"""GEMM for Hopper (H100, H200) in Gluon, with an epilogue: bias, GELU or its gradient.
 
-One program runs on each multiprocessor and works on every so-many-th tile of the result. Its
-producer warp loads the factors with the copy engine, into a ring of stages in shared memory. Two
-groups of four warps take tiles in turns: while one multiplies, the other ends its tile, which is to
-add a bias, to apply a GELU, to store. So the tensor cores need not wait for the end of a tile, and
-what follows a product takes no pass over memory of its own. (CUTLASS calls this ping-pong.)
+One persistent program runs on each SM and computes every n-th tile of the result, n being the
+number of programs. Its producer warp loads the factors with the copy engine into a ring of stages.
+Two groups of four warps alternate (CUTLASS's ping-pong schedule): while one multiplies, the other
+runs the epilogue of its tile, so the tensor cores need not wait for it, and what follows the
+product takes no pass over memory of its own.
 
-Letters: M rows and N columns of a tile of the result, K what a stage adds up.
+Letters: M rows and N columns of a tile of the result, K columns of a factor in a stage.
 """
 
 import functools
@@ -30,13 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..gluon import tma_load
 from ..launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
 from ..pipeline import arrive, make_full_and_empty, wait_empty, wait_full
-from .epilogue import (
-    HALVES,
-    Epilogue,
-    gelu_epilogue,
-    gelu_gradient_epilogue,
-    load_h,
-)
+from .epilogue import HALVES, Epilogue, gelu_epilogue, gelu_gradient_epilogue, load_h
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64  # of a tile, and of a stage
 M, N, K = gl.constexpr(ROWS), gl.constexpr(COLUMNS), gl.constexpr(DEPTH)
@@ -46,7 +40,7 @@ STAGES = gl.constexpr(5)
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """A compilation of the kernel.
+    """One compilation of the kernel.
 
     Attributes:
         transposed: whether b is (columns of the result, depth), not (depth, columns).
@@ -62,12 +56,12 @@ class GemmPlan:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What Triton's compiler is told."""
+        """Options of Triton's compiler."""
         return {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
 
 
 class Ring(NamedTuple):
-    """Stages of the factors, and for each a barrier that it is full and one that it is empty."""
+    """Ring of the factors, with its barriers."""
 
     a: gl.shared_memory_descriptor  # (STAGES, 1, 1, M, K)
     b: gl.shared_memory_descriptor  # (STAGES, 1, 1, N, K) or (STAGES, 1, 1, K, N)
@@ -76,29 +70,29 @@ class Ring(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """How the result is cut."""
+    """Tiling of the result."""
 
     down: gl.tensor
     across: gl.tensor
-    steps: gl.tensor  # stages of a tile
+    steps: gl.tensor  # stages of the factors for one tile
 
 
 @gluon.jit
 def _n_tiles(tiles):
-    """How many tiles are this program's."""
+    """Number of tiles of this program."""
     return gl.cdiv(tiles.down * tiles.across - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon.jit
 def _place(i, tiles):
-    """The first row and column of its i-th tile: neighbours at work share rows."""
+    """First row and column of its i-th tile: programs that run together share rows."""
     tile = gl.program_id(0) + i * gl.num_programs(0)
     return tile // tiles.across * M, tile % tiles.across * N
 
 
 @gluon.jit
 def _produce(a, b, ring, tiles, plan: gl.constexpr):
-    """Load the factors of tile after tile."""
+    """Body of the producer: load the factors of one tile after the other."""
     c = 0
     for i in range(_n_tiles(tiles)):
         m, n = _place(i, tiles)
@@ -117,7 +111,7 @@ def _produce(a, b, ring, tiles, plan: gl.constexpr):
 
 @gluon.jit
 def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
-    """The product of a tile, (M, N) fp32 in layout L, to be waited for; its stages begin at c."""
+    """Product of a tile, (M, N) fp32 in layout L, its last step in flight; c is its first stage."""
     acc = gl.zeros([M, N], gl.float32, layout=L)
     for step in range(tiles.steps):
         stage = c % STAGES
@@ -127,31 +121,36 @@ def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
             b = ring.b.index(stage).reshape([N, K]).permute((1, 0))
         else:
             b = ring.b.index(stage).reshape([K, N])
+        # Keep one product in flight: the one before it is done, so its stage may be refilled.
         acc = warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
-        arrive(ring.empty, c + STAGES - 1, pred=step > 0)  # the stage before
+        arrive(ring.empty, c + STAGES - 1, pred=step > 0)
         c += 1
     return acc
 
 
 @gluon.jit
 def _consume(ring, mma_order, epilogue, tiles, group: gl.constexpr, plan: gl.constexpr):
-    """Every second tile of the program.
+    """Body of a group: every second tile of the program.
 
-    A group multiplies when the other has issued its last product: the barriers of stages alone
-    would not do, for they cannot tell this filling of a stage from that two rounds before.
+    `mma_order` (2, 1) are barriers that let the groups multiply alternately. Those of the stages
+    would not do: their phase is one bit, so a group two rounds ahead of the other would take an old
+    filling of a stage for its own.
     """
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     for i in range(group, _n_tiles(tiles), 2):
         j = i // 2
         m, n = _place(i, tiles)
+        # h of the epilogue arrives while the tile is multiplied.
         if plan.gradient:
             load_h(m, n, epilogue, group)
+        # Multiply when the other group has issued its last product, then let it do the same.
         mbarrier.wait(mma_order.index(group), (j & 1) ^ (1 - group))
         acc = _multiply(i * tiles.steps, ring, tiles, plan, L)
         mbarrier.arrive(mma_order.index(1 - group), count=1)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         arrive(ring.empty, i * tiles.steps + tiles.steps - 1)
+        # Two halves of columns need half of the registers each.
         low, high = gl.split(acc.reshape([M, 2, HALF]).permute((0, 2, 1)))
         if plan.gradient:
             gelu_gradient_epilogue(low, high, m, n, epilogue, j, group)
@@ -162,19 +161,8 @@ def _consume(ring, mma_order, epilogue, tiles, group: gl.constexpr, plan: gl.con
 
 @gluon.jit
 def gemm_kernel(
-    a,
-    b,
-    h,
-    g,
-    dh,
-    bias_ptr,
-    sums_ptr,
-    n_columns,
-    down,
-    across,
-    steps,
-    plan: gl.constexpr,
-):
+    a, b, h, g, dh, bias_ptr, sums_ptr, n_columns, down, across, steps, plan: gl.constexpr,
+):  # fmt: skip
     B_ROWS: gl.constexpr = b.block_type.shape[2]
     B_COLUMNS: gl.constexpr = b.block_type.shape[3]
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
@@ -185,7 +173,7 @@ def gemm_kernel(
     )
     buffers = gl.allocate_shared_memory(h.dtype, [2 * HALVES, 1, 1, M, HALF], h.layout)
     mma_order = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
-    # where nothing is read at the end, nobody looks at these barriers
+    # without a gradient nobody uses these barriers
     h_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier) if plan.gradient else mma_order
     for group in gl.static_range(2):
         mbarrier.init(mma_order.index(group), count=1)
@@ -209,7 +197,7 @@ def gemm_kernel(
 
 
 def compile_gemm(plan: GemmPlan, dtype: torch.dtype) -> Any:
-    """The kernel for this plan and for factors of this dtype: this needs no GPU."""
+    """Compile the kernel for this plan and for factors of this dtype; needs no GPU."""
     half = tile_type(ROWS, COLUMNS // 2, dtype)
     types = [
         tile_type(ROWS, DEPTH, dtype),
@@ -238,7 +226,7 @@ def launch_gemm(
     bias: Tensor | None,
     plan: GemmPlan,
 ) -> Tensor | None:
-    """Multiply a and b, and do what the plan says.
+    """Launch the GEMM of a and b with the epilogue of the plan.
 
     Args:
         a: (rows, depth), b as the plan says: bf16 or fp16, depth and columns multiples of 8. A copy
@@ -253,7 +241,7 @@ def launch_gemm(
     """
     (rows, depth), columns = a.shape, h.shape[1]
     down, across = -(-rows // ROWS), -(-columns // COLUMNS)
-    # whole tiles of it, so that the kernel asks nowhere whether a column is there
+    # padded to whole tiles, so that the kernel needs no bounds checks
     width = across * COLUMNS
     sums = None
     if bias is not None:
@@ -275,6 +263,6 @@ def launch_gemm(
 
 
 def _described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
-    """The tensor map of a matrix, and what it describes: x, or a copy, to be kept."""
+    """Tensor map of a matrix, and the tensor that it describes: x or a copy, to be kept alive."""
     x = x if x.stride(1) == 1 else x.contiguous()
     return described(x[None, :, None], rows)
