@@ -6,20 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_
 
 from ..pipeline import arrive, wait_full
 from ..scheduler import peek
-from .mma import (
-    add_dk,
-    begin_head,
-    begin_tile,
-    dkdv_place,
-    gradients,
-    head_skips,
-    row_tile_of,
-    scores,
-    share_ds,
-    skip_row_tile,
-    store_dkdv,
-    store_ds,
-)
+from . import mma
 from .tiles import GROUP_N, M, pop_work
 
 
@@ -38,46 +25,46 @@ def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, 
     work_index = peek(queue, 0)
     work = pop_work(queue, 0, work_index, order, call, plan)
     while work_index < order.n_tiles * order.n_heads:
-        keys, skipped, dk, dv = begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
+        keys, skipped, dk, dv = mma.begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
         slot = i % plan.kv_stages
         k_t = shared.k.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
         if plan.keys_in_registers:
             k_t = k_t.load(K)
         v_t = shared.v.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
         for h in range(call.group):
-            _, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
+            _, head_work, view = mma.begin_head(work, keys, h, kv_heads, call, plan)
             n = (head_work.end - head_work.first) * STEPS
-            skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
+            skips = mma.head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
                 wait_full(shared.full, c)
-                skip_row_tile(c, shared, cid, plan, S)
+                mma.skip_row_tile(c, shared, cid, plan, S)
                 c += 1
             # From here on k q^T of the next row tile is in flight at the top of the loop.
-            st = scores(k_t, c, skips < n, shared, plan, S)
+            st = mma.scores(k_t, c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_of(c, step, head_work, shared, call, plan)
+                row_tile = mma.row_tile_of(c, step, head_work, shared, call, plan)
                 # On return dv is in flight; ds is rounded, in registers.
-                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
+                ds, pr, dv = mma.gradients(
+                    st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
+                )
                 # The group of dq reads ds from shared memory, dk has it from registers.
-                store_ds(ds, c, shared, cid, plan)
-                dk, dr = add_dk(dk, ds, c, shared, plan, O)
-                # Behind dk issue the scores of the next row tile, so that the next step begins with
-                # them done. After the last tile issue its scores again, for the compiler's sake: it
-                # wants no branch around a product.
-                st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
-                share_ds(c, shared, cid, plan)
+                mma.store_ds(ds, c, shared, cid, plan)
+                dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
+                # Behind dk issue the scores of the next row tile: the next step begins with them.
+                st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
+                mma.share_ds(c, shared, cid, plan)
                 # All but the scores are done: q and dout of this stage have been read.
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
                 arrive(shared.empty[cid], c)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
         arrive(shared.kv_empty, i)
-        place = dkdv_place(work, keys, kv_heads, order, plan)
+        place = mma.dkdv_place(work, keys, kv_heads, order, plan)
         i += 1
         # Look up the next key tile first: its loads are done when dk and dv have been stored.
         work_index = peek(queue, i)
         work = pop_work(queue, i, work_index, order, call, plan)
-        store_dkdv(
+        mma.store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip

@@ -15,29 +15,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..gluon import opaque, reinterpret
 from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
+from . import mma
 from .dq import PANEL, add_dq
-from .mma import (
-    add_dk,
-    begin_head,
-    begin_tile,
-    dkdv_place,
-    gradients,
-    head_skips,
-    row_tile_of,
-    scores,
-    share_ds,
-    skip_row_tile,
-    store_dkdv,
-    store_ds,
-    tile_in_loop,
-)
 from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import GROUP_N, M, pop_work
 
 
 @gluon.jit
-def _rows_of(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
-    return tile_in_loop(tiles, 0, c, plan).slice(cid * GROUP_N, GROUP_N)
+def _group_rows(tiles, c, cid: gl.constexpr, plan: gl.constexpr):
+    return mma.tile_in_loop(tiles, 0, c, plan).slice(cid * GROUP_N, GROUP_N)
 
 
 @gluon.jit
@@ -55,7 +41,7 @@ def _dq_gemm(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
     """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
     stage = c % plan.ds_stages
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
-    k_cols = tile_in_loop(shared.k, 0, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
+    k_cols = mma.tile_in_loop(shared.k, 0, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
     return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
 
 
@@ -107,30 +93,32 @@ def compute_dkdv_dq(
     work_index = peek(queue, 0)
     while work_index < order.n_tiles * order.n_heads:
         work = pop_work(queue, i, work_index, order, call, plan)
-        keys, skipped, dk, dv = begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
+        keys, skipped, dk, dv = mma.begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
         for h in range(call.group):
-            head, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
+            head, head_work, view = mma.begin_head(work, keys, h, kv_heads, call, plan)
             n = (head_work.end - head_work.first) * STEPS
-            skips = head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
+            skips = mma.head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
             if skips > 0:
                 wait_full(shared.full, c)
                 _wait_for_partner(c, False, shared, cid, plan)
-                skip_row_tile(c, shared, cid, plan, S)
+                mma.skip_row_tile(c, shared, cid, plan, S)
                 c += 1
             # From here on k q^T of the next row tile is in flight at the top of the loop.
-            st = scores(_rows_of(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
+            st = mma.scores(_group_rows(shared.k, c, cid, plan), c, skips < n, shared, plan, S)
             for step in range(skips, n):
-                row_tile = row_tile_of(c, step, head_work, shared, call, plan)
-                v_t = _rows_of(shared.v, c, cid, plan)
+                row_tile = mma.row_tile_of(c, step, head_work, shared, call, plan)
+                v_t = _group_rows(shared.v, c, cid, plan)
                 # On return dv is in flight; ds is rounded, in registers.
-                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O)
+                ds, pr, dv = mma.gradients(
+                    st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
+                )
                 _wait_for_partner(c, step > 0, shared, cid, plan)
-                store_ds(ds, c, shared, cid, plan)
+                mma.store_ds(ds, c, shared, cid, plan)
                 # dq of the step before, ahead of dk: it has to leave first. In step 0 the result is
                 # not used, but the stage exists.
                 part = _dq_gemm(c + plan.ds_stages - 1, shared, cid, plan, S)
-                dk, dr = add_dk(dk, ds, c, shared, plan, O)
-                share_ds(c, shared, cid, plan)
+                dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
+                mma.share_ds(c, shared, cid, plan)
                 # dv and dq are done, dk is in flight while dq is added to what is in memory.
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
@@ -138,10 +126,8 @@ def compute_dkdv_dq(
                         part, step - 1, t, head_work, view.batch, head,
                         dq, sums_ptr, shared, call, cid, plan,
                     )  # fmt: skip
-                # Scores of the next row tile. After the last tile its own again, for the compiler's
-                # sake: it wants no branch around a product.
-                k_t = _rows_of(shared.k, c, cid, plan)
-                st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                k_t = _group_rows(shared.k, c, cid, plan)
+                st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
                 # All but the scores are done: q, dout and the ds of the step before have been read.
                 dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
                 arrive(shared.empty[cid], c)
@@ -157,8 +143,8 @@ def compute_dkdv_dq(
                     dq, sums_ptr, shared, call, cid, plan,
                 )  # fmt: skip
         arrive(shared.kv_empty, i)
-        place = dkdv_place(work, keys, kv_heads, order, plan)
-        store_dkdv(
+        place = mma.dkdv_place(work, keys, kv_heads, order, plan)
+        mma.store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip

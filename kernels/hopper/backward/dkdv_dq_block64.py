@@ -17,20 +17,8 @@ from ..block_list import number_of, parts_of
 from ..gluon import opaque, reinterpret, thread_barrier
 from ..pipeline import arrive
 from ..scheduler import peek
+from . import mma
 from .dq import PANEL, add_dq
-from .mma import (
-    add_dk,
-    begin_head,
-    begin_tile,
-    dkdv_place,
-    gradients,
-    row_tile_of,
-    scores,
-    store_dkdv,
-    store_ds,
-    tile_in_loop,
-    with_parts,
-)
 from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import M, pop_work
 
@@ -40,7 +28,7 @@ def _dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.con
     """Issue dq^T = k^T ds^T for 64 columns of dq."""
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     k_cols = (
-        tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1).permute((1, 0))
+        mma.tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1).permute((1, 0))
     )
     return warpgroup_mma(k_cols, shared.ds.index(0), zero, use_acc=False, is_async=True)
 
@@ -76,25 +64,27 @@ def compute_dkdv_dq_block64(
     work_index = peek(queue, 0)
     while work_index < order.n_tiles * order.n_heads:
         work = pop_work(queue, i, work_index, order, call, plan)
-        keys, _, dk, dv = begin_tile(work, i, kv_heads, shared, call, 0, plan, O)
+        keys, _, dk, dv = mma.begin_tile(work, i, kv_heads, shared, call, 0, plan, O)
         slot = i % plan.kv_stages
         for h in range(call.group):
-            head, head_work, view = begin_head(work, keys, h, kv_heads, call, plan)
+            head, head_work, view = mma.begin_head(work, keys, h, kv_heads, call, plan)
             n = head_work.end - head_work.first
             # From here on k q^T of the next row tile is in flight at the top of the loop.
-            st = scores(tile_in_loop(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
+            st = mma.scores(mma.tile_in_loop(shared.k, slot, c, plan), c, n > 0, shared, plan, S)
             for step in range(n):
-                entry = row_tile_of(c, step, head_work, shared, call, plan)
+                entry = mma.row_tile_of(c, step, head_work, shared, call, plan)
                 row_tile, parts = number_of(entry, plan), parts_of(entry, plan)
-                seen = with_parts(view, parts)
-                v_t = tile_in_loop(shared.v, slot, c, plan)
+                seen = mma.with_parts(view, parts)
+                v_t = mma.tile_in_loop(shared.v, slot, c, plan)
                 # On return dv is in flight; ds is rounded, in registers.
-                ds, pr, dv = gradients(st, dv, v_t, c, row_tile * M, seen, shared, call, plan, S, O)
+                ds, pr, dv = mma.gradients(
+                    st, dv, v_t, c, row_tile * M, seen, shared, call, plan, S, O
+                )
                 # wgmma reads ds of dq from shared memory, and that of dk from registers.
-                store_ds(ds, c, shared, 0, plan)
+                mma.store_ds(ds, c, shared, 0, plan)
                 fence_async_shared()
                 part = _dq_gemm(0, slot, c, shared, plan, S)
-                dk, dr = add_dk(dk, ds, c, shared, plan, O)
+                dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
                 # dv and the first columns of dq are done, dk is in flight.
                 part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
                 acquire_dq(shared.dq_semaphore, c)
@@ -107,10 +97,9 @@ def compute_dkdv_dq_block64(
                         part = _dq_gemm(panel, slot, c, shared, plan, S)
                         part, dk, dr = warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
-                        # Scores of the next row tile, behind the last product of this one. After
-                        # the last tile its own again: the compiler wants no branch around it.
-                        k_t = tile_in_loop(shared.k, slot, c, plan)
-                        st = scores(k_t, gl.where(step < n - 1, c + 1, c), True, shared, plan, S)
+                        # behind the last product of this row tile
+                        k_t = mma.tile_in_loop(shared.k, slot, c, plan)
+                        st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
                     _add_part(
                         part, panel, c, row_tile, before, after, view.batch, head,
                         dq, sums_ptr, shared, call, plan,
@@ -123,10 +112,10 @@ def compute_dkdv_dq_block64(
                 arrive(shared.empty[0], c)
                 c += 1
             st = warpgroup_mma_wait(0, deps=(st,))
-        place = dkdv_place(work, keys, kv_heads, order, plan)
+        place = mma.dkdv_place(work, keys, kv_heads, order, plan)
         thread_barrier()
         # dk and dv leave through the tiles of k and v, which no warp's product reads any more.
-        store_dkdv(
+        mma.store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.k.index(slot), shared.v.index(slot), call, 0, plan,
         )  # fmt: skip

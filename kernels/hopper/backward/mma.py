@@ -240,6 +240,13 @@ def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
+def next_scores(k_t, c, more, shared, plan: gl.constexpr, S: gl.constexpr):
+    """Issue the scores of the row tile behind stage c. If there are no `more`, issue those of stage
+    c again, for the compiler's sake: it wants no branch around a product."""
+    return scores(k_t, gl.where(more, c + 1, c), True, shared, plan, S)
+
+
+@gluon.jit
 def skip_row_tile(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
     """Release stage c, which is full, of a row tile that does not see the group's keys: ds is 0."""
     store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)

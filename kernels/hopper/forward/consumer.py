@@ -220,8 +220,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         gl.store(lse_tile + m, lse, mask=m < call.seq_q - own_m)
         acc, p = warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
         acc = times_rows(acc, factor)
-        # The copy engine may still be reading the output before. The fence makes what threads write
-        # visible to it.
+        # The copy engine may still be reading the previous output. The fence makes what the threads
+        # write visible to it.
         tma.store_wait(0)
         shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
         fence_async_shared()

@@ -218,14 +218,9 @@ def _kernel(device: int, dtype: torch.dtype, plan: GemmPlan) -> Kernel:
 
 
 def launch_gemm(
-    a: Tensor,
-    b: Tensor,
-    h: Tensor,
-    g: Tensor | None,
-    dh: Tensor | None,
-    bias: Tensor | None,
+    a: Tensor, b: Tensor, h: Tensor, g: Tensor | None, dh: Tensor | None, bias: Tensor | None,
     plan: GemmPlan,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Launch the GEMM of a and b with the epilogue of the plan.
 
     Args:
