@@ -26,12 +26,12 @@ from ..launch import (
 from .dq import PANEL
 from .kernel import attn_bwd_kernel
 from .plan import BLOCK, KEYS, QUERIES, BackwardPlan, backward_plan, heads_together
-from .preprocess import attn_bwd_rows_kernel
-from .split_reduce import ROWS, attn_bwd_pieces_kernel
+from .preprocess import attn_bwd_preprocess_kernel
+from .split_reduce import ROWS, attn_bwd_split_reduce_kernel
 
 
 def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
-    """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
+    """Compile the kernel for this plan and for q, k and v of this dtype; needs no GPU."""
     row_tile = tile_type(QUERIES, plan.block_d, dtype)
     key_tile = tile_type(plan.block, plan.block_d, dtype)
     types = [
@@ -41,8 +41,8 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
         "*i64" if plan.features.dropout else None,
         "*i32" if plan.features.lengths else None,
         *["*i32" if plan.features.documents else None] * 3,
-        *["*i32" if plan.listed else None] * 2,
-        "*fp32" if plan.listed else None,  # pieces
+        *["*i32" if plan.has_block_list else None] * 2,
+        "*fp32" if plan.has_block_list else None,  # splits
         *["i32"] * 5,
         *["fp32"] * 4,
         *["i32"] * 5,
@@ -50,8 +50,8 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     return compile_kernel(attn_bwd_kernel, types, plan, {types.index("*fp32"): 16})
 
 
-def compile_rows(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) -> Any:
-    """The kernel that runs before it."""
+def compile_preprocess(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) -> Any:
+    """The kernel that runs before it; needs no GPU."""
     tensor = pointer_type(dtype)
     types = [
         *(tensor, tensor, "*fp32", "*fp32" if with_dlse else None, "*fp32", "*i32"),
@@ -59,15 +59,15 @@ def compile_rows(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) -> Any
         *["i32"] * 4,
     ]
     divisors = {0: 16, 1: 16, **dict.fromkeys(range(6, 12), 8), 13: 8}
-    return compile_kernel(attn_bwd_rows_kernel, types, plan, divisors)
+    return compile_kernel(attn_bwd_preprocess_kernel, types, plan, divisors)
 
 
-def compile_pieces(plan: BackwardPlan, dtype: torch.dtype) -> Any:
-    """The kernel that runs after it where columns are cut."""
+def compile_split_reduce(plan: BackwardPlan, dtype: torch.dtype) -> Any:
+    """The kernel that runs after it where columns are split; needs no GPU."""
     tensor = pointer_type(dtype)
     types = ["*fp32", "*i32", tensor, tensor, *["i64"] * 6, *["i32"] * 4]
     divisors = {0: 16, 2: 16, 3: 16, **dict.fromkeys(range(4, 10), 8), 11: 8}
-    return compile_kernel(attn_bwd_pieces_kernel, types, plan, divisors)
+    return compile_kernel(attn_bwd_split_reduce_kernel, types, plan, divisors)
 
 
 @functools.cache
@@ -76,13 +76,15 @@ def _kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
 
 
 @functools.cache
-def _rows_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan, with_dlse: bool) -> Kernel:
-    return Kernel(compile_rows(plan, dtype, with_dlse))
+def _preprocess_kernel(
+    device: int, dtype: torch.dtype, plan: BackwardPlan, with_dlse: bool
+) -> Kernel:
+    return Kernel(compile_preprocess(plan, dtype, with_dlse))
 
 
 @functools.cache
-def _pieces_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
-    return Kernel(compile_pieces(plan, dtype))
+def _split_reduce_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) -> Kernel:
+    return Kernel(compile_split_reduce(plan, dtype))
 
 
 def attn_bwd(
@@ -147,7 +149,7 @@ class BackwardLaunch:
         self._split_programs = 0
         if cuts is not None:
             self._split_programs = len(cuts) * B * H_kv * 2 * (plan.block // ROWS.value)
-            self._split_kernel = _pieces_kernel(q.device.index, q.dtype, plan)
+            self._split_kernel = _split_reduce_kernel(q.device.index, q.dtype, plan)
             self._split_numbers = T_k, D, H_kv, B * H_kv
         self._q_map, self._dq_map, self._out_map = (TensorMaps(QUERIES) for _ in range(3))
         self._k_map, self._v_map = (TensorMaps(plan.block) for _ in range(2))
@@ -183,7 +185,7 @@ class BackwardLaunch:
         v_map, v = self._v_map(v)
         dout_map, dout = described(dout, QUERIES)
         _, out = self._out_map(out)
-        _rows_kernel(device.index, self._dtype, plan, dlse is not None).launch(
+        _preprocess_kernel(device.index, self._dtype, plan, dlse is not None).launch(
             self._row_programs,
             stream,
             out.data_ptr(), dout.data_ptr(), lse.data_ptr(),

@@ -22,7 +22,7 @@ from .plan import ROWS, SECTION_BYTES, Plan, forward_plan
 
 
 def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
-    """The kernel for this plan and for q, k and v of this dtype: this needs no GPU."""
+    """Compile the kernel for this plan and for q, k and v of this dtype; needs no GPU."""
     features = plan.features
     q_tile = tile_type(ROWS, plan.block_d, dtype)
     k_tile = tile_type(plan.block_n, plan.block_d, dtype)
@@ -33,7 +33,7 @@ def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
         "*i32" if features.documents else None,
         "*i32" if features.lengths else None,
         "*fp32" if features.sinks else None,
-        *["*i32" if plan.listed else None] * 2,
+        *["*i32" if plan.has_block_list else None] * 2,
         *["i32"] * 5,
         *["fp32"] * 3,
         *["i32"] * 5,
