@@ -236,7 +236,8 @@ def _dense_range(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexp
     full_begin = tl.where(none, begin, full_begin)
     full_end = tl.where(none, begin, full_end)
     gap = full_end - full_begin
-    return BlockRange(full_begin, full_end, 0, begin, end - gap, 0, full_begin, gap, None)
+    # Triton 3.6 returns no None
+    return BlockRange(full_begin, full_end, 0, begin, end - gap, 0, full_begin, gap, 0)
 
 
 @triton.jit
