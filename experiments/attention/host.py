@@ -101,7 +101,12 @@ def documents(name: str, case: Case, device: torch.device) -> Attention:
         )  # fmt: skip
         torch._dynamo.reset()
         compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
-        return lambda q, k, v: compiled(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return compiled(q, k, v, block_mask=mask).transpose(1, 2)
+
+        return attend
     try:
         from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -155,7 +160,7 @@ def both_passes(attend: Attention, tensors: Tensors, layers: int) -> tuple[Tenso
     q, k, v, dout = tensors
     out = q
     for _ in range(layers):
-        out = attend(out, k, v).view_as(q)
+        out = attend(out, k, v).reshape(q.shape)
     return torch.autograd.grad(out, (q, k, v), dout)
 
 
