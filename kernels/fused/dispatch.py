@@ -33,5 +33,9 @@ def select_impl(impl: str | None, x: Tensor, **unsupported_reasons: str | None) 
 
 
 def module_of(impl: str, name: str) -> ModuleType:
-    """Import kernels/fused/IMPL/NAME.py when it is first used: Triton may not be installed."""
-    return importlib.import_module(f".{impl}.{name}", __package__)
+    """Import the module NAME of an implementation when it is first used: Triton may be missing.
+
+    Those for Hopper end matrix products, and are in kernels/hopper/gemm; others in kernels/fused.
+    """
+    folder = "..hopper.gemm" if impl == "hopper" else f".{impl}"
+    return importlib.import_module(f"{folder}.{name}", __package__)
