@@ -164,6 +164,9 @@ KEYWORDS = (
 )
 """Keyword arguments of `kernels.flash_attention` that change its result."""
 
+SCORE_OPTIONS = ("softmax_scale", "softcap")
+"""Fields that change a score whatever its query and key, so also in a part of a sequence."""
+
 N_OPERATOR_OPTIONS = AttentionOptions._fields.index("dropout_p") + 1
 
 _SCHEMA_TYPES = {Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}

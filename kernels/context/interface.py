@@ -10,7 +10,7 @@ from ..attention import compute, flash_attention, pick
 from ..autocast import in_autocast_dtypes
 from ..limits import RING_LEAST_TOKENS
 from ..ops import IMPLEMENTATIONS
-from ..options import AttentionOptions, check_keywords, make_options, with_mask
+from ..options import SCORE_OPTIONS, AttentionOptions, check_keywords, make_options, with_mask
 from ..transforms import is_plain_call, refuse_derivatives
 from .gather import gather_kv, parts_by_gather
 from .group import ContextGroup, chunk_tokens
@@ -136,10 +136,8 @@ def _by_ring(
     lists, sizes = _masks_of_steps(q, k, options, context, impl)
     # one tensor to send; torch.compile writes keys and values there in the first place
     kv = torch.stack((k, v))
-    return ring_attn_fwd(
-        q, kv, options.doc_start, impl, context.name, options.softmax_scale, options.softcap,
-        lists, sizes,
-    )[0]  # fmt: skip
+    scores = [getattr(options, name) for name in SCORE_OPTIONS]
+    return ring_attn_fwd(q, kv, options.doc_start, impl, context.name, scores, lists, sizes)[0]
 
 
 def _masks_of_steps(

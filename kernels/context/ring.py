@@ -36,9 +36,7 @@ from .exchange import Exchange, post
 from .group import ContextGroup, chunk_tokens, group_named
 from .steps import RingOptions, masks_of, meetings, steps_of
 
-_OPTIONS = (
-    "str impl, str group, float softmax_scale, float softcap, Tensor[] mask_lists, int[] mask_sizes"
-)
+_OPTIONS = "str impl, str group, float[] scores, Tensor[] mask_lists, int[] mask_sizes"
 
 
 def _module(impl: str, backward: bool) -> ModuleType:

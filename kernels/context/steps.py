@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..mask.block_mask import MaskPart
-from ..options import AttentionOptions
+from ..options import SCORE_OPTIONS, AttentionOptions
 from .group import ContextGroup
 
 _LISTS = tuple(name for name in AttentionOptions._fields if name.startswith("mask_"))[:7]
@@ -19,8 +19,7 @@ class RingOptions(NamedTuple):
 
     impl: str
     group: str  # name of the ContextGroup
-    softmax_scale: float
-    softcap: float  # 0 without a cap
+    scores: Sequence[float]  # `SCORE_OPTIONS`
     mask_lists: Sequence[Any]  # tensors of all steps, as in `packed_masks`, or their shapes
     mask_sizes: Sequence[int]
 
@@ -77,13 +76,9 @@ def steps_of(
         if doc_start is not None:
             chunk_starts = [chunk * c for chunk in meeting.chunks(group)[1]]
             first_key = _keys_before(doc_start[:, rows], chunk_starts, c)
-        options = AttentionOptions(
-            doc_start=first_key,
-            softmax_scale=given.softmax_scale,
-            softcap=given.softcap,
-            causal=meeting.causal,
-        )
-        yield Step(rows, keys, options._replace(**mask))
+        scores = dict(zip(SCORE_OPTIONS, given.scores, strict=True))
+        options = AttentionOptions(doc_start=first_key, causal=meeting.causal, **scores, **mask)
+        yield Step(rows, keys, options)
 
 
 def packed_masks(masks: Sequence[AttentionOptions | None]) -> tuple[list[Tensor], list[int]]:

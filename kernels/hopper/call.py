@@ -15,7 +15,7 @@ class Call(NamedTuple):
     group: gl.tensor  # query heads of a key-value head
     window_size: gl.tensor
     scale: gl.tensor | None  # q k^T to scores; the forward pass does without
-    scale_log2: gl.tensor  # q k^T, or with a softcap `capped` of it, to scores in log2
+    scale_log2: gl.tensor  # q k^T, or with a cap `capped` of it, to scores in log2
     softcap_scale: gl.tensor
     keep_scale: gl.tensor
     threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this

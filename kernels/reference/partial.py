@@ -6,13 +6,14 @@ memory, in fp32, or in fp64 for fp64.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..mask.block_mask import BlockSparseMask
-from ..options import AttentionOptions
-from .standard import finite, standard_attention, visible_keys
+from ..options import SCORE_OPTIONS, AttentionOptions
+from .standard import finite, scores_and_slope, standard_attention, visible_keys
 
 
 def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
@@ -20,18 +21,12 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
     Args:
         q: (B, T_q, H, D), k and v: (B, T_k, H_kv, D).
-        options: supported are causal, softmax_scale, softcap, window_size, doc_start, kv_lengths
-            and, by its first two lists, a mask.
+        options: without sinks, dropout and packed blocks; a mask by its first two lists.
     """
-    _check(options)
     dtype = torch.promote_types(q.dtype, torch.float32)
+    keywords = _scores(options) | _masks(options, q, k)
     with torch.no_grad():
-        out, lse = standard_attention(
-            *(x.to(dtype) for x in (q, k, v)),
-            softmax_scale=options.softmax_scale,
-            softcap=options.softcap or None,
-            **_masks(options, q, k),
-        )
+        out, lse = standard_attention(*(x.to(dtype) for x in (q, k, v)), **keywords)
     return out.to(q.dtype).contiguous(), lse
 
 
@@ -48,24 +43,19 @@ def attn_bwd(
         out, lse: results of `attn_fwd`, for these keys or for more.
         grads: dq, dk and dv, in the shapes and dtype of q, k and v.
     """
-    _check(options)
     n_kv_head, group = k.shape[2], q.shape[2] // k.shape[2]
     dtype = lse.dtype
+    q, k = q.to(dtype), k.to(dtype)
     Q, dO = (x.to(dtype).transpose(1, 2) for x in (q, dout))  # (B, H, T_q, D)
     K, V = (x.to(dtype).repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
-    S = Q @ K.mT * options.softmax_scale
-    if options.softcap:
-        S = options.softcap * torch.tanh(S / options.softcap)
+    S, slope = scores_and_slope(q, k, **_scores(options))
     visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **_masks(options, q, k))
     # A row that sees no key has lse -inf and only hidden scores.
     P = torch.exp(S.masked_fill(~visible, -torch.inf) - finite(lse).unsqueeze(-1))
     delta = (out.to(dtype) * dout.to(dtype)).sum(-1).transpose(1, 2)
     if dlse is not None:
         delta = delta - dlse
-    dS = P * (dO @ V.mT - delta.unsqueeze(-1))
-    if options.softcap:
-        dS = dS * (1 - (S / options.softcap).square())
-    dS = dS * options.softmax_scale
+    dS = P * (dO @ V.mT - delta.unsqueeze(-1)) * slope
     dq, dk, dv = grads
     dq.copy_((dS @ K).transpose(1, 2))
     for grad, x in ((dk, dS.mT @ Q), (dv, P.mT @ dO)):  # (B, H, T_k, D)
@@ -89,7 +79,13 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     out.copy_(torch.lerp(out.to(weight.dtype), part.to(weight.dtype), weight))
 
 
-def _masks(options: AttentionOptions, q: Tensor, k: Tensor) -> dict:
+def _scores(options: AttentionOptions) -> dict[str, Any]:
+    keywords = options.keywords()
+    return {name: keywords[name] for name in SCORE_OPTIONS}
+
+
+def _masks(options: AttentionOptions, q: Tensor, k: Tensor) -> dict[str, Any]:
+    assert options.sinks is None and not options.mask_packed and not options.dropout_p
     return {
         "causal": options.causal,
         "window_size": options.window_size or None,
@@ -110,7 +106,3 @@ def _mask(options: AttentionOptions, seq_q: int, seq_k: int) -> BlockSparseMask 
             seen = blocks[begin : begin + n_full + n_partial].long()
             layout[head, row, seen.to(layout.device)] = True
     return BlockSparseMask(layout.to(rows.device), size)
-
-
-def _check(options: AttentionOptions) -> None:
-    assert options.sinks is None and not options.mask_packed and not options.dropout_p

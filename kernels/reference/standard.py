@@ -55,24 +55,11 @@ def standard_attention(
         ValueError: the shapes do not match, or dropout_p has no seed.
     """
     check_shapes(q, k, v)
-    _, T_q, H, D = q.shape
-    _, T_k, H_kv, _ = k.shape
-    if softmax_scale is None:
-        softmax_scale = 1 / math.sqrt(D)
-
-    keys = k.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)  # (B, H, T_k, D)
-    values = v.repeat_interleave(H // H_kv, dim=2).transpose(1, 2)
-    # Scale q, not the scores, which can overflow. In fp16 scaled scores still can, above 65,504.
-    scaled = (q * softmax_scale).transpose(1, 2)
-    if q.dtype == torch.float16:
-        scaled, keys = scaled.float(), keys.float()
-    scores = scaled @ keys.mT  # (B, H, T_q, T_k)
-    scores = scores.to(torch.promote_types(q.dtype, torch.float32))
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    values = v.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)
+    scores, _ = scores_and_slope(q, k, softmax_scale=softmax_scale, softcap=softcap)
     visible = visible_keys(
-        T_q, T_k, causal=causal, window_size=window_size, mask=mask, doc_start=doc_start,
-        kv_lengths=kv_lengths, device=q.device,
+        q.shape[1], k.shape[1], causal=causal, window_size=window_size, mask=mask,
+        doc_start=doc_start, kv_lengths=kv_lengths, device=q.device,
     )  # fmt: skip
     scores = scores.masked_fill(~visible, -math.inf)
 
@@ -84,6 +71,28 @@ def standard_attention(
     p = p * dropout_factor(q, k, dropout_p, dropout_seed, first_query).to(p.dtype)
     out = (p @ values).transpose(1, 2)
     return out.to(q.dtype), lse  # autocast may have changed the dtype of out
+
+
+def scores_and_slope(
+    q: Tensor, k: Tensor, *, softmax_scale: float | None = None, softcap: float | None = None
+) -> tuple[Tensor, Tensor | float]:
+    """Scores of all queries and keys, and their derivative by the products q k^T.
+
+    Returns:
+        (B, H, T_q, T_k) in fp32, or fp64 for fp64, without a mask; and a factor for each of them.
+    """
+    if softmax_scale is None:
+        softmax_scale = 1 / math.sqrt(q.shape[-1])
+    keys = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)  # (B, H, T_k, D)
+    # Scale q, not the scores, which can overflow. In fp16 scaled scores still can, above 65,504.
+    scaled = (q * softmax_scale).transpose(1, 2)
+    if q.dtype == torch.float16:
+        scaled, keys = scaled.float(), keys.float()
+    scores = (scaled @ keys.mT).to(torch.promote_types(q.dtype, torch.float32))
+    if softcap is None:
+        return scores, softmax_scale
+    scores = softcap * torch.tanh(scores / softcap)
+    return scores, softmax_scale * (1 - (scores / softcap).square())
 
 
 def visible_keys(

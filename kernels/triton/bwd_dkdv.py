@@ -18,7 +18,14 @@ from .block_ranges import (
     tile_start,
     visible_keys,
 )
-from .primitives import cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
+from .primitives import (
+    cap_scores,
+    dropout_head_key,
+    dropout_keep,
+    load_tile,
+    store_tile,
+    uncap_gradient,
+)  # fmt: skip
 
 
 @triton.jit
@@ -73,8 +80,7 @@ def _accumulate_dkdv(
         # dS^T = P^T (dP^T - delta), times the derivative of the cap; then dK += dS^T Q.
         delta = tl.load(delta_ptr + offs_m)
         ds_t = (tl.abs(p_t) if features.dropout else p_t) * (dp_t - delta[None, :])
-        if features.softcap:
-            ds_t *= 1.0 - qk_t * qk_t
+        ds_t = uncap_gradient(ds_t, qk_t, features)
         dk = tl.dot(ds_t.to(q_tile.dtype), q_tile, dk, input_precision=PRECISION)
     return dk, dv
 

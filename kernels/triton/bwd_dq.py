@@ -7,7 +7,15 @@ import triton
 import triton.language as tl
 
 from .block_ranges import UNSPECIALIZED, Call, is_visible, key_range, loop_bounds, tile_start
-from .primitives import LOG2E, cap_scores, dropout_head_key, dropout_keep, load_tile, store_tile
+from .primitives import (
+    LOG2E,
+    cap_scores,
+    dropout_head_key,
+    dropout_keep,
+    load_tile,
+    store_tile,
+    uncap_gradient,
+)  # fmt: skip
 
 
 @triton.jit
@@ -40,9 +48,7 @@ def _accumulate_dq(
             dp *= tl.where(keep, call.keep_scale, 0.0)
 
         # dS = P (dP - delta), times the derivative of the cap; then dQ += dS K.
-        ds = p * (dp - delta[:, None])
-        if features.softcap:
-            ds *= 1.0 - qk * qk
+        ds = uncap_gradient(p * (dp - delta[:, None]), qk, features)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     return dq
 

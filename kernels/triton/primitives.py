@@ -104,6 +104,15 @@ def cap_scores(qk, softcap_scale, features: tl.constexpr):
 
 
 @triton.jit
+def uncap_gradient(ds, qk, features: tl.constexpr):
+    """Gradient of the scores before the softcap, if there is one; qk is what `cap_scores` gave."""
+    if features.softcap:
+        return ds * (1.0 - qk * qk)
+    else:
+        return ds
+
+
+@triton.jit
 def _stir(x):
     """First step of `_mix`: a bijection that carries low bits into the high ones."""
     return (x ^ (x >> 16)) * STIR

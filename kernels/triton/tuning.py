@@ -29,7 +29,7 @@ def backward_dq_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
 def backward_dkdv_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
     """Tiles of the kernel that owns block_n keys and walks over the queries."""
     exceptions = ()
-    if options.softcap > 0.0 or q.shape[2] > k.shape[2]:
+    if options.softcap_scale > 0.0 or q.shape[2] > k.shape[2]:
         exceptions = ("hopper, small",)
     elif options.mask_block_size > 0:
         whole = options.mask_loops == UNMASKED_LOOP

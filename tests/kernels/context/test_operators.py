@@ -70,7 +70,7 @@ def check_registration(context):
     (q, k, v), _ = shard_of(context, qkv, {})
     q, kv = leaves = [x.requires_grad_() for x in (q, torch.stack((k, v)))]
     doc_start = context.shard(DOC_START.int(), 1)
-    options = ("reference", context.name, 0.3, 2.0, [], [])
+    options = ("reference", context.name, [0.3, 2.0], [], [])
     of_masks = packed_masks([with_mask(AttentionOptions(causal=True), DIAGONAL, q, k, ""), None])
     for starts in (None, doc_start):
         torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options))
