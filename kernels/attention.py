@@ -32,24 +32,12 @@ IMPLS = tuple(UNSUPPORTED_REASONS)
 
 @overload
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window_size: int | None = None,
-    mask: BlockSparseMask | None = None,
-    doc_start: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Tensor | int | None = None,
-    return_lse: Literal[False] = False,
-    deterministic: bool = False,
-    impl: str | None = None,
-) -> Tensor: ...
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None,
+    window_size: int | None = None, mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None, kv_lengths: Tensor | None = None, sinks: Tensor | None = None,
+    softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | int | None = None,
+    return_lse: Literal[False] = False, deterministic: bool = False, impl: str | None = None,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
@@ -143,21 +131,11 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensors(q=q, k=k, v=v)
     out, lse = _attend(
-        (q, k, v),
-        impl,
-        causal=causal,
-        softmax_scale=softmax_scale,
-        window_size=window_size,
-        mask=mask,
-        doc_start=doc_start,
-        kv_lengths=kv_lengths,
-        sinks=sinks,
-        softcap=softcap,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-        return_lse=return_lse,
+        (q, k, v), impl, causal=causal, softmax_scale=softmax_scale, window_size=window_size,
+        mask=mask, doc_start=doc_start, kv_lengths=kv_lengths, sinks=sinks, softcap=softcap,
+        dropout_p=dropout_p, dropout_seed=dropout_seed, return_lse=return_lse,
         deterministic=deterministic,
-    )
+    )  # fmt: skip
     if not return_lse:
         return out
     assert lse is not None  # implementations without one refuse return_lse

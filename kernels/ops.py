@@ -174,12 +174,9 @@ def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Ten
 
 
 def _input_gradients(
-    grads: tuple[Tensor, Tensor | None],
-    inputs: Sequence[Tensor],
-    results: tuple[Tensor, Tensor],
-    impl: str,
-    options: AttentionOptions,
-) -> tuple[Tensor, ...]:
+    grads: tuple[Tensor, Tensor | None], inputs: Sequence[Tensor], results: tuple[Tensor, Tensor],
+    impl: str, options: AttentionOptions,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v, or of one tensor of them: contiguous, in their shapes and dtype.
 
     Args:
@@ -208,16 +205,9 @@ _NO_SECOND_DERIVATIVE = (
     flops=lambda dout, dlse, q, k, v, out, lse, *rest: 5 * _flops(q, k, v, *rest) // 2,
 )
 def _attn_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    impl: str,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    impl: str, *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     given = AttentionOptions(*options)
     return _input_gradients((dout, dlse), (q, k, v), (out, lse), impl, given)  # pyright: ignore
 
@@ -231,14 +221,9 @@ def _attn_bwd(
     flops=lambda dout, dlse, qkv, out, lse, *rest: 5 * _packed_flops(qkv, *rest) // 2,
 )
 def _attn_packed_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    qkv: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    impl: str,
+    dout: Tensor, dlse: Tensor | None, qkv: Tensor, out: Tensor, lse: Tensor, impl: str,
     *options: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     given = AttentionOptions(*options)
     return _input_gradients((dout, dlse), (qkv,), (out, lse), impl, given)[0]
 
@@ -274,12 +259,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        sinks: Tensor | None,  # an argument of its own, as it may need a gradient
-        call: tuple[str, AttentionOptions, bool],
-        *inputs: Tensor,
+        ctx: Any, sinks: Tensor | None, call: tuple[str, AttentionOptions, bool], *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        impl, options, is_plain = call
+        impl, options, is_plain = call  # `sinks` are in them; as an argument they get a gradient
         if is_plain:
             out, lse = _launch_fwd(*_q_k_v(inputs), impl, options)
         else:

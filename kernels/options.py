@@ -220,41 +220,23 @@ def with_mask(
         return options  # without a mask: dense attention costs less
     loops = (UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0)
     return options._replace(
-        mask_rows=lists.rows,
-        mask_row_blocks=lists.row_blocks,
-        mask_cols=lists.cols,
-        mask_col_blocks=lists.col_blocks,
-        mask_walks=lists.walks,
-        mask_visits=lists.visits,
-        mask_cuts=lists.cuts,
-        mask_block_size=lists.block_size,
-        mask_packed=lists.packed,
+        mask_rows=lists.rows, mask_row_blocks=lists.row_blocks, mask_cols=lists.cols,
+        mask_col_blocks=lists.col_blocks, mask_walks=lists.walks, mask_visits=lists.visits,
+        mask_cuts=lists.cuts, mask_block_size=lists.block_size, mask_packed=lists.packed,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),
-    )
+    )  # fmt: skip
 
 
 # ---- from the arguments of a call
 
 
 def make_options(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window_size: int | None = None,
-    mask: BlockSparseMask | None = None,
-    doc_start: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Tensor | int | None = None,
-    return_lse: bool = False,
-    deterministic: bool = False,
-    n_keys: int | None = None,
-) -> AttentionOptions:
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None,
+    window_size: int | None = None, mask: BlockSparseMask | None = None,
+    doc_start: Tensor | None = None, kv_lengths: Tensor | None = None, sinks: Tensor | None = None,
+    softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | int | None = None,
+    return_lse: bool = False, deterministic: bool = False, n_keys: int | None = None,
+) -> AttentionOptions:  # fmt: skip
     """Check the arguments of `kernels.flash_attention` and put them into the kernels' form.
 
     Args:

@@ -125,13 +125,9 @@ def _pick_method(method: Method | None, q: Tensor, options: AttentionOptions) ->
 
 
 def _by_ring(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    options: AttentionOptions,
-    context: ContextGroup,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, context: ContextGroup,
     impl: str | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     impl = pick(impl, q, k, v, options._replace(return_lse=True))  # the parts are merged by lse
     lists, sizes = _masks_of_steps(q, k, options, context, impl)
     # one tensor to send; torch.compile writes keys and values there in the first place
@@ -159,14 +155,9 @@ def _masks_of_steps(
 
 
 def _by_gather(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    options: AttentionOptions,
-    context: ContextGroup,
-    impl: str | None,
-    c: int,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, context: ContextGroup,
+    impl: str | None, c: int,
+) -> Tensor:  # fmt: skip
     if options.dropout_p and c % 16:
         raise ValueError(
             f"dropout_p={options.dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "

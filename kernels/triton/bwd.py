@@ -33,7 +33,7 @@ from .tuning import (
     launch_options,
     mask_head_stride,
     tiles_per_head,
-)
+)  # fmt: skip
 
 # The dk, dv kernel reads lse and delta in whole tiles, so that the loads in its loop need no mask,
 # which they would pay for with its speed.
@@ -41,16 +41,9 @@ PADDED_ROWS = 128
 
 
 def attn_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: AttentionOptions,
-    grads: Sequence[Tensor],
-) -> None:
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    options: AttentionOptions, grads: Sequence[Tensor],
+) -> None:  # fmt: skip
     """Launch the two backward kernels.
 
     Args:

@@ -22,7 +22,7 @@ from ..launch import (
     pointer_type,
     tile_counters,
     tile_type,
-)
+)  # fmt: skip
 from .dq import PANEL
 from .kernel import attn_bwd_kernel
 from .plan import BLOCK, KEYS, QUERIES, BackwardPlan, backward_plan, heads_together
@@ -88,16 +88,9 @@ def _split_reduce_kernel(device: int, dtype: torch.dtype, plan: BackwardPlan) ->
 
 
 def attn_bwd(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: AttentionOptions,
-    grads: Sequence[Tensor],
-) -> None:
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    options: AttentionOptions, grads: Sequence[Tensor],
+) -> None:  # fmt: skip
     """Launch the kernels of the backward pass, or the portable ones where there is no plan.
 
     Args:
@@ -156,17 +149,9 @@ class BackwardLaunch:
         self._dk_map, self._dv_map = (TensorMaps(KEYS) for _ in range(2))
 
     def __call__(
-        self,
-        dout: Tensor,
-        dlse: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        options: AttentionOptions,
-        grads: Sequence[Tensor],
-    ) -> None:
+        self, dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+        lse: Tensor, options: AttentionOptions, grads: Sequence[Tensor],
+    ) -> None:  # fmt: skip
         plan, device = self._plan, self._device
         dq, dk, dv = grads
         if options.mask_loops & EMPTY_ROWS:

@@ -16,7 +16,7 @@ from ..launch import (
     n_multiprocessors,
     tile_counters,
     tile_type,
-)
+)  # fmt: skip
 from .kernel import attn_fwd_kernel
 from .plan import ROWS, SECTION_BYTES, Plan, forward_plan
 
