@@ -160,7 +160,7 @@ def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tupl
     return _launch_fwd(q, k, v, impl, AttentionOptions(*options))
 
 
-# The same of q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor, too.
+# The same for q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor as well.
 @operator(
     "attn_packed_fwd",
     schema=f"(Tensor qkv, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",

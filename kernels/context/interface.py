@@ -50,7 +50,7 @@ def context_attention(
         context: the group. Alone in it, this is `flash_attention`.
         method: "ring" sends keys and values round, each process holds its own: attention with
             mask, doc_start, softmax_scale and softcap. "gather" brings all keys and values to
-            all processes, and serves window_size, kv_lengths and dropout, too. None picks the
+            all processes, and also serves window_size, kv_lengths and dropout. None picks the
             ring for what it serves, from 2,048 tokens a process on.
         impl: "hopper", "triton" or "reference", as in `flash_attention`.
         deterministic: as in `flash_attention`; these all repeat bit for bit.
