@@ -13,7 +13,13 @@ from .autocast import in_autocast_dtypes
 from .checks import check_sinks
 from .mask.block_mask import BlockSparseMask
 from .ops import IMPLEMENTATIONS, attention
-from .options import AttentionOptions, check_keywords, in_kernel_dtypes, make_options
+from .options import (
+    N_CALL_TENSORS,
+    AttentionOptions,
+    as_positions,
+    check_keywords,
+    make_options,
+)
 from .reference import eager, sdpa, standard
 from .transforms import is_plain_call
 
@@ -86,7 +92,7 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
 
     Args:
         q: (B, T_q, H, D), fp16, bf16 or fp32, D up to 256; any strides with a contiguous last
-            dimension, that of T up to 2^24 elements for impl="triton".
+            dimension, that of T up to 2^24 elements for the kernels of this project.
         k, v: (B, T_k, H_kv, D), same dtype and device. H is a multiple of H_kv: head h reads
             key-value head h // (H / H_kv) (grouped-query attention).
         causal: hide from each query the keys that come after it, j > p.
@@ -197,58 +203,67 @@ class _Decision(NamedTuple):
 
     impl: str
     options: AttentionOptions  # without the tensors of a call
-    has_tensors: bool
+    needs_tensors: bool  # or a seed
 
 
 _DECISIONS: dict[tuple, _Decision] = {}  # of calls without a mask; a mask holds its own
-_MOST_DECISIONS = 4096  # then all are dropped: a program whose shapes never repeat must not leak
-_HASHABLE = frozenset({bool, int, float, str, type(None), BlockSparseMask})
+_MOST_DECISIONS = 256  # then all are dropped: a program whose shapes never repeat must not leak
+_HASHABLE = frozenset({bool, int, float, str, type(None)})
 
 
 def _attend(
-    inputs: tuple[Tensor, ...], impl: str | None, **arguments: Any
+    inputs: tuple[Tensor, ...],
+    impl: str | None,
+    *,
+    mask: BlockSparseMask | None = None,
+    **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """out and, if the implementation has it, lse; `inputs` are q, k and v, or qkv.
 
     The checks and the choice of an implementation take the CPU longer than a short kernel runs.
-    They depend on shapes, dtypes, devices and options only, so plain tensors repeat neither.
+    They depend on shapes, strides, dtypes, devices and options only, so plain tensors repeat
+    neither.
     """
     inputs = in_autocast_dtypes(*inputs)
-    is_plain = is_plain_call(*inputs)
+    tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
+    is_plain = is_plain_call(*inputs, *tensors)
+    if mask is None:
+        decisions = _DECISIONS
+    else:
+        decisions = mask.decisions if isinstance(mask, BlockSparseMask) else {}
     key = _key_of(inputs, impl, arguments) if is_plain else None
-    mask = arguments.get("mask")
-    decisions = mask.decisions if isinstance(mask, BlockSparseMask) else _DECISIONS
     decision = None if key is None else decisions.get(key)
     if decision is not None:
-        chosen, options, has_tensors = decision
-        if has_tensors:
+        chosen, options, needs_tensors = decision
+        if needs_tensors:
             options = _with_tensors(options, inputs, arguments)
     else:
         q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
-        options = make_options(q, k, v, **arguments)
+        options = make_options(q, k, v, mask=mask, **arguments)
         chosen = pick(impl, q, k, v, options)
         if chosen in IMPLEMENTATIONS:
             options = options.for_kernels(q, k, chosen)
-        if key is not None:
+        if key is not None and options.mask is None:  # which would keep itself alive
             options = options._replace(launches={})
             if len(decisions) >= _MOST_DECISIONS:
                 decisions.clear()
-            has_tensors = options.has_tensors or options.dropout_p > 0
-            decisions[key] = _Decision(chosen, options.without_tensors(), has_tensors)
+            needs_tensors = options.has_tensors or options.dropout_p > 0
+            decisions[key] = _Decision(chosen, options.without_tensors(), needs_tensors)
     return compute(inputs, chosen, options, is_plain=is_plain)
 
 
 def _key_of(
     inputs: tuple[Tensor, ...], impl: str | None, arguments: dict[str, Any]
 ) -> tuple | None:
-    """Everything that a decision depends on; None if some argument is malformed."""
+    """Everything but the mask that a decision depends on; None if an argument is malformed."""
     values: tuple[Any, ...] = (impl, *arguments.values())
     kinds = tuple(map(type, values))  # 1 equals True, but is not a bool
     if not _HASHABLE.issuperset(kinds) or type(arguments.get("dropout_seed")) is int:
-        values = (impl, *(_layout(name, value) for name, value in arguments.items()))
-        if type(impl) not in _HASHABLE or _MALFORMED in values:
+        values = (impl, *[_layout(name, value) for name, value in arguments.items()])
+        if any(value is _MALFORMED for value in values) or type(impl) not in _HASHABLE:
             return None
-    return values, kinds, *[(x.shape, x.stride(), x.dtype, x.device) for x in inputs]
+    layouts = [(x.shape, x.stride(), x.dtype, x.device) for x in inputs]
+    return tuple(arguments), values, kinds, *layouts
 
 
 _MALFORMED = object()
@@ -272,9 +287,10 @@ def _with_tensors(
     given, n_keys = arguments.get, inputs[-1].shape[1]
     doc_start, kv_lengths, sinks = given("doc_start"), given("kv_lengths"), given("sinks")
     check_sinks(inputs[0], sinks)  # on a CPU by value
-    doc_start, kv_lengths, sinks = in_kernel_dtypes(n_keys, doc_start, kv_lengths, sinks)
+    doc_start, kv_lengths = as_positions(n_keys, doc_start), as_positions(n_keys, kv_lengths)
     seed = given("dropout_seed") if options.dropout_p else None
-    return AttentionOptions(seed, doc_start, kv_lengths, sinks, *options[4:])
+    tensors = seed, doc_start, kv_lengths, sinks
+    return AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
 
 
 def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> str:
@@ -312,9 +328,7 @@ def compute(
     """
     device = inputs[0].device
     if impl in IMPLEMENTATIONS:
-        if options.dropout_p:
-            options = options.for_operators(device)
-        return attention(inputs, impl, options, is_plain=is_plain)
+        return attention(inputs, impl, options.for_operators(device), is_plain=is_plain)
     q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
     if impl == "sdpa":
         return sdpa.sdpa_attention(q, k, v, options), None

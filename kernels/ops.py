@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .options import N_OPERATOR_OPTIONS, OPTIONS_SCHEMA, AttentionOptions
+from .options import (
+    N_CALL_TENSORS,
+    N_OPERATOR_OPTIONS,
+    N_TENSORS,
+    OPTIONS_SCHEMA,
+    AttentionOptions,
+)  # fmt: skip
 from .reference.standard import finite
 from .registration import not_differentiable, operator
 from .transforms import is_plain_call
@@ -25,10 +31,6 @@ IMPLEMENTATIONS = {
     "hopper": (".hopper.forward.launch", ".hopper.backward.launch"),
     "triton": (".triton.fwd", ".triton.bwd"),
 }
-
-# The options begin with tensors: those of the call, then the lists of a mask.
-N_CALL_TENSORS = AttentionOptions._fields.index("mask_rows")
-N_TENSORS = AttentionOptions._fields.index("mask_block_size")
 
 
 @functools.cache
@@ -281,7 +283,8 @@ class _Attention(torch.autograd.Function):
         out, lse, *rest = ctx.saved_tensors
         inputs, options = rest[:-N_CALL_TENSORS], ctx.options
         if ctx.has_tensors:
-            options = AttentionOptions(*rest[-N_CALL_TENSORS:], *options[N_CALL_TENSORS:])
+            tensors = rest[-N_CALL_TENSORS:]
+            options = AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
         dout = torch.zeros_like(out) if dout is None else dout
         if is_plain_call(dout, *inputs) and not torch.is_grad_enabled():
             of_inputs = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)

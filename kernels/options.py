@@ -31,7 +31,7 @@ class AttentionOptions(NamedTuple):
     """For the kernels, with dropout: (2,) int64, seed and first query."""
     doc_start: Tensor | None = None  # (B, T_q) int32, contiguous
     kv_lengths: Tensor | None = None  # (B,) int32, contiguous
-    sinks: Tensor | None = None  # (H,) fp32, contiguous
+    sinks: Tensor | None = None  # (H,), for the kernels fp32 and contiguous
     mask_rows: Tensor | None = None
     mask_row_blocks: Tensor | None = None
     mask_cols: Tensor | None = None
@@ -133,14 +133,15 @@ class AttentionOptions(NamedTuple):
 
     @property
     def has_tensors(self) -> bool:
-        """Whether there is any of the first four, the tensors of a call."""
+        """Whether there is any of the first fields, the tensors of a call."""
         return not (self.dropout_seed is self.doc_start is self.kv_lengths is self.sinks is None)
 
     def without_tensors(self) -> "AttentionOptions":
         """The options without the tensors of a call; the lists of its mask stay."""
         if not self.has_tensors:
             return self
-        return AttentionOptions(None, None, None, None, *self[4:])  # faster than _replace
+        # faster than _replace
+        return AttentionOptions._make((None, None, None, None, *self[N_CALL_TENSORS:]))
 
     def for_kernels(self, q: Tensor, k: Tensor, impl: str) -> "AttentionOptions":
         """The options as the kernels of `impl` take them: with a mask's lists."""
@@ -149,13 +150,16 @@ class AttentionOptions(NamedTuple):
         return with_mask(self, self.mask, q, k, impl)._replace(mask=None)
 
     def for_operators(self, device: torch.device) -> "AttentionOptions":
-        """The options with the seed as the kernels read it, next to the first query."""
-        if not self.dropout_p:
-            return self
-        seed = self.seeded(device).dropout_seed
-        assert isinstance(seed, Tensor)
-        pair = F.pad(seed.reshape(1), (0, 1), value=self.first_query)
-        return self._replace(dropout_seed=pair)
+        """The options with sinks and seed as the kernels read them."""
+        options = self
+        if self.sinks is not None:
+            options = options._replace(sinks=self.sinks.float().contiguous())
+        if self.dropout_p:
+            seed = self.seeded(device).dropout_seed
+            assert isinstance(seed, Tensor)
+            pair = F.pad(seed.reshape(1), (0, 1), value=self.first_query)
+            options = options._replace(dropout_seed=pair)
+        return options
 
 
 KEYWORDS = (
@@ -167,6 +171,9 @@ KEYWORDS = (
 SCORE_OPTIONS = ("softmax_scale", "softcap")
 """Fields that change a score whatever its query and key, so also in a part of a sequence."""
 
+# The fields begin with tensors: those of the call, then the lists of a mask.
+N_CALL_TENSORS = AttentionOptions._fields.index("mask_rows")
+N_TENSORS = AttentionOptions._fields.index("mask_block_size")
 N_OPERATOR_OPTIONS = AttentionOptions._fields.index("dropout_p") + 1
 
 _SCHEMA_TYPES = {Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
@@ -257,11 +264,10 @@ def make_options(
     n_keys = n_keys or k.shape[1]
     if window_size is not None and window_size >= max(q.shape[1], n_keys):
         window_size = None  # no key is that far from any query
-    doc_start, kv_lengths, sinks = in_kernel_dtypes(n_keys, doc_start, kv_lengths, sinks)
     return AttentionOptions(
         dropout_seed=dropout_seed if dropout_p > 0 else None,
-        doc_start=doc_start,
-        kv_lengths=kv_lengths,
+        doc_start=as_positions(n_keys, doc_start),
+        kv_lengths=as_positions(n_keys, kv_lengths),
         sinks=sinks,
         softmax_scale=softmax_scale or 1.0 / math.sqrt(q.shape[-1]),
         causal=plain_bool(causal),
@@ -274,21 +280,14 @@ def make_options(
     )
 
 
-def in_kernel_dtypes(
-    n_keys: int, doc_start: Tensor | None, kv_lengths: Tensor | None, sinks: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """doc_start and kv_lengths as int32, sinks as fp32, all contiguous."""
-
-    def positions(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        if x.dtype == torch.int64:
-            # beyond the keys all mean the same, and past 2^31 they would wrap around
-            x = x.clamp(0, n_keys).to(torch.int32)
-        return x.contiguous()
-
-    sinks = None if sinks is None else sinks.float().contiguous()
-    return positions(doc_start), positions(kv_lengths), sinks
+def as_positions(n_keys: int, x: Tensor | None) -> Tensor | None:
+    """doc_start or kv_lengths as the kernels read them: int32, contiguous."""
+    if x is None:
+        return None
+    if x.dtype == torch.int64:
+        # beyond the keys all mean the same, and past 2^31 they would wrap around
+        x = x.clamp(0, n_keys).to(torch.int32)
+    return x.contiguous()
 
 
 def check_keywords(function: str, keywords: Mapping[str, object]) -> None:

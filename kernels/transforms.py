@@ -11,15 +11,18 @@ _PLAIN = frozenset({Tensor, nn.Parameter})
 def is_plain_call(*tensors: Tensor) -> bool:
     """Whether a call is eager, of plain tensors, and nothing has to see the operators in it.
 
-    torch.compile, subclasses of Tensor, dispatch modes (FLOP counters, selective checkpointing),
-    transforms of torch.func and the profiler look at operators.
+    torch.compile, the JIT's tracer, subclasses of Tensor, dispatch modes (FLOP counters, selective
+    checkpointing), transforms of torch.func and the profiler look at operators. Meta tensors and
+    views with a negative bit need the dispatcher.
     """
     return (
         not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
         and active_transform() is None
         and not profiler._is_profiler_enabled
         and _PLAIN.issuperset(map(type, tensors))
+        and not any([x.is_meta or x.is_neg() for x in tensors])  # noqa: C419  # faster
     )
 
 

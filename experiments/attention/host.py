@@ -5,7 +5,7 @@ python -m experiments.attention.host
 Calls of 512 tokens of GPT-2 small that require gradients, forward alone, and forward and backward:
 dense and causal, under a block-sparse mask, with packed documents, with dropout. A backward pass
 wakes a thread of PyTorch, which takes as long as a call, so both passes are also timed for 12 calls
-in a row, as in a model of 12 layers. `launch` is the kernel alone, as its operator calls it; `CUDA
+in a row, as in a model of 12 layers. `launch` is the prepared launch of the kernel alone; `CUDA
 graph` replays a graph of one forward call. The CPU never waits for the GPU. Times are the least of
 batches of calls that alternate between contenders: others take CPU time on a shared machine.
 """

@@ -10,7 +10,14 @@ from ..attention import compute, flash_attention, pick
 from ..autocast import in_autocast_dtypes
 from ..limits import RING_LEAST_TOKENS
 from ..ops import IMPLEMENTATIONS
-from ..options import SCORE_OPTIONS, AttentionOptions, check_keywords, make_options, with_mask
+from ..options import (
+    N_CALL_TENSORS,
+    SCORE_OPTIONS,
+    AttentionOptions,
+    check_keywords,
+    make_options,
+    with_mask,
+)
 from ..transforms import is_plain_call, refuse_derivatives
 from .gather import gather_kv, parts_by_gather
 from .group import ContextGroup, chunk_tokens
@@ -198,4 +205,5 @@ def attend_chunk(
     impl = pick(impl, q, k, v, options)
     if impl in IMPLEMENTATIONS:
         options = options.for_kernels(q, k, impl)
-    return compute((q, k, v), impl, options, is_plain=is_plain_call(q, k, v))[0]
+    tensors = [x for x in options[:N_CALL_TENSORS] if isinstance(x, Tensor)]
+    return compute((q, k, v), impl, options, is_plain=is_plain_call(q, k, v, *tensors))[0]

@@ -28,7 +28,9 @@ def select_impl(impl: str | None, x: Tensor, **unsupported_reasons: str | None) 
     if not isinstance(impl, str) or impl not in reasons:
         raise ValueError(f"impl must be None or one of {tuple(reasons)}, got {impl!r}")
     if reasons[impl] is not None:
-        raise ValueError(f"impl={impl!r} cannot serve this call: {reasons[impl]}. impl=None picks")
+        raise ValueError(
+            f"impl={impl!r} cannot serve this call: {reasons[impl]}. impl=None picks one that can"
+        )
     return impl
 
 

@@ -45,25 +45,26 @@ def described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
 
 
 class TensorMaps:
-    """`described` for tensors that differ in their address only."""
+    """`described` for tensors of one shape and dtype."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._of_address: dict[int, bytes] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], bytes] = {}
 
     def __call__(self, x: Tensor) -> tuple[bytes, Tensor]:
-        found = self._of_address.get(x.data_ptr())
+        key = x.data_ptr(), x.stride()
+        found = self._known.get(key)
         if found is not None:
             return found, x
         found, copy = described(x, self._rows)
         if copy is x:
-            if len(self._of_address) >= _MOST_MAPS:
-                self._of_address.clear()
-            self._of_address[x.data_ptr()] = found
+            if len(self._known) >= _MOST_MAPS:
+                self._known.clear()
+            self._known[key] = found
         return found, copy
 
 
-_MOST_MAPS = 1024
+_MOST_MAPS = 256
 
 
 # What is kept depends on the arguments alone, however often memory is freed and used again.

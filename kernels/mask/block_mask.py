@@ -73,10 +73,14 @@ class BlockSparseMask:
         content = hashlib.sha256(f"{tuple(self.layout.shape)}, {block_size}".encode())
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
-        self.decisions: Final[dict[tuple, Any]] = {}  # of kernels.attention, for its calls
+        self.decisions: Final[dict[tuple, Any]] = {}  # a cache of kernels.attention
         self._cache: Final[dict[tuple, MaskLists]] = {}
         self._parts: Final[dict[tuple, BlockSparseMask]] = {}
         _mark_constant_results()
+
+    def __reduce__(self) -> tuple:
+        """Copy and pickle the layout, without what was derived from it."""
+        return BlockSparseMask, (self.layout, self.block_size)
 
     def __repr__(self) -> str:
         n_head, n_q_blocks, n_k_blocks = self.layout.shape

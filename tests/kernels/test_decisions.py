@@ -1,5 +1,6 @@
 """A repeated call skips its checks and choices, and is never served by those of another call."""
 
+import gc
 from unittest import mock
 
 import pytest
@@ -120,6 +121,84 @@ def test_other_tensors_are_decided_again(qkv):
     assert flash_attention(q, k, v, impl="triton").dtype == torch.float32
 
 
+def test_packed_calls_do_not_confuse_options_of_one_value(qkv):
+    """Their options come in any order, and only those that are given."""
+    q, k, v = (x.expand(-1, -1, 2, -1) for x in qkv)
+    packed = torch.stack([q, k, v], 2)
+    lengths = torch.tensor([11])
+    for options in (
+        *({"softmax_scale": 0.5}, {"softcap": 0.5}, {"dropout_p": 0.5, "dropout_seed": 1}),
+        *({"window_size": 2}, {"softcap": 2.0}, {"softcap": 2}, {"softmax_scale": 2.0}),
+        *({"softmax_scale": 0.25, "softcap": 3.0}, {"softcap": 0.25, "softmax_scale": 3.0}),
+        *({"dropout_seed": lengths}, {"kv_lengths": lengths}),
+    ):
+        actual = flash_attention_packed(packed, impl="triton", **options)
+        expected = standard_attention(q, k, v, **options)[0]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_fp64_stays_exact_with_sinks(qkv):
+    q, k, v = (x[:, :3].double().requires_grad_() for x in qkv)
+    sinks = torch.tensor([0.5, -1.0], dtype=torch.float64, requires_grad=True)
+
+    def attend(q, k, v, sinks):
+        return flash_attention(q, k, v, sinks=sinks, causal=True, impl="reference")
+
+    for _ in range(2):
+        assert torch.autograd.gradcheck(attend, (q, k, v, sinks))
+
+
+def test_what_only_the_dispatcher_can_serve_goes_through_it(qkv):
+    flash_attention(*qkv, causal=True, impl="triton")
+    negative = torch._neg_view(qkv[0])
+    actual = flash_attention(negative, *qkv[1:], causal=True, impl="triton")
+    expected = standard_attention(-qkv[0], *qkv[1:], causal=True)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    meta = [x.to("meta") for x in qkv]
+    assert flash_attention(*meta, causal=True, impl="triton").shape == qkv[0].shape
+
+    def attend(*qkv):
+        return flash_attention(*qkv, causal=True, impl="triton")
+
+    with torch.no_grad():
+        traced = torch.jit.trace(attend, qkv)
+        torch.testing.assert_close(traced(*(x + 1 for x in qkv)), attend(*(x + 1 for x in qkv)))
+
+
+@pytest.mark.parametrize("name", ["sinks", "doc_start"])
+def test_subclasses_see_the_operator_wherever_they_are(name, qkv):
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, x):
+            return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype)
+
+        def __init__(self, x):
+            self.x = x
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            unwrap = [x.x if isinstance(x, Wrapper) else x for x in args]
+            return function(*unwrap, **(kwargs or {}))
+
+    seen = []
+    x = {"sinks": torch.zeros(2), "doc_start": DOC_START.int()}[name]
+    flash_attention(*qkv, **{name: x}, impl="triton")
+    flash_attention(*qkv, **{name: Wrapper(x)}, impl="triton")
+    assert torch.ops.papilio.attn_fwd.default in seen
+
+
+def test_a_gradient_may_have_any_strides(qkv):
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    out = flash_attention(q, k, v, causal=True, impl="triton")
+    stacked = torch.stack([out, *[out.detach()] * 7], -1)  # the gradient's last stride is 8
+    weight = torch.randn_like(stacked)
+    actual = torch.autograd.grad((stacked * weight).sum(), (q, k, v))
+    expected = standard_attention(q, k, v, causal=True)[0]
+    expected = torch.autograd.grad((expected * weight[..., 0]).sum(), (q, k, v))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_packed_tensor_and_three_do_not_share_a_decision(qkv):
     packed = torch.stack([qkv[0], *(x.expand(-1, -1, 2, -1) for x in qkv[1:])], 2)
     for _ in range(2):
@@ -132,6 +211,7 @@ def test_decisions_of_a_mask_go_with_it_and_others_are_bounded(qkv, decisions, m
     mask = BlockSparseMask(butterfly(3), 16)
     flash_attention(*qkv, mask=mask, impl="triton")
     assert not decisions and len(mask.decisions) == 1
+    assert mask not in gc.get_referents(*mask.decisions.values(), *mask.decisions)
     for n in range(1, 8):
         flash_attention(*(x[:, :n] for x in qkv), impl="reference")
         assert 1 <= len(decisions) <= 3

@@ -168,7 +168,7 @@ class BackwardLaunch:
         q_map, q = self._q_map(q)
         k_map, k = self._k_map(k)
         v_map, v = self._v_map(v)
-        dout_map, dout = described(dout, QUERIES)
+        dout_map, dout = described(dout if dout.stride(-1) == 1 else dout.contiguous(), QUERIES)
         _, out = self._out_map(out)
         _preprocess_kernel(device.index, self._dtype, plan, dlse is not None).launch(
             self._row_programs,

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from kernels.hopper import driver, launch
 from kernels.hopper.launch import (
+    TensorMaps,
     TileCounters,
     described,
     described_numbers,
@@ -124,6 +125,19 @@ def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
         # one of the copies before may have had this place, and its description
         assert copy.data_ptr() in [address for address, *_ in encoded]
         assert copy.data_ptr() % 16 == 0
+
+
+def test_maps_of_one_address_tell_strides_apart(encoded):
+    maps = TensorMaps(32)
+    storage = torch.zeros(2 * 10 * 3 * 4 * 64).half()
+    packed = storage.view(2, 10, 3, 4, 64)[:, :, 0]
+    own = storage[: 2 * 10 * 4 * 64].view(2, 10, 4, 64)
+    assert packed.data_ptr() == own.data_ptr() and packed.shape == own.shape
+    first = [maps(x)[0] for x in (packed, own)]
+    assert first[0] != first[1]
+    assert [maps(x)[0] for x in (packed, own)] == first and len(encoded) == 2
+    odd = torch.randn(2 * 10 * 4 * 64 + 1).half()[1:].view(2, 10, 4, 64)
+    assert all(maps(odd)[1] is not odd for _ in range(2))
 
 
 def test_numbers_in_a_row_are_described_once(encoded):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -95,7 +96,8 @@ def test_a_mask_is_a_value() -> None:
         BlockSparseMask(butterfly(4).expand(2, 4, 4), 16),
     )
     assert len({mask.digest, *(x.digest for x in different)}) == 5
-    # models that hold one are copied and saved
+    # models that hold one are copied and saved, also after calls, whose launches cannot be
+    mask.decisions["a call"] = threading.local()
     for copied in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
         assert copied.digest == mask.digest
         assert numbers(copied.lists(64, 64)) == numbers(mask.lists(64, 64))
