@@ -24,12 +24,8 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, options: AttentionOption
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """out (B, T_q, H, D) in the dtype of q; dropout draws from PyTorch's generator."""
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        dropout_p=options.dropout_p,
-        is_causal=options.causal,
-        scale=options.softmax_scale,
+        *(x.transpose(1, 2) for x in (q, k, v)), dropout_p=options.dropout_p,
+        is_causal=options.causal, scale=options.softmax_scale,
         enable_gqa=plain_bool(q.shape[2] != k.shape[2]),
-    )
+    )  # fmt: skip
     return out.transpose(1, 2).to(q.dtype)  # autocast may have changed it

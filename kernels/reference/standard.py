@@ -174,14 +174,10 @@ def dropout_keep_mask(
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-
-    def counters(n: int) -> Tensor:
-        return _GOLDEN * torch.arange(n, dtype=torch.int64, device=device)
-
     seed = torch.as_tensor(seed, dtype=torch.int64, device=device).reshape(())
     seed_key = _mix(seed) ^ _mix((seed >> 32) ^ _SALT)  # `_mix` takes the low 32 bits of each
-    head_key = _mix(seed_key + counters(batch * n_head)).view(batch, n_head, 1)
-    query, key = (torch.arange(n, device=device) for n in (seq_q, seq_k))
+    of_head, query, key = (torch.arange(n, device=device) for n in (batch * n_head, seq_q, seq_k))
+    head_key = _mix(seed_key + _GOLDEN * of_head).view(batch, n_head, 1)
     query = query + first_query
     row_key = _stir(head_key + _GOLDEN * (query & ~8))  # (B, H, T_q)
     x = _stir(row_key.unsqueeze(-1) ^ (_GOLDEN * (key & ~8)))
@@ -234,12 +230,6 @@ def _add_sinks(lse: Tensor, sinks: Tensor) -> Tensor:
     is_empty = (lse == -math.inf) & (sinks == -math.inf)
     added = torch.logaddexp(lse.masked_fill(is_empty, 0.0), sinks.masked_fill(is_empty, 0.0))
     return added.masked_fill(is_empty, -math.inf)
-
-
-def causal_mask(i: slice, j: slice, offset: int, device: torch.device) -> Tensor:
-    """(queries i, keys j) bool, True where key <= query + offset; offset is T_k - T_q."""
-    queries = torch.arange(i.start, i.stop, device=device).unsqueeze(-1)
-    return torch.arange(j.start, j.stop, device=device) <= queries + offset
 
 
 def finite(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from .standard import causal_mask, check_shapes, dropout_factor, finite
+from .standard import check_shapes, dropout_factor, finite
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -66,8 +66,7 @@ def flash_attention_1_forward(
             l_new = alpha * l[:, :, i] + beta * l_tile
             PV = (P * t.Z[:, :, i, j]) @ t.V[:, :, j]
             O[:, :, i] = (l[:, :, i] * alpha * O[:, :, i] + beta * PV) / _nonzero(l_new)
-            l[:, :, i] = l_new
-            m[:, :, i] = m_new
+            l[:, :, i], m[:, :, i] = l_new, m_new
     return O.transpose(1, 2).to(q.dtype), (m + l.log()).squeeze(-1)
 
 
@@ -77,35 +76,20 @@ def flash_attention_1_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of FlashAttention: Algorithm 4 of arXiv 2205.14135.
 
-    The paper saves l and m; here lse replaces both, as exp(S - m) / l = exp(S - lse).
+    The paper saves l and m; here lse replaces both, as exp(S - m) / l = exp(S - lse). It computes
+    delta in every tile; computed once, as here, the loops are those of FlashAttention-2.
 
     Args:
-        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
-        out, lse: (B, T_q, H, D) and (B, H, T_q), from the forward.
-        dout: (B, T_q, H, D), gradient of the loss by out.
-        sram_floats: M, as in `flash_attention_1_forward`.
-        options: those of the forward.
+        sram_floats: M, as in `flash_attention_1_forward`; the others as in
+            `flash_attention_2_backward`.
 
     Returns:
         dq, dk and dv in the shapes and dtypes of q, k and v.
     """
-    t = _Tiles(q, k, v, options)
-    B_r, B_c = _sram_tiles(sram_floats, q.shape[-1])
-    O, dO = out.transpose(1, 2).to(t.Q), dout.transpose(1, 2).to(t.Q)
-    dQ, dK, dV = torch.zeros_like(t.Q), torch.zeros_like(t.K), torch.zeros_like(t.V)
-    for j in _blocks(t.T_k, B_c):
-        dK_j, dV_j = torch.zeros_like(t.K[:, :, j]), torch.zeros_like(t.V[:, :, j])
-        for i in _blocks(t.T_q, B_r):
-            if t.is_hidden(i, j):
-                continue
-            delta = (dO[:, :, i] * O[:, :, i]).sum(dim=-1, keepdim=True)
-            dQ_ij, dK_ij, dV_ij = t.gradients(i, j, lse, dO, delta)
-            dQ[:, :, i] += dQ_ij
-            dK_j += dK_ij
-            dV_j += dV_ij
-        dK[:, :, j] = dK_j
-        dV[:, :, j] = dV_j
-    return dQ.transpose(1, 2).to(q.dtype), _sum_groups(dK, k), _sum_groups(dV, v)
+    block_m, block_n = _sram_tiles(sram_floats, q.shape[-1])
+    return flash_attention_2_backward(
+        q, k, v, out, lse, dout, block_m=block_m, block_n=block_n, **options
+    )
 
 
 def flash_attention_2_forward(
@@ -118,9 +102,8 @@ def flash_attention_2_forward(
     next begins and divided by l only once. lse is all that the backward needs of the softmax.
 
     Args:
-        q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
+        q, k, v, options: as in `flash_attention_1_forward`.
         block_m, block_n: B_r queries and B_c keys in a tile.
-        options: as in `standard_attention`.
 
     Returns:
         out (B, T_q, H, D) and lse (B, H, T_q).
@@ -191,14 +174,14 @@ class _Tiles:
         dtype = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[2] // k.shape[2]
         self.Q = q.transpose(1, 2).to(dtype)  # (B, H, T_q, D)
-        self.K = k.repeat_interleave(group, dim=2).transpose(1, 2).to(dtype)  # (B, H, T_k, D)
-        self.V = v.repeat_interleave(group, dim=2).transpose(1, 2).to(dtype)
+        # (B, H, T_k, D)
+        self.K, self.V = (x.repeat_interleave(group, 2).transpose(1, 2).to(dtype) for x in (k, v))
         self.T_q, self.T_k = q.shape[1], k.shape[1]
         self.causal = options.get("causal", False)
         scale = options.get("softmax_scale")
         self.softmax_scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        seed = options.get("dropout_seed")
-        self.Z = dropout_factor(q, k, options.get("dropout_p", 0.0), seed)  # (B, H, T_q, T_k)
+        dropout = options.get("dropout_p", 0.0), options.get("dropout_seed")
+        self.Z = dropout_factor(q, k, *dropout)  # (B, H, T_q, T_k)
 
     def is_hidden(self, i: slice, j: slice) -> bool:
         """Whether the whole tile is above the causal diagonal."""
@@ -207,8 +190,8 @@ class _Tiles:
     def scores(self, i: slice, j: slice) -> Tensor:
         S = self.softmax_scale * self.Q[:, :, i] @ self.K[:, :, j].mT
         if self.causal:
-            seen = causal_mask(i, j, self.T_k - self.T_q, S.device)
-            S = S.masked_fill(~seen, -math.inf)
+            diagonal = self.T_k - self.T_q + i.start - j.start
+            S = S.masked_fill(torch.ones_like(S, dtype=torch.bool).triu(diagonal + 1), -math.inf)
         return S
 
     def gradients(

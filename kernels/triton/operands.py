@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .primitives import INTERPRETED
+from . import is_interpreted
 
 # Elements of q, times keys. Descriptors save the GPU time and cost the CPU some, and smaller calls
 # wait for the CPU as it is.
@@ -28,8 +28,7 @@ def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:
 
     Args:
         x: (B, T, H, D), last dimension contiguous.
-        rows: of a tile.
-        block_d: columns of a tile, D rounded up to a power of two.
+        rows, block_d: of a tile; its columns are D rounded up to a power of two.
         described: `worth_describing`, of the call.
 
     Returns:
@@ -41,11 +40,9 @@ def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:
     if not (described and _describable(x)):
         return x, stride_b, stride_t, stride_h
     return TensorDescriptor(
-        x,
-        shape=[batch, n_head, seq_len, head_dim],
-        strides=[stride_b, stride_h, stride_t, 1],
+        x, shape=[batch, n_head, seq_len, head_dim], strides=[stride_b, stride_h, stride_t, 1],
         block_shape=[1, 1, rows, block_d],
-    )
+    )  # fmt: skip
 
 
 def _describable(x: Tensor) -> bool:
@@ -57,7 +54,7 @@ def _describable(x: Tensor) -> bool:
         return False
     if any(stride <= 0 or stride * 2 % 16 != 0 for stride in x.stride()[:3]):
         return False
-    return INTERPRETED or _has_copy_engine(x.device)
+    return is_interpreted() or _has_copy_engine(x.device)
 
 
 @functools.cache  # asked a dozen times a call

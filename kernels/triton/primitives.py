@@ -3,12 +3,8 @@
 `features` is `kernels.options.Features`.
 """
 
-import os
-
 import triton
 import triton.language as tl
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)

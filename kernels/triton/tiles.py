@@ -52,40 +52,28 @@ SHORT = 640  # keys
 
 # fmt: off
 FORWARD = {
-    "hopper": {
-        16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3),
+    "hopper": {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3),
         64: Tiles(64, 128, 4, 2, max_registers=168, block_n_masked=64), 128: Tiles(128, 64, 4, 2),
-        256: Tiles(128, 64, 8, 2),
-    },
+        256: Tiles(128, 64, 8, 2)},
     "hopper, short": {64: Tiles(64, 64, 4, 2, max_registers=96)},
     "hopper, causal": {128: Tiles(64, 64, 4, 3)},
-    "portable": {
-        16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3), 64: Tiles(128, 64, 4, 3),
-        128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 4, 2),
-    },
+    "portable": {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3), 64: Tiles(128, 64, 4, 3),
+        128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 4, 2)},
 }
 BACKWARD_DKDV = {
-    "hopper": {
-        16: Tiles(32, 64, 4, 3), 32: Tiles(32, 64, 4, 3), 64: Tiles(128, 64, 4, 2),
-        128: Tiles(64, 64, 4, 2), 256: Tiles(32, 64, 8, 2),
-    },
+    "hopper": {16: Tiles(32, 64, 4, 3), 32: Tiles(32, 64, 4, 3), 64: Tiles(128, 64, 4, 2),
+        128: Tiles(64, 64, 4, 2), 256: Tiles(32, 64, 8, 2)},
     "hopper, small": {64: Tiles(64, 64, 4, 2, max_registers=168)},
     "hopper, whole": {64: Tiles(64, 64, 4, 3, max_registers=168)},
-    "portable": {
-        16: Tiles(32, 64, 4, 2), 32: Tiles(32, 64, 4, 2), 64: Tiles(64, 32, 4, 2),
-        128: Tiles(32, 64, 8, 2), 256: Tiles(16, 32, 8, 1),
-    },
+    "portable": {16: Tiles(32, 64, 4, 2), 32: Tiles(32, 64, 4, 2), 64: Tiles(64, 32, 4, 2),
+        128: Tiles(32, 64, 8, 2), 256: Tiles(16, 32, 8, 1)},
 }
 BACKWARD_DQ = {
-    "hopper": {
-        16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3), 64: Tiles(64, 64, 4, 3),
-        128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 4, 2),
-    },
+    "hopper": {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3), 64: Tiles(64, 64, 4, 3),
+        128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 4, 2)},
     "hopper, short": {128: Tiles(128, 32, 8, 3, max_registers=128)},
-    "portable": {
-        16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 32, 4, 2),
-        128: Tiles(64, 32, 4, 2), 256: Tiles(32, 16, 4, 2),
-    },
+    "portable": {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 32, 4, 2),
+        128: Tiles(64, 32, 4, 2), 256: Tiles(32, 16, 4, 2)},
 }
 # fp32 operands are twice as large, and slower to multiply.
 FP32 = {

@@ -31,10 +31,9 @@ def backward_dkdv_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tile
     exceptions = ()
     if options.softcap_scale > 0.0 or q.shape[2] > k.shape[2]:
         exceptions = ("hopper, small",)
-    elif options.mask_block_size > 0:
-        whole = options.mask_loops == UNMASKED_LOOP
-        exceptions = ("hopper, whole" if whole else "hopper, small",)
-    elif options.dropout_p > 0.0:
+    elif options.mask_block_size > 0 and options.mask_loops == UNMASKED_LOOP:
+        exceptions = ("hopper, whole",)
+    elif options.mask_block_size > 0 or options.dropout_p > 0.0:
         exceptions = ("hopper, small",)
     return _tiles("backward_dkdv", exceptions, q, options)
 
@@ -65,13 +64,9 @@ def _tiles(kernel: str, exceptions: tuple[str, ...], q: Tensor, options: Attenti
 
 @functools.cache  # a call costs the CPU some microseconds, and a step of training makes dozens
 def _choose(
-    kernel: str,
-    exceptions: tuple[str, ...],
-    head_dim: int,
-    is_fp32: bool,
-    device: torch.device,
+    kernel: str, exceptions: tuple[str, ...], head_dim: int, is_fp32: bool, device: torch.device,
     mask_block_size: int,
-) -> Tiles:
+) -> Tiles:  # fmt: skip
     """The tiles measured on this GPU, or else those of the tables, under the mask's limit."""
     # Matrix units take no inner dimension below 16; other sizes are padded to a power of two.
     block_d = max(16, triton.next_power_of_2(head_dim))
@@ -90,16 +85,12 @@ def _choose(
     # Under a mask, a tile lies within one of its blocks.
     largest = mask_block_size or MAX_BLOCK
     return replace(
-        tiles,
-        block_m=min(tiles.block_m, largest),
-        block_n=min(tiles.block_n, largest),
-        block_n_masked=min(tiles.block_n_masked or tiles.block_n, largest),
-        block_d=block_d,
-    )
+        tiles, block_m=min(tiles.block_m, largest), block_n=min(tiles.block_n, largest),
+        block_n_masked=min(tiles.block_n_masked or tiles.block_n, largest), block_d=block_d,
+    )  # fmt: skip
 
 
-_LARGEST = 1 << 20
-"""Bytes of the file of measured tiles."""
+_LARGEST = 1 << 20  # bytes of the file of measured tiles
 
 
 def use_measured_tiles(kernel: str, gpu_name: str, head_dim: int, tiles: Tiles | None) -> None:
@@ -108,9 +99,8 @@ def use_measured_tiles(kernel: str, gpu_name: str, head_dim: int, tiles: Tiles |
     For this process; `scripts.tune_attention` keeps them in `measured_tiles_file`.
     """
     measured = measured_tiles(gpu_name)[kernel]
-    if tiles is None:
-        measured.pop(head_dim, None)
-    else:
+    measured.pop(head_dim, None)
+    if tiles is not None:
         measured[head_dim] = tiles
     _choose.cache_clear()
 
@@ -138,10 +128,7 @@ def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
         if not file.is_file() or file.stat().st_size > _LARGEST:  # a pipe would be waited for
             raise ValueError("it is not a file of a few lines")
         found = json.loads(file.read_text())
-        return {
-            kernel: {int(d): Tiles(**tiles) for d, tiles in found[kernel].items()}
-            for kernel in TABLES
-        }
+        return {name: {int(d): Tiles(**t) for d, t in found[name].items()} for name in TABLES}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{file} is not what scripts.tune_attention writes ({error}): delete it, or measure "
@@ -163,18 +150,12 @@ def mask_head_stride(entries: Tensor | None) -> int:
 def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str, Any]:
     """The arguments that the forward kernel and both of the backward share."""
     return {
-        "seq_q": q.shape[1],
-        "seq_k": k.shape[1],
-        "window_size": options.window_size,
-        "scale_log2": options.scale_log2,
-        "softcap_scale": options.softcap_scale,
-        "keep_scale": options.keep_scale,
-        "threshold": options.drop_threshold,
-        "GROUP": q.shape[2] // k.shape[2],
-        "HEAD_DIM": q.shape[3],
-        "features": compiled_features(q, k, options),
-        "PRECISION": _dot_precision(q.dtype),
-    }
+        "seq_q": q.shape[1], "seq_k": k.shape[1], "window_size": options.window_size,
+        "scale_log2": options.scale_log2, "softcap_scale": options.softcap_scale,
+        "keep_scale": options.keep_scale, "threshold": options.drop_threshold,
+        "GROUP": q.shape[2] // k.shape[2], "HEAD_DIM": q.shape[3],
+        "features": compiled_features(q, k, options), "PRECISION": _dot_precision(q.dtype),
+    }  # fmt: skip
 
 
 def compiled_features(q: Tensor, k: Tensor, options: AttentionOptions) -> Features:

@@ -65,7 +65,7 @@ def test_descriptors_and_pointers_give_equal_bits_on_a_gpu(options, head_dim, mo
     check_equal_bits("cuda", 200, 256, head_dim, options, monkeypatch)
 
 
-@pytest.mark.skipif(not operands.INTERPRETED, reason="asks no GPU for its capability")
+@pytest.mark.skipif(not operands.is_interpreted(), reason="asks no GPU for its capability")
 def test_what_tma_cannot_address_goes_through_pointers():
     wide = torch.zeros(2, 8, 3, 72, dtype=torch.float16)
     assert is_descriptor(wide) and is_descriptor(wide[..., 8:])
