@@ -19,46 +19,34 @@ def check_bool(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be True or False, got {_described(value)}")
 
 
-def _fits(value: Any) -> bool:
-    """Whether an int is one of 64 bits, as PyTorch's are."""
+def _is_one_of(types: tuple[type, ...], value: Any) -> bool:
+    """Whether `value` has one of these types, and is neither a bool nor an int above 64 bits."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        return False
     return type(value) is not int or -(2**63) <= value < 2**63
 
 
 def check_number(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is neither an int nor a float. A bool is refused too."""
-    if or_none and value is None:
-        return
-    if not isinstance(value, _NUMBERS) or isinstance(value, bool) or not _fits(value):
-        raise ValueError(
-            f"{name} must be a number{_or_none(or_none)}, got {_described(value)}: "
-            "convert it with float()"
-        )
+    """Refuse what is neither an int nor a float, and a bool."""
+    if not _is_one_of(_NUMBERS, value) and not (or_none and value is None):
+        raise _error(name, "a number", value, or_none, ": convert it with float()")
 
 
 def is_whole_number(value: Any) -> bool:
     """Whether `value` is an int of 64 bits, and not a bool."""
-    return isinstance(value, _WHOLE) and not isinstance(value, bool) and _fits(value)
+    return _is_one_of(_WHOLE, value)
 
 
 def check_whole_number(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is not an int of 64 bits. A bool is refused too."""
-    if or_none and value is None:
-        return
-    if not is_whole_number(value):
-        raise ValueError(
-            f"{name} must be a whole number of 64 bits{_or_none(or_none)}, got {_described(value)}"
-        )
+    """Refuse what is not an int of 64 bits, and a bool."""
+    if not is_whole_number(value) and not (or_none and value is None):
+        raise _error(name, "a whole number of 64 bits", value, or_none)
 
 
 def check_tensor(name: str, value: Any, *, or_none: bool = False) -> None:
     """Refuse what is not a tensor."""
-    if or_none and value is None:
-        return
-    if not isinstance(value, Tensor):
-        raise ValueError(
-            f"{name} must be a torch.Tensor{_or_none(or_none)}, got {_described(value)}: "
-            "convert it with torch.as_tensor()"
-        )
+    if not isinstance(value, Tensor) and not (or_none and value is None):
+        raise _error(name, "a torch.Tensor", value, or_none, ": convert it with torch.as_tensor()")
 
 
 def check_tensors(**tensors: Any) -> None:
@@ -76,8 +64,9 @@ def plain_bool(value: bool) -> bool:
     return True if value else False  # noqa: SIM210
 
 
-def _or_none(allowed: bool) -> str:
-    return " or None" if allowed else ""
+def _error(name: str, kind: str, value: Any, or_none: bool, advice: str = "") -> ValueError:
+    kind += " or None" if or_none else ""
+    return ValueError(f"{name} must be {kind}, got {_described(value)}{advice}")
 
 
 def _described(value: Any) -> str:

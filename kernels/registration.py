@@ -14,14 +14,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def operator(
-    name: str,
-    *,
-    fake: Callable[..., Any],
-    setup_context: Callable[..., None] | None = None,
-    backward: Callable[..., Any] | None = None,
-    flops: Callable[..., int] | None = None,
+    name: str, *, fake: Callable[..., Any], setup_context: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None, flops: Callable[..., int] | None = None,
     schema: str | None = None,
-) -> Callable[[Function], Function]:
+) -> Callable[[Function], Function]:  # fmt: skip
     """Register the decorated function as torch.ops.papilio.<name>.
 
     Args:
@@ -41,11 +37,10 @@ def operator(
         torch.library.register_fake(qualified, fake)
         if backward is not None:
             torch.library.register_autograd(qualified, backward, setup_context=setup_context)
-        if flops is not None:
+        if (formula := flops) is not None:
             # the counter adds a keyword that no formula here needs
-            formula = flops
-            packet = getattr(torch.ops.papilio, name)
-            register_flop_formula(packet)(lambda *args, out_shape=None: formula(*args))
+            count = register_flop_formula(getattr(torch.ops.papilio, name))
+            count(lambda *args, out_shape=None: formula(*args))
         return function
 
     return register

@@ -122,9 +122,8 @@ def _check_options(
     if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if not 1 <= vocab_size <= n_rows:
-        raise ValueError(
-            f"vocab_size must lie in [1, {n_rows}], the rows of weight, got {vocab_size}"
-        )
+        bounds = f"[1, {n_rows}], the rows of weight"
+        raise ValueError(f"vocab_size must lie in {bounds}, got {vocab_size}")
     if softcap is not None and not 0 < softcap < float("inf"):
         raise ValueError(f"softcap must be None or a finite number above 0, got {softcap}")
     if not 0 <= z_loss < float("inf"):
@@ -192,9 +191,7 @@ def _backward_of_losses(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
 @operator(
     "linear_cross_entropy",
     schema=f"(Tensor hidden, Tensor weight, Tensor targets, str impl, {_OPTIONS}) -> Tensor",
-    fake=lambda hidden, weight, targets, *_: hidden.new_empty(
-        targets.shape, dtype=_sum_dtype(hidden)
-    ),
+    fake=lambda x, weight, targets, *_: x.new_empty(targets.shape, dtype=_sum_dtype(x)),
     setup_context=_save_inputs,
     backward=_backward_of_losses,
     flops=lambda hidden, weight, *_: 2 * hidden[0] * weight[0] * weight[1],
@@ -210,25 +207,21 @@ def _fake_gradients(hidden, weight, *_):
 
 
 def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, dhidden, dweight = output
-    ctx.save_for_backward(dhidden, dweight)
+    ctx.save_for_backward(*output[1:])
     ctx.n_others = len(inputs) - 2
     ctx.set_materialize_grads(False)
 
 
-def _scale_gradients(
-    ctx: Any, dloss: Tensor | None, *second: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, dloss: Tensor | None, *second: Tensor | None) -> tuple[Any, ...]:
     if any(grad is not None for grad in second):
         raise RuntimeError(
             "linear_cross_entropy has no second derivative: differentiate "
             "torch.nn.functional.cross_entropy twice instead"
         )
-    dhidden, dweight = ctx.saved_tensors
-    others = (None,) * ctx.n_others
     if dloss is None:
-        return None, None, *others
-    return (dhidden * dloss).to(dhidden.dtype), (dweight * dloss).to(dweight.dtype), *others
+        return (None,) * (2 + ctx.n_others)
+    scaled = ((grad * dloss).to(grad.dtype) for grad in ctx.saved_tensors)
+    return *scaled, *(None,) * ctx.n_others
 
 
 # row_weights: (N,) fp32, a factor on each row's loss; None: 1.

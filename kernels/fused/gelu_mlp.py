@@ -94,8 +94,7 @@ def _fake(x, w_in, b_in, w_out, recompute, impl):
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, w_in, b_in, w_out, _, ctx.impl = inputs
-    _, h, g = output
-    ctx.save_for_backward(x, h, g, w_in, b_in, w_out)
+    ctx.save_for_backward(x, *output[1:], w_in, b_in, w_out)
     ctx.has_bias = b_in is not None
     ctx.set_materialize_grads(False)
 
@@ -142,11 +141,9 @@ def _gelu_mlp_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, w_in, b_in and w_out, each in its dtype; (0,) for no b_in."""
     w_in_cast, w_out_cast = cast_weight(w_in, x.dtype), cast_weight(w_out, x.dtype)
+    linear_gelu_bwd, recompute = module_of(impl, "gelu").linear_gelu_bwd, g.shape[0] != h.shape[0]
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        recompute = g.shape[0] != h.shape[0]
-        dh, db_in, g_again = module_of(impl, "gelu").linear_gelu_bwd(
-            dy, w_out_cast, h, b_in, recompute
-        )
+        dh, db_in, g_again = linear_gelu_bwd(dy, w_out_cast, h, b_in, recompute)
         dw_out = matmul(dy.T, g_again if recompute else g, w_out.dtype)
         dw_in = matmul(dh.T, x, w_in.dtype)
         return dh @ w_in_cast, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out

@@ -138,10 +138,9 @@ class _AddLayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ds, dn = grads
         x_dtype, y_dtype, bias_dtype, norm_bias_dtype = ctx.dtypes
         s, mean, rstd, weight = ctx.saved_tensors
-        dx, sums = torch.ops.papilio.layer_norm_bwd(ds, dn, s, mean, rstd, weight)
+        dx, sums = torch.ops.papilio.layer_norm_bwd(*grads, s, mean, rstd, weight)
         dy = None if y_dtype is None else dx.to(y_dtype)
         dbias = None if bias_dtype is None else sums[2].to(bias_dtype)
         dnorm_bias = None if norm_bias_dtype is None else sums[1].to(norm_bias_dtype)

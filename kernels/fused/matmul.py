@@ -9,7 +9,6 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
     Args:
         a, b: (M, K) and (K, N) of one dtype.
-        dtype: of the result.
     """
     wide = torch.promote_types(a.dtype, dtype)
     if wide == a.dtype:

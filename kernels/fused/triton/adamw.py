@@ -121,9 +121,8 @@ class AdamWLaunch:
         with torch.cuda.device_of(tensors[0][0]):
             adamw_kernel[(len(blocks),)](
                 blocks, addresses, sizes, lr, divisor, skip, eps, weight_decay,
-                BETA1=betas[0], BETA2=betas[1], LOG2_BETA1=_log2(betas[0]),
-                LOG2_BETA2=_log2(betas[1]), CAST=_TRITON[dtype], ALIGNED=aligned, BLOCK=BLOCK,
-                num_warps=NUM_WARPS,
+                *betas, *(math.log2(beta) if beta else -math.inf for beta in betas),
+                CAST=_TRITON[dtype], ALIGNED=aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
             )  # fmt: skip
 
     def _update_tables(
@@ -134,7 +133,7 @@ class AdamWLaunch:
         sizes = tuple(weight.numel() for weight, *_ in tensors)
         if sizes != self._sizes:
             n = torch.tensor(sizes)
-            n_blocks = (n + BLOCK - 1) // BLOCK
+            n_blocks = -(-n // BLOCK)
             tensor = torch.arange(len(n)).repeat_interleave(n_blocks)
             block = torch.arange(len(tensor)) - (n_blocks.cumsum(0) - n_blocks)[tensor]
             blocks = torch.stack([tensor, block], 1).int()
@@ -157,7 +156,3 @@ class AdamWLaunch:
         if torch.cuda.is_current_stream_capturing():
             self._captured.append(table)  # each replay reads it
         return table.to(device, non_blocking=True)
-
-
-def _log2(beta: float) -> float:
-    return math.log2(beta) if beta else -math.inf
