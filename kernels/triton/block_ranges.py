@@ -187,14 +187,10 @@ def tile_start(
     offset, end, block, block_range, BLOCK: tl.constexpr, features: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Position in the sequence of the tile at `offset` of a loop.
+    """(first element of the tile at `offset` of a loop, mask block that the next one lies in).
 
-    Args:
-        block: block of the mask that the tile lies in; unused without a block-sparse mask.
-
-    Returns:
-        (first element of the tile, block of the next offset). Reading that number one step ahead
-        keeps the loads of a tile from waiting for their address.
+    `block` is the mask block of this one. Reading the next number one step ahead keeps the loads of
+    a tile from waiting for their address. Without a block-sparse mask, these numbers are unused.
     """
     if features.mask_block_size > 0:
         start = block * features.mask_block_size + offset % features.mask_block_size
@@ -244,12 +240,9 @@ def _dense_range(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexp
 def _sparse_range(entry, some_from, some_to, call, BLOCK: tl.constexpr, features: tl.constexpr):
     """BlockRange of the list of a mask entry: its full blocks, then its partial ones."""
     size = features.mask_block_size
-    full_end = tl.load(entry + 2) * size
-    n_partial = tl.load(entry + 3)
-    full_block = tl.load(entry + 4)
-    partial_block = tl.load(entry + 5)
-    begin = full_end
-    end = full_end + n_partial * size
+    full_end, n_partial = tl.load(entry + 2) * size, tl.load(entry + 3)
+    full_block, partial_block = tl.load(entry + 4), tl.load(entry + 5)
+    begin, end = full_end, full_end + n_partial * size
     if features.causal:
         # The only partial block is the diagonal's: cut off its tiles outside of the interval
         # [some_from, some_to) that this tile sees.

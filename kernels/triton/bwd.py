@@ -2,18 +2,12 @@
 
 FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) recomputes the probabilities from the
 saved log-sum-exp, tile by tile. Two launches, both without atomics, so results repeat bit for bit:
-
-    dq       a program owns BLOCK_M queries and loops over the keys that they see. It also computes
-             delta = rowsum(dout * out), the part of the softmax gradient that is the same for all
-             keys of a row
-    dk, dv   a program owns BLOCK_N keys and loops over the queries that see them
+for dq, which also computes delta = rowsum(dout * out) - dlse, the part of the softmax gradient that
+is the same for all keys of a row (d lse_i / d s_ij = p_ij), then for dk and dv.
 
 One kernel for all three gradients would save two of seven matrix products, but programs would have
 to add to the same rows of dq: with atomics, in an order that changes from run to run, or by waiting
 for each other, as kernels/hopper does.
-
-The gradient of lse enters through delta: d lse_i / d s_ij = p_ij, so that
-ds = p * (dp - (delta - dlse)).
 """
 
 from collections.abc import Sequence

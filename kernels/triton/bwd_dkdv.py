@@ -66,8 +66,7 @@ def _accumulate_dkdv(
         dp_t = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
         p_kept_t = p_t
         if features.dropout:
-            m, n = tl.arange(0, BLOCK_M), tl.arange(0, k_tile.shape[0])
-            m, n = m[None, :], n[:, None]
+            m, n = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, k_tile.shape[0])[:, None]
             keep_t = dropout_keep(head_key, start_m, m, start_n, n, call.threshold)
             # A dropped probability becomes negative: the sign takes no further register.
             p_t = tl.where(keep_t, p_t, -p_t)
@@ -98,9 +97,6 @@ def attn_bwd_dkdv_kernel(
         seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
         doc_ptr, lengths_ptr, cols_ptr, col_blocks_ptr, mask_head_stride,
     )  # fmt: skip
-    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
-    FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
-    LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # Consecutive programs work on tiles of one head, as in the forward kernel. Longest work first:
     # under a causal mask, that is the first keys, which the most queries see.
     tile = tl.program_id(0) % n_tiles
@@ -127,7 +123,8 @@ def attn_bwd_dkdv_kernel(
         query_tiles = query_range(
             tile, start_n, batch, head, doc_bounds_ptr, n_keys, call, BLOCK_M, BLOCK_N, features
         )
-        for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
+        # Loop 0: the full tiles, loop 1: the masked ones; a loop without tiles is not compiled.
+        for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
             dk_acc, dv_acc = _accumulate_dkdv(
                 dk_acc, dv_acc, k_tile, v_tile, q, dout, lse_log2_ptr + row, delta_ptr + row,
                 batch, head, query_tiles, start_n, key, n_keys, head_key, call, HEAD_DIM, BLOCK_D,

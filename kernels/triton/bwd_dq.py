@@ -66,14 +66,10 @@ def attn_bwd_dq_kernel(
         seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
         doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
     )  # fmt: skip
-    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
-    FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
-    LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # Consecutive programs work on tiles of one head, as in the forward kernel.
     tile = tl.program_id(0) % n_tiles
     batch_head = tl.program_id(0) // n_tiles
-    batch = batch_head // n_head
-    head = batch_head % n_head
+    batch, head = batch_head // n_head, batch_head % n_head
     start_m, offs_m, lower, upper, key_tiles = key_range(
         tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N, features
     )
@@ -98,7 +94,8 @@ def attn_bwd_dq_kernel(
 
     head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
+    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
+    for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
         acc = _accumulate_dq(
             acc, q_tile, dout_tile, lse_log2, delta, k, v, batch, head // GROUP, key_tiles, start_m,
             lower, upper, head_key, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,

@@ -1,10 +1,9 @@
 """Forward pass in portable Triton, for Ampere and newer GPUs and for Triton's interpreter.
 
 FlashAttention-2's loop order (arXiv 2307.08691, Algorithm 1): a program owns BLOCK_M queries, loops
-over the tiles of keys that they see, and divides by the softmax denominator once, at the end. The
-results are the output and the log-sum-exp of each row, all that the backward pass needs to
-recompute the probabilities. A block-sparse mask changes only which tiles are visited (arXiv
-2205.14135, Algorithm 5).
+over the tiles of keys that they see, and divides by the softmax denominator once, at the end. From
+the log-sum-exp of each row, the backward pass recomputes the probabilities. A block-sparse mask
+changes only which tiles are visited (arXiv 2205.14135, Algorithm 5).
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries and N keys of a tile.
 """
@@ -37,8 +36,7 @@ def _attend(
 ):  # fmt: skip
     """Process the key tiles of one of the two loops: update output, denominator and maximum.
 
-    MASKED is the loop over tiles in which some query does not see some key. The other loop takes
-    the same steps without a mask.
+    MASKED is the loop over tiles in which some query does not see some key.
     """
     seq_k = call.seq_k
     begin, end, block = loop_bounds(key_tiles, MASKED)
@@ -90,14 +88,10 @@ def attn_fwd_kernel(
         seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
         doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
     )  # fmt: skip
-    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
-    FIRST_LOOP: tl.constexpr = 0 if features.unmasked_loop else 1
-    LAST_LOOP: tl.constexpr = 2 if features.masked_loop else 1
     # Consecutive programs work on tiles of one head, so that its keys and values stay in L2.
     tile = tl.program_id(0) % n_tiles
     batch_head = tl.program_id(0) // n_tiles
-    batch = batch_head // n_head
-    head = batch_head % n_head
+    batch, head = batch_head // n_head, batch_head % n_head
     start_m, offs_m, lower, upper, key_tiles = key_range(
         tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N_MASKED, features
     )
@@ -112,7 +106,8 @@ def attn_fwd_kernel(
         l_i += 1.0
         m_i = l_i * (tl.load(sinks_ptr + head) * LOG2E)
     head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
-    for masked in tl.static_range(FIRST_LOOP, LAST_LOOP):
+    # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
+    for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
         acc, l_i, m_i = _attend(
             acc, l_i, m_i, q_tile,
             k_masked if masked == 1 and k_masked is not None else k,

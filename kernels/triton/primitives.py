@@ -66,8 +66,7 @@ def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexp
     ptr, stride_b, stride_t, stride_h = x
     tile = ptr + tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
     tile += tl.cast(row, tl.int64) * stride_t
-    rows = tl.arange(0, ROWS)
-    cols = tl.arange(0, BLOCK_D)
+    rows, cols = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     return tile + rows[:, None] * stride_t + cols[None, :], row + rows, cols
 
 
@@ -151,9 +150,6 @@ def dropout_keep(head_key, start_m, m, start_n, n, threshold):
     row_key = _stir(head_key + GOLDEN * (start_m + (m & ~8)).to(tl.uint32))
     x = _stir(row_key ^ (GOLDEN * (start_n + (n & ~8)).to(tl.uint32)))
     first_key = (n & 8) == 0
-    multiplier = tl.where(
-        (m & 8) == 0,
-        tl.where(first_key, 0x846CA68B, 0x915F77F5),
-        tl.where(first_key, 0x93D765DD, 0xADB4A92D),
-    )
+    upper = tl.where(first_key, 0x846CA68B, 0x915F77F5)
+    multiplier = tl.where((m & 8) == 0, upper, tl.where(first_key, 0x93D765DD, 0xADB4A92D))
     return (x ^ (x >> 15)) * multiplier >= threshold.to(tl.uint32)

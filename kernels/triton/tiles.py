@@ -17,26 +17,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile sizes and compile options of one launch.
+    """Tile sizes and compile options of one launch."""
 
-    Attributes:
-        block_m, block_n: queries and keys of a tile.
-        num_warps: of a program.
-        num_stages: of the pipeline that loads tiles ahead of their use.
-        max_registers: limit for a thread, below the compiler's choice so that more programs fit
-            on an SM; None for no limit.
-        block_n_masked: keys of a tile in the forward kernel's masked loop, where smaller tiles skip
-            more hidden keys; 0 for block_n.
-        block_d: columns of a tile; not in the tables, which are by head dimension.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
+    block_m: int  # queries of a tile
+    block_n: int  # keys of a tile
+    num_warps: int  # of a program
+    num_stages: int  # of the pipeline that loads tiles ahead of their use
+    # limit for a thread, below the compiler's choice so that more programs fit on an SM; or None
     max_registers: int | None = None
+    # block_n in the forward kernel's masked loop, where smaller tiles skip more hidden keys; or 0
     block_n_masked: int = 0
-    block_d: int = 0
+    block_d: int = 0  # columns of a tile; not in the tables, which are by head dimension
 
     @functools.cached_property
     def launch(self) -> dict[str, Any]:
