@@ -2,9 +2,7 @@
 
 Block-sparse FlashAttention (arXiv 2205.14135, section 3.3) skips the blocks that a layout leaves
 out. Most of the others need no mask and are `full`. In `partial` blocks, an element may be hidden
-by the causal diagonal, the edge of a window or the end of the keys (FlexAttention uses the same
-names, arXiv 2412.05496). The forward pass and dq iterate over rows of blocks, dk and dv over
-columns.
+by the causal diagonal, the edge of a window or the end of the keys.
 
 The key position of query i is p = i + seq_k - seq_q: the last query is at the last key.
 
@@ -85,11 +83,8 @@ class BlockSparseMask:
     def __repr__(self) -> str:
         n_head, n_q_blocks, n_k_blocks = self.layout.shape
         heads = "all heads" if n_head == 1 else f"each of {n_head} heads"
-        density = self.layout.double().mean().item()
-        return (
-            f"BlockSparseMask({n_q_blocks} x {n_k_blocks} blocks of {self.block_size} "
-            f"for {heads}, density {density:.3f})"
-        )
+        blocks = f"{n_q_blocks} x {n_k_blocks} blocks of {self.block_size} for {heads}"
+        return f"BlockSparseMask({blocks}, density {self.layout.double().mean().item():.3f})"
 
     def lists(
         self, seq_q: int, seq_k: int, *, causal: bool = False, window_size: int | None = None,
@@ -153,10 +148,8 @@ class BlockSparseMask:
             n = self.block_size // block_size
             layout = self.layout.repeat_interleave(n, 1).repeat_interleave(n, 2)
             layout = layout[:, : -(-seq_q // block_size), : -(-seq_k // block_size)]
-            divided = BlockSparseMask(layout, block_size)
-            return divided._make_lists(
-                device, seq_q, seq_k, window_size, block_size, causal, *options
-            )
+            sizes = seq_q, seq_k, window_size, block_size
+            return BlockSparseMask(layout, block_size)._make_lists(device, *sizes, causal, *options)
         full, partial, hidden = self._split(seq_q, seq_k, causal, window_size)
         hides, layout, parts = bool(hidden.any()), self.layout, None
         if block_size > self.block_size:
@@ -208,10 +201,7 @@ class BlockSparseMask:
                 self._parts[(rows, keys), n_chunks, seq_len] = part
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
-        """Expand the layout to elements: (H_m, seq_q, seq_k) bool, on the layout's device.
-
-        Without a causal mask or a window. Lengths as in `lists`.
-        """
+        """Expand the layout to elements: (H_m, seq_q, seq_k) bool; lengths as in `lists`."""
         self._check_lengths(seq_q, seq_k)
         expanded = self.layout.repeat_interleave(self.block_size, 1)[:, :seq_q]
         return expanded.repeat_interleave(self.block_size, 2)[:, :, :seq_k]
@@ -228,14 +218,12 @@ class BlockSparseMask:
         first, last, start, end = self._bounds(seq_q, seq_k)
         first, last, start = first[rows, 0], last[rows, 0], start[columns]
         width = end[columns].clamp(max=seq_k) - start
+        pairs, dense = (last + 1 - first) * width, seq_q * seq_k
         if causal:
             # A query at p sees p + 1 - start keys of the block, at least 0, at most all.
             pairs = _ramp_sum(last + 1 - start, width) - _ramp_sum(first - start, width)
             hidden = max(0, seq_k - seq_q)
             dense = (seq_k * (seq_k + 1) - hidden * (hidden + 1)) // 2
-        else:
-            pairs = (last + 1 - first) * width
-            dense = seq_q * seq_k
         return pairs.sum().item() / (self.n_head * dense)
 
     def to_flex(
@@ -245,8 +233,7 @@ class BlockSparseMask:
         """Convert to a mask of torch.nn.attention.flex_attention, with batch 1 and H_m heads.
 
         Arguments and errors as in `lists`. Its mask_mod also looks up the layout, because
-        flex_attention without torch.compile reads nothing else. When compiled, it is only called in
-        partial blocks, where the layout is True.
+        flex_attention without torch.compile reads nothing else.
         """
         from torch.nn.attention.flex_attention import BlockMask  # loads the compiler
 

@@ -52,30 +52,26 @@ def make_lists(
     hides: bool, device: torch.device, all_partial: bool, longest_column_first: bool,
     dq_schedule: bool,
 ) -> MaskLists:  # fmt: skip
-    """Make the lists of full and partial blocks.
+    """Make the lists of full and partial blocks; arguments as in `BlockSparseMask.lists`, and:
 
     Args:
         full, partial: (H_m, n_q_blocks, n_k_blocks) bool; no block is both.
         layout: of the same shape; blocks of the mask before causal masks and windows.
         parts: int64 of the same shape, for packed lists: `kernels.mask.packing.parts_of`.
-        block_size, hides: as in `MaskLists`.
-        device, all_partial, longest_column_first, dq_schedule: as in `BlockSparseMask.lists`.
     """
     if all_partial:
         full, partial = torch.zeros_like(full), full | partial
     columns = "longest, then first" if longest_column_first else "first"
     by_row = _entries(full, partial, order="longest, then last", parts=parts)
     by_column = _entries(full.mT, partial.mT, order=columns)
-    walks, visits, cuts = None, None, None
+    blocks, window = full | partial, WINDOW_KEYS // block_size
+    schedule: tuple[Tensor | None, ...] = None, None, None
     if dq_schedule:
-        window = WINDOW_KEYS // block_size
-        schedule = schedule_dq(full | partial, layout, not longest_column_first, window, parts)
-        walks, visits, cuts = (None if x is None else x.to(device) for x in schedule)
+        schedule = schedule_dq(blocks, layout, not longest_column_first, window, parts)
+    walks, visits, cuts = (None if x is None else x.to(device) for x in schedule)
     return MaskLists(
-        *(x.to(device) for x in (*by_row, *by_column)),
-        walks=walks, visits=visits, cuts=cuts,
-        n_full=int(full.sum()), n_partial=int(partial.sum()),
-        n_empty=int((~(full | partial).any(-1)).sum()),
+        *(x.to(device) for x in (*by_row, *by_column)), walks=walks, visits=visits, cuts=cuts,
+        n_full=int(full.sum()), n_partial=int(partial.sum()), n_empty=int((~blocks.any(-1)).sum()),
         hides=hides, block_size=block_size, packed=parts is not None,
     )  # fmt: skip
 
@@ -91,11 +87,10 @@ def _entries(
     head, row, _, blocks = kinds.nonzero().unbind(1)
     counts = kinds.sum(-1)
     length = counts.sum(-1)  # (H_m, n)
-    n = length.shape[1]
+    n, m = kinds.shape[1], kinds.shape[3]
     begin = length.flatten().cumsum(0).view(length.shape) - length
     number = torch.arange(n, device=full.device).expand(length.shape)
     first = kinds.int().argmax(-1)
-    m = kinds.shape[-1]
     of_kind = m - 1 - kinds.flip(-1).int().argmax(-1)  # meaningless for a row without any
     last = of_kind[..., 1].where(counts[..., 1] > 0, of_kind[..., 0]).where(length > 0, 0)
     if parts is not None:

@@ -43,8 +43,7 @@ def pack_blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pack (H_m, n, m) bool tensors of blocks of 16 or 32; a block of 64 is full if all parts are.
 
-    Args:
-        longest: the number of queries or of keys, whichever is larger.
+    `longest` is the number of queries or of keys, whichever is larger.
 
     Returns:
         full, partial and layout in blocks of 64, and the parts of full and partial blocks.

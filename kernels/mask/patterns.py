@@ -1,8 +1,7 @@
 """Block layouts for `BlockSparseMask`: which blocks of keys each block of queries sees.
 
-A layout is a bool tensor (n_q_blocks, n_k_blocks), True where queries of block i see keys of
-block j. The layouts here are square, and do not depend on the size of a block. Combine layouts with
-OR, and stack them for different heads:
+A layout is a bool tensor (n_q_blocks, n_k_blocks), here square, True where queries of block i see
+keys of block j. Combine layouts with OR, and stack them for different heads:
 
     butterfly(64, global_blocks=1) | sliding_window(64, 3)
     torch.stack([random(64, 8, seed=head) for head in range(n_head)])
@@ -52,8 +51,7 @@ def butterfly(
     """
     i, j = _rows_and_columns(n_blocks, device)
     most_factors = (n_blocks - 1).bit_length()
-    if n_factors is None:
-        n_factors = most_factors
+    n_factors = most_factors if n_factors is None else n_factors
     _check_range("n_factors", n_factors, 0, most_factors, n_blocks)
     _check_range("global_blocks", global_blocks, 0, n_blocks, n_blocks)
     difference = i ^ j

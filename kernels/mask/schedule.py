@@ -49,15 +49,15 @@ def schedule_dq(
         ValueError: column numbers do not fit into 16 bits.
     """
     blocks, layout = blocks.cpu(), layout.cpu()
-    simulated = layout.shape[2] <= window
     splits = _split_columns(blocks)
     if len(splits.numbers) > SPLIT_STRIDE:
         raise ValueError(
             f"layout has {len(splits.numbers)} columns and splits of columns, and there are "
             f"numbers for {SPLIT_STRIDE}: use larger blocks, or impl='triton'"
         )
+    # the rows of a split column all have different colours
+    simulated = layout.shape[2] <= window or splits.cuts is not None
     if splits.cuts is not None:
-        simulated = True  # the rows of a split column all have different colours
         blocks, layout = (_by_split(kind, blocks, splits) for kind in (blocks, layout))
     heads = layout.any(0, keepdim=True) if one_order else layout
     orders = [_order_columns(head, window, splits.numbers >= SPLIT_STRIDE) for head in heads]
@@ -104,12 +104,10 @@ def _split_columns(blocks: Tensor) -> _Splits:
     column = torch.arange(len(lengths)).repeat_interleave(n_splits)
     is_split = n_splits[column] > 1
     numbers = column + SPLIT_STRIDE * is_split * is_split.cumsum(0)
-    cuts = None
-    if is_split.any():
-        ends = n_splits.where(n_splits > 1, 0).cumsum(0)
-        cuts = torch.stack((torch.arange(len(lengths)), ends - n_splits, ends), dim=1)
-        cuts = cuts[n_splits > 1].int()
-    return _Splits(numbers, -(-lengths // n_splits), cuts)
+    ends = n_splits.where(n_splits > 1, 0).cumsum(0)
+    cuts = torch.stack((torch.arange(len(lengths)), ends - n_splits, ends), dim=1)
+    cuts = cuts[n_splits > 1].int()
+    return _Splits(numbers, -(-lengths // n_splits), cuts if len(cuts) else None)
 
 
 def _length_limit(lengths: Tensor) -> int:
@@ -131,12 +129,8 @@ def _by_split(layout: Tensor, blocks: Tensor, splits: _Splits) -> Tensor:
 def _ready_times(rows: np.ndarray, counts: np.ndarray, colours: np.ndarray) -> np.ndarray:
     """Simulate the schedule: the time at which each visit could start, a visit taking 1.
 
-    A program takes the next column when it has finished one, and waits for rows in use.
-
-    Args:
-        rows: rows of the visits of all columns, in the order of the columns.
-        counts: number of visits of each column.
-        colours: of all rows.
+    A program takes the next column when it has finished one, and waits for rows in use. `rows` are
+    those of the visits of all columns, in order, `counts` the visits of each column.
     """
     free = [0.0] * PROGRAMS
     done = np.zeros(len(colours))
@@ -174,11 +168,7 @@ def _order_columns(layout: Tensor, window: int, late: Tensor) -> tuple[Tensor, n
 
 
 def _color(conflicts: np.ndarray) -> np.ndarray:
-    """Greedy colouring of n items: each gets the first colour that no conflicting one has.
-
-    Args:
-        conflicts: (n, n) bool, symmetric.
-    """
+    """Greedy colouring of n items: each gets the first that none of its conflicts, (n, n), has."""
     n = len(conflicts)
     taken = np.zeros((n, n + 1), dtype=bool)  # by item and colour
     colours = np.zeros(n, dtype=np.int64)
