@@ -2,8 +2,7 @@
 
 Between GPUs with peer access, the driver copies the tensor into a receive buffer: memory of this
 GPU that the previous rank can write to. Such a copy needs no SM, so it never competes with kernels
-that compute meanwhile. All other exchanges are a collective of torch.distributed: between machines,
-on CPUs, and for tensors larger than a receive buffer may be.
+that compute meanwhile. All other exchanges are a collective of torch.distributed.
 """
 
 import os
@@ -52,15 +51,15 @@ def post(group: ContextGroup, sent: Tensor, slot: int) -> Exchange:
     if not sent.is_cuda or too_large or not _have_peer_access(group, sent.device):
         return _Collective(group, sent)
     assert group.process_group is not None
-    buffers = _BUFFERS.get(group.process_group)
-    if buffers is None:
-        buffers = _BUFFERS[group.process_group] = _ReceiveBuffers(group, sent.device)
-    return _PeerCopy(buffers, sent, slot)
+    if group.process_group not in _BUFFERS:
+        _BUFFERS[group.process_group] = _ReceiveBuffers(group, sent.device)
+    return _PeerCopy(_BUFFERS[group.process_group], sent, slot)
 
 
 def receive_buffer_bytes() -> int:
     """Total size of this process's receive buffers, which torch.cuda's statistics do not count."""
-    return sum(buffers.n_bytes for buffers in _BUFFERS.values())
+    slots = [slot for buffers in _BUFFERS.values() for slot in buffers.slots.values()]
+    return sum(len(buffer.own) for slot in slots for buffer in slot)
 
 
 def free_receive_buffers() -> None:
@@ -109,14 +108,14 @@ class _ReceiveBuffers:
         self.previous, self.next = (group.rank - 1) % group.size, (group.rank + 1) % group.size
         self.stream = torch.cuda.Stream(device, priority=-1)
         self._group, self._device = group, device
-        self._slots: dict[int, list[_ReceiveBuffer]] = {}
+        self.slots: dict[int, list[_ReceiveBuffer]] = {}
 
     def get(self, slot: int, n_bytes: int) -> _ReceiveBuffer:
         """Smallest buffer of the slot that holds n_bytes, allocated if there is none.
 
         Buffers are never replaced, as CUDA graphs hold their addresses.
         """
-        buffers = self._slots.setdefault(slot, [])
+        buffers = self.slots.setdefault(slot, [])
         fitting = [buffer for buffer in buffers if len(buffer.own) >= n_bytes]
         if not fitting:
             fitting = [self._allocate(n_bytes)]
@@ -127,12 +126,7 @@ class _ReceiveBuffers:
         """Free the buffers, on all ranks at the same time: each writes to memory of the next."""
         torch.cuda.synchronize(self._device)
         _gather(self._group, None)
-        self._slots.clear()
-
-    @property
-    def n_bytes(self) -> int:
-        """Total size of the buffers."""
-        return sum(len(buffer.own) for buffers in self._slots.values() for buffer in buffers)
+        self.slots.clear()
 
     def _allocate(self, n_bytes: int) -> _ReceiveBuffer:
         _refuse_capture()
@@ -157,9 +151,8 @@ class _PeerCopy:
     """Exchange by a copy into the receive buffer of the next rank."""
 
     def __init__(self, buffers: _ReceiveBuffers, sent: Tensor, slot: int) -> None:
-        buffer = buffers.get(slot, sent.nbytes)
+        buffer, stream = buffers.get(slot, sent.nbytes), buffers.stream
         signals, previous, next_rank = buffer.signals, buffers.previous, buffers.next
-        stream = buffers.stream
         # The current stream has produced `sent`, and has read what this buffer held before.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -27,11 +27,8 @@ def parts_by_gather(group: ContextGroup) -> tuple[MaskPart, ...]:
 
 def _chunk_owners(size: int) -> list[tuple[int, int, int]]:
     """(rank, half, chunk) of each chunk of the sequence, ordered by rank."""
-    return [
-        (rank, half, chunk)
-        for rank in range(size)
-        for half, chunk in enumerate((rank, 2 * size - 1 - rank))
-    ]
+    owned = [(rank, (rank, 2 * size - 1 - rank)) for rank in range(size)]
+    return [(rank, half, chunk) for rank, both in owned for half, chunk in enumerate(both)]
 
 
 def _fake_gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -52,11 +49,8 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """k and v up to the end of this rank's early chunk, and up to the end of its late chunk.
 
-    Args:
-        k, v: (B, t, H_kv, D), of this rank.
-
-    Returns:
-        On rank r, k and v (B, (r + 1) c, H_kv, D), and k and v (B, (2 P - r) c, H_kv, D).
+    From k and v (B, t, H_kv, D) of each rank. On rank r, they are (B, (r + 1) c, H_kv, D) and
+    (B, (2 P - r) c, H_kv, D).
     """
     context, c = group_named(group), chunk_tokens(k.shape[1])
     kv = torch.stack((k, v))
@@ -88,10 +82,8 @@ def _scatter_dkv(
 ) -> Tensor:
     """dk and dv of this rank's keys, summed over all ranks: (2, B, t, H_kv, D).
 
-    An all-to-all rather than a reduce-scatter: the sum is in fp32, and in the order of the ranks.
-
-    Args:
-        early_dk, early_dv, late_dk, late_dv: gradients of the results of `gather_kv`.
+    The arguments are the gradients of the results of `gather_kv`. An all-to-all rather than a
+    reduce-scatter: the sum is in fp32, and in the order of the ranks.
     """
     context = group_named(group)
     early, late = context.chunks

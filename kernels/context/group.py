@@ -59,8 +59,7 @@ class ContextGroup:
         """Part of x that this process holds; x itself in a group of one.
 
         Args:
-            x: (..., T, ...), whole sequences.
-            dim: dimension of T.
+            x: (..., T, ...), whole sequences; T is its dimension `dim`.
 
         Returns:
             (..., T / P, ...): the tokens of its two chunks.
@@ -80,11 +79,7 @@ class ContextGroup:
         return torch.cat([x.narrow(dim, chunk * c, c) for chunk in self.chunks], dim)
 
     def positions(self, n_local: int, device: torch.device | str | None = None) -> Tensor:
-        """Positions in the sequence of this process's tokens: (n_local,) int64.
-
-        Args:
-            n_local: T / P, even if there are several processes.
-        """
+        """Positions of this process's n_local = T / P tokens in the sequence: (n_local,) int64."""
         if self.size == 1:
             return torch.arange(n_local, device=device)
         c = chunk_tokens(n_local)
@@ -95,8 +90,7 @@ class ContextGroup:
         """Gather whole sequences from all processes, to all processes; without a gradient.
 
         Args:
-            x: (..., T / P, ...), of this process.
-            dim: dimension of T / P.
+            x: (..., T / P, ...), of this process; T / P is its dimension `dim`.
 
         Returns:
             (..., T, ...), in the order of the sequence.

@@ -12,9 +12,9 @@ again, and the sums of their gradients follow one step behind: they start at ste
 P - 1 they arrive home, where the gradients of step 0 are added. Each backward step takes the output
 and the log-sum-exp of the whole row, which turn its scores into the probabilities of the whole row.
 
-The next keys are in flight while a step computes. All sums have a fixed order: repeated calls give
-the same bits. With a block-sparse mask each step has its part, the rows of its queries and the
-columns of its keys; a step without any block passes the keys on and computes nothing.
+All sums have a fixed order: repeated calls give the same bits. With a block-sparse mask each step
+has its part, the rows of its queries and the columns of its keys; a step without any block passes
+the keys on and computes nothing.
 
 Source: Ring Attention (arXiv 2310.01889), in the zig-zag order of kernels/context/group.py.
 
@@ -62,8 +62,7 @@ class _TravellingKeys:
     """Keys and values at hand, and the exchange that brings the next ones."""
 
     def __init__(self, group: ContextGroup, own: Tensor) -> None:
-        self._group, self.at_hand = group, own
-        self._n_sent = 0
+        self._group, self.at_hand, self._n_sent = group, own, 0
         self._exchange: Exchange | None = None
 
     def send(self) -> None:
@@ -83,42 +82,36 @@ class _TravellingKeys:
 
 
 def _empty_lse(q: Tensor) -> Tensor:
-    batch, n_local, n_head = q.shape[:3]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty((batch, n_head, n_local), dtype=dtype)
+    batch, n_local, n_head, _ = q.shape
+    return q.new_empty((batch, n_head, n_local), dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, kv, doc_start, *ctx.options, mask_lists, ctx.mask_sizes = inputs
-    out, lse = output
-    ctx.save_for_backward(q, kv, out, lse, doc_start, *mask_lists)
-    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, kv, *output, doc_start, *mask_lists)
+    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
-    *tensors, doc_start = ctx.saved_tensors[:5]
-    mask_lists = ctx.saved_tensors[5:]
+    tensors, mask_lists = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
     # No gradients for the arguments after kv. PyTorch takes an empty list for one of tensors.
-    others = None, *[None] * len(ctx.options), [None] * len(mask_lists), None
-    if not mask_lists:
-        others = *others[:-1], None if ctx.mask_sizes else []
+    last = None if mask_lists or ctx.mask_sizes else []
+    others = None, *[None] * len(ctx.options), [None] * len(mask_lists), last
     if dout is None:
         return None, None, *others
-    grads = ring_attn_bwd(dout, *tensors, doc_start, *ctx.options, mask_lists, ctx.mask_sizes)
+    grads = ring_attn_bwd(dout, *tensors, *ctx.options, mask_lists, ctx.mask_sizes)
     return *grads, *others
 
 
 def _flops(q_shape: tuple, kv_shape: tuple, doc_start_shape: tuple | None, *options: Any) -> int:
     """FLOPs of two matrix products over the visible pairs; without a mask, the same on each rank.
 
-    Blocks of a mask count whole. What documents hide is known only on the GPU: it counts as
-    visible.
+    Blocks of a mask count whole, and documents hide nothing: only the GPU knows them.
     """
     batch, n_local, n_head, head_dim = q_shape
-    given = RingOptions(*options)
+    given, pairs = RingOptions(*options), 0
     c, ring = n_local // 2, group_named(given.group)
-    pairs = 0
     masks = masks_of(given.mask_lists, given.mask_sizes, ring.size)
     for meeting, mask in zip(meetings(ring), masks, strict=True):
         if mask is None:
@@ -221,12 +214,9 @@ def _ring_attn_bwd(
                     dq[:, rows] += part
                 # 4. Receive the sums for the keys at hand from the previous rank, add this step's
                 # share and pass them on. They leave one step behind their keys.
-                if exchange is None:
-                    sums = kv_part.to(sum_dtype)
-                else:
-                    sums = exchange.wait()
-                    if sees:
-                        sums[:, :, keys] += kv_part[:, :, keys]
+                sums = kv_part.to(sum_dtype) if exchange is None else exchange.wait()
+                if sees and exchange is not None:
+                    sums[:, :, keys] += kv_part[:, :, keys]
                 exchange = post(ring, sums, 2 + i % 2)
             travelling.receive()
         assert dq is not None and own is not None and exchange is not None

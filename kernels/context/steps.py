@@ -40,12 +40,11 @@ class Meeting(NamedTuple):
 
 def meetings(group: ContextGroup) -> list[Meeting]:
     """Meetings of this rank at the P steps, in order."""
-    found = []
-    for i in range(group.size):
-        source = (group.rank - i) % group.size
-        rows = (1,) if source > group.rank else (0, 1)
-        keys = (0,) if source < group.rank else (0, 1)
-        found.append(Meeting(rows, keys, source, causal=i == 0))
+    rank, found = group.rank, []
+    for source in ((rank - i) % group.size for i in range(group.size)):
+        rows = (1,) if source > rank else (0, 1)
+        keys = (0,) if source < rank else (0, 1)
+        found.append(Meeting(rows, keys, source, causal=source == rank))
     return found
 
 
@@ -108,12 +107,9 @@ def masks_of(
     masks: list[dict[str, Any] | None] = []
     for at in range(0, len(sizes), 4):
         n, block_size, packed, loops = sizes[at : at + 4]
-        if n < 0:
-            masks.append(None)
-            continue
-        fields = dict(zip(_LISTS, islice(rest, n), strict=False))
         numbers = {"mask_block_size": block_size, "mask_packed": bool(packed), "mask_loops": loops}
-        masks.append({**fields, **numbers})
+        fields = dict(zip(_LISTS, islice(rest, max(n, 0)), strict=False))
+        masks.append(None if n < 0 else fields | numbers)
     return masks
 
 
