@@ -1,10 +1,9 @@
 """`flash_attention` as an attention implementation for models of Hugging Face's transformers.
 
 transformers calls `visible_keys` once per forward pass to make a mask, and passes the mask to the
-attention of each layer. It defines masks as functions of a query's and a key's position, which its
-PyTorch attention expands to (T, T) booleans. Here, bisection finds the range of keys that each
-query sees, and the mask is the bounds of these ranges: memory stays linear. Masks in which the keys
-of a query are not one range are refused.
+attention of each layer. It defines masks as functions of a query's and a key's position. Bisection
+finds the range of keys that each query sees, and the mask is the bounds of these ranges: memory
+stays linear. Masks in which the keys of a query are not one range are refused.
 """
 
 import inspect
@@ -167,9 +166,8 @@ def _first_visible(
 
 def _without_padding(attention_mask: Tensor, *, check: bool) -> tuple[Tensor, Tensor]:
     """Begin and end of the tokens of each row, (B, 1) int64 each."""
-    n_positions = attention_mask.shape[1]
-    position = torch.arange(n_positions, device=attention_mask.device)
-    start = torch.where(attention_mask, position, n_positions).amin(1, keepdim=True)
+    position = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    start = torch.where(attention_mask, position, len(position)).amin(1, keepdim=True)
     end = torch.where(attention_mask, position + 1, 0).amax(1, keepdim=True)
     if check and (attention_mask.sum(1, keepdim=True) != (end - start).clamp(min=0)).any():
         raise ValueError(

@@ -154,11 +154,9 @@ def check_attention(
     scale = options.get("softmax_scale") or 1 / math.sqrt(q.shape[-1])
     cancelled = _cancelled_magnitudes(q, k, v, dout, dlse, scale, sinks)
     delta_error = _rounding_of_delta(q.dtype, dout, exact["out"])
-    rounded = {
-        "dv": _rounding_of_lse(sum_dtype, dout, exact["lse"]),
-        # A query that sees only one key: there, PyTorch's dp - delta is exactly 0.
-        "dq": scale * _max_abs(k) * _max_abs(delta_error),
-    }
+    # dq: of a query that sees only one key, where PyTorch's dp - delta is exactly 0.
+    rounded = {"dq": scale * _max_abs(k) * _max_abs(delta_error)}
+    rounded["dv"] = _rounding_of_lse(sum_dtype, dout, exact["lse"])
     if sinks is not None:
         p = (sinks[:, None] - finite(exact["lse"])).exp()
         rounded["dsinks"] = _max_abs((p * delta_error).square().sum(dim=(0, 2)).sqrt())

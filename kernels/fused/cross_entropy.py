@@ -86,7 +86,7 @@ def linear_cross_entropy(
             return losses.view_as(targets)
         loss = losses.sum()
     else:
-        loss, _, _ = torch.ops.papilio.linear_cross_entropy_grad(*inputs, None)
+        loss, *_ = torch.ops.papilio.linear_cross_entropy_grad(*inputs, None)
     if reduction == "sum":
         return loss
     n_counted = (targets != ignore_index).sum()
@@ -96,24 +96,19 @@ def linear_cross_entropy(
 
 def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden must be (..., C) and weight (V, C), got {tuple(hidden.shape)} and "
-            f"{tuple(weight.shape)}"
-        )
+        shapes = f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"hidden must be (..., C) and weight (V, C), got {shapes}")
     if not hidden.is_floating_point() or not weight.is_floating_point():
-        raise ValueError(
-            f"hidden and weight must be floating-point, got {hidden.dtype} and {weight.dtype}"
-        )
+        dtypes = f"{hidden.dtype} and {weight.dtype}"
+        raise ValueError(f"hidden and weight must be floating-point, got {dtypes}")
     if targets.shape != hidden.shape[:-1] or targets.dtype != torch.int64:
         raise ValueError(
             f"targets must be int64 and {tuple(hidden.shape[:-1])}, one for each state of hidden, "
             f"got {targets.dtype} and {tuple(targets.shape)}"
         )
     if not hidden.device == weight.device == targets.device:
-        raise ValueError(
-            f"hidden, weight and targets must be on one device, got {hidden.device}, "
-            f"{weight.device} and {targets.device}"
-        )
+        devices = f"{hidden.device}, {weight.device} and {targets.device}"
+        raise ValueError(f"hidden, weight and targets must be on one device, got {devices}")
 
 
 def _check_options(

@@ -13,18 +13,16 @@ def select_impl(impl: str | None, x: Tensor, **unsupported_reasons: str | None) 
         impl: the requested implementation; None selects one.
         x: a tensor of the call.
         unsupported_reasons: for each implementation with kernels, the fastest first: why it cannot
-            serve the call, or None if it can. "reference" (PyTorch) serves all calls. The names
-            are those of folders.
+            serve the call, or None if it can. "reference" (PyTorch) serves all calls.
 
     Raises:
         ValueError: there is no such implementation, or it cannot serve the call.
     """
     reasons = {**unsupported_reasons, "reference": None}
     if impl is None:
-        if not x.is_cuda:
-            # Interpreted kernels give the same results, but are far too slow to be the default.
-            return "reference"
-        return next(name for name, reason in reasons.items() if reason is None)
+        # Interpreted kernels give the same results, but are far too slow to be the default.
+        supported = (name for name, reason in reasons.items() if reason is None)
+        return next(supported) if x.is_cuda else "reference"
     if not isinstance(impl, str) or impl not in reasons:
         raise ValueError(f"impl must be None or one of {tuple(reasons)}, got {impl!r}")
     if reasons[impl] is not None:

@@ -1,8 +1,7 @@
 """`add_layer_norm`: add a layer's output to the residual stream and normalise the sum.
 
 The forward pass is PyTorch's, which torch.compile fuses. The backward pass is one kernel: the
-gradient of the normalisation, plus that of the stream, and three sums over all rows, for the weight
-and bias of the normalisation and for the bias of the layer before it.
+gradient of the normalisation, plus that of the stream, and three sums over all rows.
 
 Shapes: N rows, C width of the stream.
 """
@@ -79,13 +78,11 @@ def _check(
         raise ValueError("bias is added to y, and y is None: pass y, or no bias")
     if x.dim() == 0:
         raise ValueError("x must be (..., C), got a scalar")
-    width = x.shape[-1]
     vectors = {"bias": bias, "weight": weight, "norm_bias": norm_bias}
     for name, vector in vectors.items():
-        if vector is not None and vector.shape != (width,):
-            raise ValueError(
-                f"{name} must be ({width},), as x is {tuple(x.shape)}, got {tuple(vector.shape)}"
-            )
+        if vector is not None and vector.shape != x.shape[-1:]:
+            wanted = f"({x.shape[-1]},), as x is {tuple(x.shape)}"
+            raise ValueError(f"{name} must be {wanted}, got {tuple(vector.shape)}")
     tensors = {name: t for name, t in {"x": x, "y": y, **vectors}.items() if t is not None}
     floating = all(t.is_floating_point() for t in tensors.values())
     n_double = sum(t.dtype == torch.float64 for t in tensors.values())
