@@ -2,7 +2,8 @@
 
 Between GPUs with peer access, the driver copies the tensor into a receive buffer: memory of this
 GPU that the previous rank can write to. Such a copy needs no SM, so it never competes with kernels
-that compute meanwhile. All other exchanges are a collective of torch.distributed.
+that compute meanwhile. All other exchanges are a collective of torch.distributed: between machines,
+on CPUs, and of tensors above MAX_RECEIVE_BUFFER.
 """
 
 import os

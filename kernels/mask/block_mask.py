@@ -2,7 +2,8 @@
 
 Block-sparse FlashAttention (arXiv 2205.14135, section 3.3) skips the blocks that a layout leaves
 out. Most of the others need no mask and are `full`. In `partial` blocks, an element may be hidden
-by the causal diagonal, the edge of a window or the end of the keys.
+by the causal diagonal, the edge of a window or the end of the keys (the names of FlexAttention,
+arXiv 2412.05496).
 
 The key position of query i is p = i + seq_k - seq_q: the last query is at the last key.
 
@@ -201,7 +202,10 @@ class BlockSparseMask:
                 self._parts[(rows, keys), n_chunks, seq_len] = part
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
-        """Expand the layout to elements: (H_m, seq_q, seq_k) bool; lengths as in `lists`."""
+        """Expand the layout to elements, without a causal mask or a window; lengths as in `lists`.
+
+        Returns (H_m, seq_q, seq_k) bool, on the layout's device.
+        """
         self._check_lengths(seq_q, seq_k)
         expanded = self.layout.repeat_interleave(self.block_size, 1)[:, :seq_q]
         return expanded.repeat_interleave(self.block_size, 2)[:, :, :seq_k]
