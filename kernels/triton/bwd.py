@@ -11,6 +11,7 @@ for each other, as kernels/hopper does.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
@@ -56,61 +57,35 @@ def attn_bwd(
     lse_log2, delta = torch.empty(
         (2, batch, n_head, padded_q), dtype=torch.float32, device=q.device
     )
-    shared = launch_options(q, k, options) | {
-        "padded_q": padded_q,
-        "softmax_scale": options.softmax_scale,
-    }
+    shared = launch_options(q, k, options)
+    shared |= {"padded_q": padded_q, "softmax_scale": options.softmax_scale}
     described = worth_describing(q, k)
     tiles = backward_dq_tiles(q, k, options)
+    tile = partial(operand, block_d=tiles.block_d, described=described)
     n_tiles = padded_q // tiles.block_m
     attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
         # q, dout and out are read once: see there why not through TMA.
-        (q, *q.stride()[:3]),
-        operand(k, tiles.block_n, tiles.block_d, described),
-        operand(v, tiles.block_n, tiles.block_d, described),
-        (out, *out.stride()[:3]),
-        (dout, *dout.stride()[:3]),
-        operand(dq, tiles.block_m, tiles.block_d, described),
-        lse,
-        None if dlse is None else dlse.contiguous(),
-        lse_log2,
-        delta,
-        options.dropout_seed,
-        options.doc_start,
-        options.kv_lengths,
-        options.mask_rows,
-        options.mask_row_blocks,
-        n_tiles=n_tiles,
-        n_head=n_head,
-        mask_head_stride=mask_head_stride(options.mask_rows),
-        HAS_DLSE=dlse is not None,  # pyright: ignore
-        **shared,
-        **tiles.launch,
-    )
+        (q, *q.stride()[:3]), tile(k, tiles.block_n), tile(v, tiles.block_n),
+        (out, *out.stride()[:3]), (dout, *dout.stride()[:3]), tile(dq, tiles.block_m),
+        lse, None if dlse is None else dlse.contiguous(), lse_log2, delta,
+        options.dropout_seed, options.doc_start, options.kv_lengths,
+        options.mask_rows, options.mask_row_blocks,
+        n_tiles=n_tiles, n_head=n_head, mask_head_stride=mask_head_stride(options.mask_rows),
+        HAS_DLSE=dlse is not None, **shared, **tiles.launch,  # pyright: ignore
+    )  # fmt: skip
     tiles = backward_dkdv_tiles(q, k, options)
+    tile = partial(operand, block_d=tiles.block_d, described=described)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
     attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
-        operand(q, tiles.block_m, tiles.block_d, described),
         # k and v are read once: a program that keeps them needs no copy engine.
-        (k, *k.stride()[:3]),
-        (v, *v.stride()[:3]),
-        operand(dout, tiles.block_m, tiles.block_d, described),
-        operand(dk, tiles.block_n, tiles.block_d, described),
-        operand(dv, tiles.block_n, tiles.block_d, described),
-        lse_log2,
-        delta,
-        options.dropout_seed,
-        options.doc_start,
-        _document_bounds(options.doc_start, seq_k, tiles.block_n),
-        options.kv_lengths,
-        options.mask_cols,
-        options.mask_col_blocks,
-        n_tiles=n_tiles,
-        n_kv_head=n_kv_head,
-        mask_head_stride=mask_head_stride(options.mask_cols),
-        **shared,
-        **tiles.launch,
-    )
+        tile(q, tiles.block_m), (k, *k.stride()[:3]), (v, *v.stride()[:3]),
+        tile(dout, tiles.block_m), tile(dk, tiles.block_n), tile(dv, tiles.block_n),
+        lse_log2, delta, options.dropout_seed, options.doc_start,
+        _document_bounds(options.doc_start, seq_k, tiles.block_n), options.kv_lengths,
+        options.mask_cols, options.mask_col_blocks,
+        n_tiles=n_tiles, n_kv_head=n_kv_head,
+        mask_head_stride=mask_head_stride(options.mask_cols), **shared, **tiles.launch,
+    )  # fmt: skip
 
 
 def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:

@@ -8,6 +8,8 @@ changes only which tiles are visited (arXiv 2205.14135, Algorithm 5).
 Letters: B batch, T tokens, H heads, D head_dim; M queries and N keys of a tile.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -139,29 +141,18 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     lse = torch.empty((batch, n_head, seq_q), dtype=torch.float32, device=q.device)
     tiles = forward_tiles(q, k, options)
     shared = launch_options(q, k, options)
-    described = worth_describing(q, k)
+    tile = partial(operand, block_d=tiles.block_d, described=worth_describing(q, k))
     # where there is a second loop, with tiles of its own
     cut = shared["features"].masked_loop and tiles.block_n_masked != tiles.block_n
     n_tiles = tiles_per_head(seq_q, tiles.block_m, options)
     attn_fwd_kernel[(n_tiles * batch * n_head,)](
-        operand(q, tiles.block_m, tiles.block_d, described),
-        operand(k, tiles.block_n, tiles.block_d, described),
-        operand(v, tiles.block_n, tiles.block_d, described),
-        operand(k, tiles.block_n_masked, tiles.block_d, described) if cut else None,
-        operand(v, tiles.block_n_masked, tiles.block_d, described) if cut else None,
-        operand(out, tiles.block_m, tiles.block_d, described),
-        lse,
-        options.dropout_seed,
-        options.doc_start,
-        options.kv_lengths,
-        options.sinks,
-        options.mask_rows,
-        options.mask_row_blocks,
-        n_tiles=n_tiles,
-        n_head=n_head,
-        mask_head_stride=mask_head_stride(options.mask_rows),
-        BLOCK_N_MASKED=tiles.block_n_masked,
-        **shared,
-        **tiles.launch,
-    )
+        tile(q, tiles.block_m), tile(k, tiles.block_n), tile(v, tiles.block_n),
+        tile(k, tiles.block_n_masked) if cut else None,
+        tile(v, tiles.block_n_masked) if cut else None,
+        tile(out, tiles.block_m), lse,
+        options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
+        options.mask_rows, options.mask_row_blocks,
+        n_tiles=n_tiles, n_head=n_head, mask_head_stride=mask_head_stride(options.mask_rows),
+        BLOCK_N_MASKED=tiles.block_n_masked, **shared, **tiles.launch,
+    )  # fmt: skip
     return out, lse
