@@ -15,9 +15,14 @@ tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def reinterpret(shared, dtype, shape, layout, _semantic=None):
     """View shared memory with another dtype, shape and layout."""
     dtype, layout = (_unwrap_if_constexpr(x) for x in (dtype, layout))
-    return _semantic.memdesc_reinterpret(
-        shared, dtype, [_unwrap_if_constexpr(x) for x in shape], layout
-    )
+    shape = [_unwrap_if_constexpr(x) for x in shape]
+    return _semantic.memdesc_reinterpret(shared, dtype, shape, layout)
+
+
+@builtin
+def join(first, second, _semantic=None):
+    """Concatenate lists of roles; with + their arguments would no longer be constexprs."""
+    return (*first, *second)
 
 
 @gluon.jit
@@ -80,10 +85,8 @@ def named_barrier_arrive(barrier):
 def discard_lines(pointers):
     """Discard lines of 128 bytes of memory: the L2 cache need not write them back."""
     address = pointers.to(gl.uint64, bitcast=True)
-    gl.inline_asm_elementwise(
-        "discard.global.L2 [$1], 128; mov.u32 $0, 0;", "=r,l", [address], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
+    PTX: gl.constexpr = "discard.global.L2 [$1], 128; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(PTX, "=r,l", [address], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

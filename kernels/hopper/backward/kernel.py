@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ..call import Call
+from ..gluon import join
 from ..pipeline import make_barriers
 from ..scheduler import Order, make_scalars, make_work_queue
 from .dkdv import compute_dkdv
@@ -102,36 +103,27 @@ def attn_bwd_kernel(
         ranges_ptr=ranges_ptr, visits_ptr=visits_ptr, splits_ptr=splits_ptr,
         mask_stride=mask_stride,
     )  # fmt: skip
-    if plan.groups == 1:
-        gl.warp_specialize(
-            [
-                (compute_dkdv_dq_block64, (dq, dk, dv, sums_ptr, shared, queue, order, call, plan)),
-                (produce, (q, k, v, dout, row_stats, shared, queue, counter, order, call, plan)),
-                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
-                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
-            ],
-            [1, 1, 1], [24, 24, 24],
-        )  # fmt: skip
-    elif plan.dq_group:
-        gl.warp_specialize(
+    WARPS: gl.constexpr = plan.worker_warps
+    REGISTERS: gl.constexpr = plan.worker_registers
+    gl.warp_specialize(
+        join(
+            [(compute_dkdv_dq_block64, (dq, dk, dv, sums_ptr, shared, queue, order, call, plan))]
+            if plan.groups == 1 else
             [
                 (compute_dkdv, (dk, dv, shared, queue, order, call, 0, plan)),
                 (compute_dkdv, (dk, dv, shared, queue, order, call, 1, plan)),
                 (compute_dq, (dq, sums_ptr, shared, queue, order, call, plan)),
-                (produce, (q, k, v, dout, row_stats, shared, queue, counter, order, call, plan)),
-                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
-                (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
-            ],
-            [4, 4, 1, 1, 1], [plan.key_registers, plan.dq_registers, 24, 24, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
+            ]
+            if plan.dq_group else
             [
                 (compute_dkdv_dq, (dq, dk, dv, sums_ptr, shared, queue, order, call, 0, plan)),
                 (compute_dkdv_dq, (dq, dk, dv, sums_ptr, shared, queue, order, call, 1, plan)),
+            ],
+            [
                 (produce, (q, k, v, dout, row_stats, shared, queue, counter, order, call, plan)),
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, True, plan)),
                 (run_dq_semaphore, (flags_ptr, shared, queue, order, call, False, plan)),
             ],
-            [4, 1, 1, 1], [plan.key_registers, 24, 24, 24],
-        )  # fmt: skip
+        ),
+        WARPS, REGISTERS,
+    )  # fmt: skip

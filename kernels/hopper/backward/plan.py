@@ -21,38 +21,36 @@ SPARSE_SECTION_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """Tiles, roles and features of the backward kernel: one compilation for each that is used.
+    """Tiles, roles and features of the backward kernel: one compilation for each that is used."""
 
-    Attributes:
-        block_d: columns of a tile, D rounded up to 64 or 128.
-        stages: row tiles of q and dout in shared memory; ds_stages: of ds.
-        kv_stages: tiles of keys and values in shared memory.
-        key_registers: of a thread in the second group of keys; the first gets what is left.
-        dq_registers: of a thread in the group that makes dq; 0 where the groups of keys make it.
-        groups: of keys in a program, with 64 keys each: two, or one for masks in blocks of 64.
-        programs: of a multiprocessor.
-        keys_in_registers: whether a group of keys reads them from there for its scores.
-        ragged: whether the last key tile has keys that do not exist.
-        features: what the call asks for.
-    """
-
-    block_d: int
-    stages: int
-    ds_stages: int
-    kv_stages: int
-    key_registers: int
-    dq_registers: int
+    block_d: int  # columns of a tile, D rounded up to 64 or 128
+    stages: int  # row tiles of q and dout in shared memory
+    ds_stages: int  # of ds
+    kv_stages: int  # tiles of keys and values in shared memory
+    key_registers: int  # of a thread in the second group of keys; the first gets what is left
+    dq_registers: int  # of a thread in the group that makes dq; 0 where the groups of keys make it
     max_registers: int
-    groups: int = 2
-    programs: int = 1
-    keys_in_registers: bool = False
-    ragged: bool = False
-    features: Features = field(default_factory=Features)
+    groups: int = 2  # of 64 keys each, in a program: one for masks in blocks of 64
+    programs: int = 1  # of a multiprocessor
+    keys_in_registers: bool = False  # whether a group of keys reads them from there for its scores
+    ragged: bool = False  # whether the last key tile has keys that do not exist
+    features: Features = field(default_factory=Features)  # what the call asks for
 
     @property
     def compiler_options(self) -> dict[str, Any]:
         """Options of Triton's compiler. Contraction is set because releases differ in it."""
         return {"num_warps": 4, "maxnreg": self.max_registers, "enable_fp_fusion": True}
+
+    @property
+    def worker_warps(self) -> list[int]:
+        """Warps of each role but the first group: other groups, the producer and two of dq."""
+        return [4] * (self.groups - 1 + self.dq_group) + [1] * 3
+
+    @property
+    def worker_registers(self) -> list[int]:
+        """Registers of a thread in these roles."""
+        keys, dq = [self.key_registers] * (self.groups - 1), [self.dq_registers] * self.dq_group
+        return keys + dq + [24] * 3
 
     @property
     def block(self) -> int:
@@ -111,15 +109,9 @@ WIDE = BackwardPlan(
 # For masks in blocks of 64, by columns: a multiprocessor has two programs, one of which runs under
 # the other's beginnings and ends.
 ONE_GROUP = {
-    64: BackwardPlan(
-        64, stages=4, ds_stages=1, kv_stages=2, key_registers=0, dq_registers=0, max_registers=128,
-        groups=1, programs=2,
-    ),
-    128: BackwardPlan(
-        128, stages=2, ds_stages=1, kv_stages=1, key_registers=0, dq_registers=0,
-        max_registers=128, groups=1, programs=2,
-    ),
-}  # fmt: skip
+    64: replace(NARROW, ds_stages=1, key_registers=0, dq_registers=0, groups=1, programs=2),
+    128: replace(WIDE, ds_stages=1, key_registers=0, max_registers=128, groups=1, programs=2),
+}
 
 # What ptxas of Triton 3.6 finds registers for, 3.9's serialises wgmma for the lack of (C7512).
 # Without it most of what 64 columns take is 4 to 12% slower.

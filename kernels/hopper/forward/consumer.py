@@ -171,27 +171,17 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         rows = make_rows(own_m, batch, batch_head, row, call, plan, S)
         # The first key tile, whose scores are done: it starts the softmax. Then those that may hide
         # late keys, those that hide none, and those that may hide early keys.
-        key_tile = last
         start_n, parts = first_tile_of(skipped, last, row, plan)
         s = masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
         m_i = row_max(s, plan) * call.scale_log2
         p, l_i, _ = probabilities(s, m_i, start_n, rows, call, plan, FIRST_MASKED)
-        p = as_operand(p, DTYPE, O)
-        acc = gl.zeros([M, D], gl.float32, layout=O)
+        state = (gl.zeros([M, D], gl.float32, layout=O), as_operand(p, DTYPE, O), m_i, l_i, last, c)
         if plan.cut > 1:
-            acc, p, m_i, l_i, key_tile, c = _attend(
-                high, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
-                cid, plan, S, O, True,
-            )  # fmt: skip
-        acc, p, m_i, l_i, key_tile, c = _attend(
-            whole, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
-            cid, plan, S, O, False,
-        )  # fmt: skip
+            state = _attend(high, *state, shared, q_slot, row, rows, call, cid, plan, S, O, True)
+        state = _attend(whole, *state, shared, q_slot, row, rows, call, cid, plan, S, O, False)
         if plan.low:
-            acc, p, m_i, l_i, key_tile, c = _attend(
-                low, acc, p, m_i, l_i, key_tile, c, shared, q_slot, row, rows, call,
-                cid, plan, S, O, True,
-            )  # fmt: skip
+            state = _attend(low, *state, shared, q_slot, row, rows, call, cid, plan, S, O, True)
+        acc, p, m_i, l_i, _, c = state
 
         # Issue the last values of this row tile, and look up the next one under that product. All
         # scores are done, so other queries may be loaded.

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ..call import Call
+from ..gluon import join
 from ..pipeline import make_full_and_empty
 from ..scheduler import Order, make_work_queue
 from .consumer import consume
@@ -84,39 +85,19 @@ def attn_fwd_kernel(
     CONSUMERS: gl.constexpr = plan.teams * plan.groups
     WARPS: gl.constexpr = plan.worker_warps
     REGISTERS: gl.constexpr = plan.worker_registers
-    if CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (consume, (out, lse_ptr, teams, order, call, 0, plan)),
-                (consume, (out, lse_ptr, teams, order, call, 1, plan)),
-                (produce, (q, k, v, teams, counter, order, call, 0, plan)),
-                (produce, (q, k, v, teams, counter, order, call, 1, plan)),
-                (produce, (q, k, v, teams, counter, order, call, 2, plan)),
-            ],
-            WARPS, REGISTERS,
-        )  # fmt: skip
-    elif CONSUMERS == 3:
-        gl.warp_specialize(
-            [
-                (consume, (out, lse_ptr, teams, order, call, 0, plan)),
-                (consume, (out, lse_ptr, teams, order, call, 1, plan)),
-                (consume, (out, lse_ptr, teams, order, call, 2, plan)),
-                (produce, (q, k, v, teams, counter, order, call, 0, plan)),
-                (produce, (q, k, v, teams, counter, order, call, 1, plan)),
-                (produce, (q, k, v, teams, counter, order, call, 2, plan)),
-            ],
-            WARPS, REGISTERS,
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
+    gl.warp_specialize(
+        join(
             [
                 (consume, (out, lse_ptr, teams, order, call, 0, plan)),
                 (consume, (out, lse_ptr, teams, order, call, 1, plan)),
                 (consume, (out, lse_ptr, teams, order, call, 2, plan)),
                 (consume, (out, lse_ptr, teams, order, call, 3, plan)),
+            ][:CONSUMERS],
+            [
                 (produce, (q, k, v, teams, counter, order, call, 0, plan)),
                 (produce, (q, k, v, teams, counter, order, call, 1, plan)),
                 (produce, (q, k, v, teams, counter, order, call, 2, plan)),
             ],
-            WARPS, REGISTERS,
-        )  # fmt: skip
+        ),
+        WARPS, REGISTERS,
+    )  # fmt: skip

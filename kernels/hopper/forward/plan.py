@@ -15,31 +15,23 @@ SECTION_BYTES = 8 * 2**20  # of keys and values that are processed together: L2 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tiles, roles and features of the forward kernel: one compilation for each that is used.
+    """Tiles, roles and features of the forward kernel: one compilation for each that is used."""
 
-    Attributes:
-        block_d: columns of a tile, D rounded up to 64, 128 or 256; block_n: keys of a tile.
-        groups: of consumers in a team, with 64 queries each.
-        stages: of the ring of keys and values; q_stages: row tiles whose queries lie in memory.
-        consumer_registers: of a thread in all consumer groups but the first, which gets what is
-            left of max_registers a thread when the roles have shared them out.
-        teams: of a producer and its groups, each with row tiles of its own, in a program.
-        cut: how many of the key tiles that a group visits first may hide keys that come too late:
-            none, 1, or 2 for more than one.
-        features: what the call asks for.
-    """
-
-    block_d: int
-    block_n: int
-    groups: int
-    stages: int
-    q_stages: int
+    block_d: int  # columns of a tile, D rounded up to 64, 128 or 256
+    block_n: int  # keys of a tile
+    groups: int  # of consumers in a team, with 64 queries each
+    stages: int  # of the ring of keys and values
+    q_stages: int  # row tiles whose queries are in shared memory
+    # of a thread in all consumer groups but the first, which gets what the other roles leave of
+    # max_registers a thread
     consumer_registers: int
     max_registers: int
     producer_registers: int = 24
-    teams: int = 1
+    teams: int = 1  # of a producer and its groups, each with row tiles of its own, in a program
+    # how many of the key tiles that a group visits first may hide keys that come too late: none,
+    # 1, or 2 for more than one
     cut: int = 0
-    features: Features = field(default_factory=Features)
+    features: Features = field(default_factory=Features)  # what the call asks for
 
     @property
     def compiler_options(self) -> dict[str, Any]:

@@ -40,19 +40,12 @@ STAGES = gl.constexpr(5)
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """One compilation of the kernel.
+    """One compilation of the kernel; without a gradient `gelu` and `bias` are always on."""
 
-    Attributes:
-        transposed: whether b is (columns of the result, depth), not (depth, columns).
-        gradient: whether the product is the gradient of a GELU, not what one is applied to.
-        gelu: whether the GELU is stored: always, unless gradient.
-        bias: whether one is added before the GELU, and has a gradient: always, unless gradient.
-    """
-
-    transposed: bool
-    gradient: bool
-    gelu: bool = True
-    bias: bool = True
+    transposed: bool  # whether b is (columns of the result, depth), not (depth, columns)
+    gradient: bool  # whether the product is the gradient of a GELU, not what one is applied to
+    gelu: bool = True  # whether the GELU is stored
+    bias: bool = True  # whether one is added before the GELU, and has a gradient
 
     @property
     def compiler_options(self) -> dict[str, Any]:
