@@ -23,13 +23,8 @@ _pointer, _uint = ctypes.c_void_p, ctypes.c_uint
 def _libcuda() -> ctypes.CDLL:
     library = ctypes.CDLL("libcuda.so.1")
     library.cuLaunchKernel.argtypes = [_pointer, *[_uint] * 7, *[_pointer] * 3]
-    library.cuTensorMapEncodeTiled.argtypes = [
-        _pointer,
-        _uint,
-        _uint,
-        *[_pointer] * 5,
-        *[_uint] * 4,
-    ]
+    map_types = [_pointer, *[_uint] * 2, *[_pointer] * 5, *[_uint] * 4]
+    library.cuTensorMapEncodeTiled.argtypes = map_types
     library.cuCtxSetCurrent.argtypes = [_pointer]
     return library
 
@@ -52,12 +47,9 @@ def _raise_on(status: int, function: str) -> None:
 
 
 def tensor_map(
-    address: int,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
-) -> bytes:
+    address: int, dtype: torch.dtype,
+    shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...],
+) -> bytes:  # fmt: skip
     """The `CUtensorMap` by which the copy engine moves boxes of a tensor to and from shared memory.
 
     Args:

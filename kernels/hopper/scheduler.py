@@ -35,9 +35,7 @@ class WorkQueue(NamedTuple):
 @gluon.jit
 def make_work_queue(READERS: gl.constexpr, EXTRA: gl.constexpr = 0):
     """An empty queue for READERS roles; each work index has EXTRA numbers with it."""
-    items = make_scalars(SLOTS * (1 + EXTRA))
-    full, empty = make_full_and_empty(SLOTS, READERS)
-    return WorkQueue(items, full, empty)
+    return WorkQueue(make_scalars(SLOTS * (1 + EXTRA)), *make_full_and_empty(SLOTS, READERS))
 
 
 @gluon.jit

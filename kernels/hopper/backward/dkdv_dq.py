@@ -5,18 +5,14 @@ There are no registers for a third group that computes dq, as up to 64 columns.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..gluon import opaque, reinterpret
 from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
 from . import mma
-from .dq import PANEL, add_dq
+from .dq import PANEL, add_dq, dq_gemm
 from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import GROUP_N, M, pop_work
 
@@ -34,15 +30,6 @@ def _wait_for_partner(c, there, shared, cid: gl.constexpr, plan: gl.constexpr):
     phase = phase_of(c - 1, plan.ds_stages)
     mbarrier.wait(shared.empty[1 - cid].index(stage), phase, pred=c > 0)
     mbarrier.wait(shared.ds_full[1 - cid].index(stage), phase, pred=there)
-
-
-@gluon.jit
-def _dq_gemm(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
-    """Issue dq^T = k^T ds^T, 64 columns of it, for the ds of stage c."""
-    stage = c % plan.ds_stages
-    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
-    k_cols = mma.tile_in_loop(shared.k, 0, c, plan).slice(cid * PANEL, PANEL, dim=1).permute((1, 0))
-    return warpgroup_mma(k_cols, shared.ds.index(stage), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -116,11 +103,11 @@ def compute_dkdv_dq(
                 mma.store_ds(ds, c, shared, cid, plan)
                 # dq of the step before, ahead of dk: it has to leave first. In step 0 the result is
                 # not used, but the stage exists.
-                part = _dq_gemm(c + plan.ds_stages - 1, shared, cid, plan, S)
+                part = dq_gemm(cid, 0, c + plan.ds_stages - 1, shared, plan, S)
                 dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
                 mma.share_ds(c, shared, cid, plan)
                 # dv and dq are done, dk is in flight while dq is added to what is in memory.
-                part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
+                part, dv, pr = hopper.warpgroup_mma_wait(1, deps=(part, dv, pr))
                 if step > 0:
                     t = _accumulate_dq(
                         part, step - 1, t, head_work, view.batch, head,
@@ -129,15 +116,15 @@ def compute_dkdv_dq(
                 k_t = _group_rows(shared.k, c, cid, plan)
                 st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
                 # All but the scores are done: q, dout and the ds of the step before have been read.
-                dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
+                dk, dr = hopper.warpgroup_mma_wait(1, deps=(dk, dr))
                 arrive(shared.empty[cid], c)
                 c += 1
-            st = warpgroup_mma_wait(0, deps=(st,))
+            st = hopper.warpgroup_mma_wait(0, deps=(st,))
             # dq of the last step
             if n > 0:
                 _wait_for_partner(c, True, shared, cid, plan)
-                part = _dq_gemm(c - 1, shared, cid, plan, S)
-                part = warpgroup_mma_wait(0, deps=(part,))
+                part = dq_gemm(cid, 0, c - 1, shared, plan, S)
+                part = hopper.warpgroup_mma_wait(0, deps=(part,))
                 t = _accumulate_dq(
                     part, n - 1, t, head_work, view.batch, head,
                     dq, sums_ptr, shared, call, cid, plan,

@@ -6,31 +6,17 @@ each other come in pairs, and the other two of four are empty.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ..block_list import number_of, parts_of
 from ..gluon import opaque, reinterpret, thread_barrier
 from ..pipeline import arrive
 from ..scheduler import peek
 from . import mma
-from .dq import PANEL, add_dq
+from .dq import PANEL, add_dq, dq_gemm
 from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import M, pop_work
-
-
-@gluon.jit
-def _dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
-    """Issue dq^T = k^T ds^T for 64 columns of dq."""
-    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
-    k_cols = (
-        mma.tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1).permute((1, 0))
-    )
-    return warpgroup_mma(k_cols, shared.ds.index(0), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -82,11 +68,11 @@ def compute_dkdv_dq_block64(
                 )
                 # wgmma reads ds of dq from shared memory, and that of dk from registers.
                 mma.store_ds(ds, c, shared, 0, plan)
-                fence_async_shared()
-                part = _dq_gemm(0, slot, c, shared, plan, S)
+                hopper.fence_async_shared()
+                part = dq_gemm(0, slot, c, shared, plan, S)
                 dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
                 # dv and the first columns of dq are done, dk is in flight.
-                part, dv, pr = warpgroup_mma_wait(1, deps=(part, dv, pr))
+                part, dv, pr = hopper.warpgroup_mma_wait(1, deps=(part, dv, pr))
                 acquire_dq(shared.dq_semaphore, c)
                 thread_barrier()  # no warp's product reads dout any more: dq may take its place
                 row_tile, before, after = dq_row_tile(
@@ -94,8 +80,8 @@ def compute_dkdv_dq_block64(
                 )
                 for panel in gl.static_range(PANELS):
                     if panel > 0:
-                        part = _dq_gemm(panel, slot, c, shared, plan, S)
-                        part, dk, dr = warpgroup_mma_wait(0, deps=(part, dk, dr))
+                        part = dq_gemm(panel, slot, c, shared, plan, S)
+                        part, dk, dr = hopper.warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
                         # behind the last product of this row tile
                         k_t = mma.tile_in_loop(shared.k, slot, c, plan)
@@ -105,13 +91,13 @@ def compute_dkdv_dq_block64(
                         dq, sums_ptr, shared, call, plan,
                     )  # fmt: skip
                 if PANELS == 1:
-                    dk, dr = warpgroup_mma_wait(1, deps=(dk, dr))
+                    dk, dr = hopper.warpgroup_mma_wait(1, deps=(dk, dr))
                 release_dq(shared.dq_semaphore, c)
                 # The copy engine has read dq from the stage of dout, which may be filled again.
                 tma.store_wait(0)
                 arrive(shared.empty[0], c)
                 c += 1
-            st = warpgroup_mma_wait(0, deps=(st,))
+            st = hopper.warpgroup_mma_wait(0, deps=(st,))
         place = mma.dkdv_place(work, keys, kv_heads, order, plan)
         thread_barrier()
         # dk and dv leave through the tiles of k and v, which no warp's product reads any more.

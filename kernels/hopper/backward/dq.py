@@ -7,22 +7,28 @@ the result is dq. So nothing has to be set to zero before, or converted after.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..gluon import discard_lines, round_to, tma_store
 from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import peek
+from .mma import tile_in_loop
 from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import GROUP_N, M, pop_work, work_of_head
 
 PANEL = gl.constexpr(64)  # columns of dq in one product
 LINE = gl.constexpr(32)  # numbers of fp32 in a line of a cache
+
+
+@gluon.jit
+def dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
+    """Issue dq^T = k^T ds^T, 64 columns of it, in a loop over c, for the ds of stage c."""
+    stage = c % plan.ds_stages
+    zero = gl.zeros([PANEL, M], gl.float32, layout=S)
+    k_cols = tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1)
+    k_t = k_cols.permute((1, 0))
+    return hopper.warpgroup_mma(k_t, shared.ds.index(stage), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -41,12 +47,6 @@ def _addresses(sum_ptr, x):
 
 
 @gluon.jit
-def _plus_sum(x, sum_ptr):
-    """x, `_in_rows`, plus the sum of other programs, read from the L2 cache, where all see it."""
-    return x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
-
-
-@gluon.jit
 def _finish_dq(x, dq, at, staging, scale):
     """Store the complete sum x, `_in_rows`, to the tile (M, 64) of dq at `at`, through staging."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -55,7 +55,7 @@ def _finish_dq(x, dq, at, staging, scale):
     y = gl.convert_layout(gl.reshape(y, [PANEL, M]), S, assert_trivial=True)
     tma.store_wait(0)
     staging.reshape([M, PANEL]).permute((1, 0)).store(round_to(y * scale, dq.dtype))
-    fence_async_shared()
+    hopper.fence_async_shared()
     tma_store(dq, at, staging)
 
 
@@ -75,7 +75,8 @@ def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
             gl.store(address, x, eviction_policy="evict_last")
     else:
         if before:
-            x = _plus_sum(x, sum_ptr)
+            # from the L2 cache, where the sum of other programs is visible
+            x = x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
         _finish_dq(x, dq, at, staging, scale)
         # Nobody needs the sum any more. All threads have read it: a barrier precedes the store.
         if before:
@@ -90,7 +91,6 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = plan.block // M
     TILES: gl.constexpr = plan.dq_queries // M  # row tiles of an access
-    scale = call.scale
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
@@ -110,9 +110,8 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
         arrive(shared.kv_empty, i)
         for h in range(call.group):
             head = work.batch_kv % kv_heads * call.group + h
-            head_sums = sums_ptr + ((batch * call.n_head + head) * n_row_tiles).to(gl.int64) * (
-                M * PANEL
-            )
+            row_tiles = (batch * call.n_head + head) * n_row_tiles
+            head_sums = sums_ptr + row_tiles.to(gl.int64) * (M * PANEL)
             head_work = work_of_head(work, head, h, call, plan)
             for step in range((head_work.end - head_work.first) * STEPS):
                 stage = c % plan.ds_stages
@@ -120,10 +119,11 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
                 # k^T ds^T of each group, as soon as its ds is there; then free both for their next.
                 ds = shared.ds.index(stage)
                 mbarrier.wait(shared.ds_full[0].index(stage), phase)
-                part = warpgroup_mma(k0, ds.slice(0, GROUP_N), zero, use_acc=False, is_async=True)
+                ds0, ds1 = ds.slice(0, GROUP_N), ds.slice(GROUP_N, GROUP_N)
+                part = hopper.warpgroup_mma(k0, ds0, zero, use_acc=False, is_async=True)
                 mbarrier.wait(shared.ds_full[1].index(stage), phase)
-                part = warpgroup_mma(k1, ds.slice(GROUP_N, GROUP_N), part, is_async=True)
-                part = warpgroup_mma_wait(0, deps=(part,))
+                part = hopper.warpgroup_mma(k1, ds1, part, is_async=True)
+                part = hopper.warpgroup_mma_wait(0, deps=(part,))
                 arrive(shared.ds_empty[0], c)
                 arrive(shared.ds_empty[1], c)
                 c += 1
@@ -135,7 +135,8 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
                 )
                 add_dq(
                     part, head_sums + row_tile.to(gl.int64) * (M * PANEL), dq,
-                    [batch, head, row_tile * M, 0], shared.out.index(4), before, after, scale,
+                    [batch, head, row_tile * M, 0], shared.out.index(4), before, after,
+                    call.scale,
                 )  # fmt: skip
                 if step % TILES == TILES - 1:
                     release_dq(shared.dq_semaphore, t)

@@ -64,6 +64,7 @@ def attn_bwd_kernel(
     STAGES: gl.constexpr = plan.stages
     KV: gl.constexpr = plan.kv_stages
     DS: gl.constexpr = plan.ds_stages
+    ONE: gl.constexpr = plan.groups == 1
     # groups of keys, perhaps one of dq, and the two warps of dq semaphores
     READERS: gl.constexpr = plan.groups + (3 if plan.dq_group else 2)
     # dq leaves from a place of its own, or from where dv does
@@ -78,19 +79,17 @@ def attn_bwd_kernel(
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(q.dtype, [KV, 1, 1, N, D], v.layout),
         gl.allocate_shared_memory(q.dtype, [DS, N, M], ds_layout),
-        None
-        if plan.groups == 1
-        else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
+        None if ONE else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
         make_scalars(STAGES) if plan.has_block_list else None,
         make_barriers(STAGES, 1),
         # Only barriers that are used: the compiler reuses the memory of others, which is not safe
         # (docs/hopper.md, What guards it).
         (make_barriers(STAGES, 1),)
-        if plan.groups == 1
+        if ONE
         else (make_barriers(STAGES, 1), make_barriers(STAGES, 1)),
         make_barriers(KV, 1),
         make_barriers(KV, 3 if plan.dq_group else plan.groups),
-        None if plan.groups == 1 else (make_barriers(DS, 1), make_barriers(DS, 1)),
+        None if ONE else (make_barriers(DS, 1), make_barriers(DS, 1)),
         (make_barriers(DS, 1), make_barriers(DS, 1)) if plan.dq_group else None,
         make_dq_semaphore(1 if plan.dq_group else plan.groups, plan),
     )
@@ -108,7 +107,7 @@ def attn_bwd_kernel(
     gl.warp_specialize(
         join(
             [(compute_dkdv_dq_block64, (dq, dk, dv, sums_ptr, shared, queue, order, call, plan))]
-            if plan.groups == 1 else
+            if ONE else
             [
                 (compute_dkdv, (dk, dv, shared, queue, order, call, 0, plan)),
                 (compute_dkdv, (dk, dv, shared, queue, order, call, 1, plan)),

@@ -10,12 +10,8 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ...triton.block_ranges import n_keys_of, visible_keys
 from ...triton.primitives import dropout_head_key, dropout_keep
@@ -132,7 +128,7 @@ def store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
 @gluon.jit
 def share_ds(c, shared, cid: gl.constexpr, plan: gl.constexpr):
     """Publish the c-th ds of this group: make it visible to wgmma, and arrive."""
-    fence_async_shared()
+    hopper.fence_async_shared()
     arrive(shared.ds_full[cid], c)
 
 
@@ -158,8 +154,8 @@ def gradients(
     lse = _row_stats(shared, stage, 0, S)
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
     # Wait for the scores, then issue dp = v dout^T, which runs under the softmax.
-    s = warpgroup_mma_wait(0, deps=(st,))
-    dpt = warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = hopper.warpgroup_mma_wait(0, deps=(st,))
+    dpt = hopper.warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
     delta = _row_stats(shared, stage, M, S)
     s = capped(s, call, plan)
     if plan.masks and _hides(start_m, view, plan):
@@ -172,8 +168,8 @@ def gradients(
         kept = gl.where(p < 0.0, 0.0, p)
     # Issue dv behind dp, then wait for dp only.
     pr = gl.convert_layout(round_to(kept, DTYPE), P)
-    dv = warpgroup_mma(pr, dout, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=(dpt,))
+    dv = hopper.warpgroup_mma(pr, dout, dv, is_async=True)
+    dp = hopper.warpgroup_mma_wait(1, deps=(dpt,))
     if plan.features.dropout:
         dp = gl.where(p < 0.0, 0.0, dp * call.keep_scale)
         p = gl.abs(p)
@@ -191,7 +187,7 @@ def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
     """Issue dk + ds q; also returns the operand ds, which has to live until dk is done."""
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d])
     dr = gl.convert_layout(ds, gl.DotOperandLayout(0, O, 2))
-    return warpgroup_mma(dr, q, dk, is_async=True), dr
+    return hopper.warpgroup_mma(dr, q, dk, is_async=True), dr
 
 
 @gluon.jit
@@ -236,7 +232,7 @@ def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
     wait_full(shared.full, c, pred=there)
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d]).permute((1, 0))
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
-    return warpgroup_mma(k_t, q, zero, use_acc=False, is_async=True)
+    return hopper.warpgroup_mma(k_t, q, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -270,12 +266,9 @@ def store_dkdv(
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale
-    if plan.has_block_list:
-        if split >= 0:
-            _store_split(dk, 2 * split, call, cid, plan)
-            _store_split(dv, 2 * split + 1, call, cid, plan)
-        else:
-            _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
+    if plan.has_block_list and split >= 0:
+        _store_split(dk, 2 * split, call, cid, plan)
+        _store_split(dv, 2 * split + 1, call, cid, plan)
     else:
         _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan)
 
@@ -297,6 +290,6 @@ def _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexp
     tma.store_wait(0)
     dv_tile.reshape([GROUP_N, D]).store(round_to(dv, dv_out.dtype))
     dk_tile.reshape([GROUP_N, D]).store(round_to(dk, dk_out.dtype))
-    fence_async_shared()
+    hopper.fence_async_shared()
     tma_store(dv_out, at, dv_tile)
     tma_store(dk_out, at, dk_tile)

@@ -60,12 +60,8 @@ def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan:
                 mbarrier.expect(full, 2 * q.block_type.nbytes + row_stats.block_type.nbytes)
                 at = [batch, head, row_tile * M, 0]
                 tma_load(q, at, full, shared.q.index(stage))
-                tma_load(
-                    row_stats,
-                    [(row_tiles + row_tile) * (2 * M)],
-                    full,
-                    shared.row_stats.index(stage),
-                )
+                stats_at = [(row_tiles + row_tile) * (2 * M)]
+                tma_load(row_stats, stats_at, full, shared.row_stats.index(stage))
                 tma_load(dout, at, full, shared.dout.index(stage))
                 # Keys and values come behind the first queries: their slot may still be in use.
                 if c == begin:

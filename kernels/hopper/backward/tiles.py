@@ -124,20 +124,14 @@ def work_of_head(work, head, h, call, plan: gl.constexpr):
     Block lists differ between heads, and `work_of` read the one of the first.
     """
     if plan.has_block_list:
-        first, end = _head_range(work, head, h, call)
+        first, end = work.first, work.end
+        if h > 0:
+            entry = _range_entry(work.direction, head, call)
+            first = gl.load(entry + 1)
+            end = gl.load(entry + 2)
         return Work(work.key_tile, work.batch_kv, work.direction, first, end)
     else:
         return work
-
-
-@gluon.jit
-def _head_range(work, head, h, call):
-    first, end = work.first, work.end
-    if h > 0:
-        entry = _range_entry(work.direction, head, call)
-        first = gl.load(entry + 1)
-        end = gl.load(entry + 2)
-    return first, end
 
 
 @gluon.jit
@@ -161,10 +155,8 @@ def row_tile_at(i, work, call, plan: gl.constexpr):
         block, _ = visit_at(i // STEPS, work, call, plan)
         return block if plan.features.packed else block * STEPS + i % STEPS
     else:
-        return (
-            gl.where(work.direction > 0, work.first * STEPS, work.end * STEPS - 1)
-            + i * work.direction
-        )
+        start = gl.where(work.direction > 0, work.first * STEPS, work.end * STEPS - 1)
+        return start + i * work.direction
 
 
 @gluon.jit

@@ -2,26 +2,13 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..gluon import exp2, named_barrier_arrive, named_barrier_sync, round_to, tma_store
 from ..pipeline import arrive, phase_of, wait_full
 from ..scheduler import first_index, pop
-from .softmax import (
-    as_operand,
-    finish_rows,
-    make_rows,
-    masked_scores,
-    probabilities,
-    row_max,
-    times_rows,
-)
+from . import softmax
 from .tiles import M, first_tile_of, group_tiles, row_of, tile_of
 
 FIRST_BARRIER = gl.constexpr(8)  # named barrier of group 0; the others follow
@@ -35,7 +22,7 @@ def _scores(shared, q_slot, stage, S: gl.constexpr):
     q = shared.q.index(q_slot).reshape([M, D])
     k = shared.k.index(stage).reshape([N, D]).permute((1, 0))
     zero = gl.zeros([M, N], gl.float32, layout=S)
-    return warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    return hopper.warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -43,14 +30,7 @@ def _add_values(acc, p, shared, stage):
     """Issue acc + p v of a key tile: (M, D), in flight."""
     D: gl.constexpr = shared.v.shape[4]
     N: gl.constexpr = shared.v.shape[3]
-    return warpgroup_mma(p, shared.v.index(stage).reshape([N, D]), acc, is_async=True)
-
-
-@gluon.jit
-def _pingpong_sync(cid: gl.constexpr, plan: gl.constexpr):
-    """Wait, with pingpong scheduling, until the group before has its scores."""
-    if plan.pingpong:
-        named_barrier_sync(FIRST_BARRIER + cid)
+    return hopper.warpgroup_mma(p, shared.v.index(stage).reshape([N, D]), acc, is_async=True)
 
 
 @gluon.jit
@@ -78,23 +58,25 @@ def _attend(
         stage = c % plan.stages
         # Wait until the producer has filled this stage with k of this tile and v of the one before.
         wait_full(shared.full, c)
-        # Issue both products back to back, then wait for the first only.
-        _pingpong_sync(cid, plan)
+        # Issue both products back to back, then wait for the first only. With pingpong scheduling,
+        # begin when the group before has its scores.
+        if plan.pingpong:
+            named_barrier_sync(FIRST_BARRIER + cid)
         s = _scores(shared, q_slot, stage, S)
         acc = _add_values(acc, p, shared, stage)
-        s = warpgroup_mma_wait(1, deps=(s,))
+        s = hopper.warpgroup_mma_wait(1, deps=(s,))
         _pingpong_arrive(cid, plan)
-        s = masked_scores(s, start_n, parts, rows, call, plan, MASKED)
-        m_new = gl.maximum(m_i, row_max(s, plan) * call.scale_log2)
+        s = softmax.masked_scores(s, start_n, parts, rows, call, plan, MASKED)
+        m_new = gl.maximum(m_i, softmax.row_max(s, plan) * call.scale_log2)
         # p is the register operand of the product in flight: keep it until that is done. Then the
         # producer may refill the stage.
-        acc, p = warpgroup_mma_wait(0, deps=(acc, p))
+        acc, p = hopper.warpgroup_mma_wait(0, deps=(acc, p))
         arrive(shared.empty, c)
-        p, l, pivot = probabilities(s, m_new, start_n, rows, call, plan, MASKED)
+        p, l, pivot = softmax.probabilities(s, m_new, start_n, rows, call, plan, MASKED)
         alpha = exp2(m_i - pivot)
-        l_i = times_rows(l_i, alpha) + l
-        acc = times_rows(acc, alpha)
-        p = as_operand(p, shared.q.dtype, O)
+        l_i = softmax.times_rows(l_i, alpha) + l
+        acc = softmax.times_rows(acc, alpha)
+        p = softmax.as_operand(p, shared.q.dtype, O)
         m_i = m_new
         c += 1
     return acc, p, m_i, l_i, key_tile, c
@@ -161,21 +143,22 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         skipped = gl.where(more, skipped, 0)
     wait_full(shared.full, 0)
     s = _first_scores(shared, cid, 0, c, skipped, more, plan, S)
-    s = warpgroup_mma_wait(0, deps=(s,))
+    s = hopper.warpgroup_mma_wait(0, deps=(s,))
     c = _release_first(shared, c, skipped, plan)
     while tile < total:
         q_slot = (i % plan.q_stages) * plan.groups + cid
         own_m = start_m + cid * M
         head = batch_head % call.n_head
         lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
-        rows = make_rows(own_m, batch, batch_head, row, call, plan, S)
+        rows = softmax.make_rows(own_m, batch, batch_head, row, call, plan, S)
         # The first key tile, whose scores are done: it starts the softmax. Then those that may hide
         # late keys, those that hide none, and those that may hide early keys.
         start_n, parts = first_tile_of(skipped, last, row, plan)
-        s = masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
-        m_i = row_max(s, plan) * call.scale_log2
-        p, l_i, _ = probabilities(s, m_i, start_n, rows, call, plan, FIRST_MASKED)
-        state = (gl.zeros([M, D], gl.float32, layout=O), as_operand(p, DTYPE, O), m_i, l_i, last, c)
+        s = softmax.masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
+        m_i = softmax.row_max(s, plan) * call.scale_log2
+        p, l_i, _ = softmax.probabilities(s, m_i, start_n, rows, call, plan, FIRST_MASKED)
+        acc = gl.zeros([M, D], gl.float32, layout=O)
+        state = (acc, softmax.as_operand(p, DTYPE, O), m_i, l_i, last, c)
         if plan.cut > 1:
             state = _attend(high, *state, shared, q_slot, row, rows, call, cid, plan, S, O, True)
         state = _attend(whole, *state, shared, q_slot, row, rows, call, cid, plan, S, O, False)
@@ -190,7 +173,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
         wait_full(shared.full, c)
         acc = _add_values(acc, p, shared, c % plan.stages)
-        lse, factor = finish_rows(m_i, l_i, head, call, plan)
+        lse, factor = softmax.finish_rows(m_i, l_i, head, call, plan)
         out_at = [batch, head, own_m, 0]
         tile = pop(queue, i)
         i += 1
@@ -208,18 +191,18 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
 
         m = gl.arange(0, M, layout=gl.SliceLayout(1, S))
         gl.store(lse_tile + m, lse, mask=m < call.seq_q - own_m)
-        acc, p = warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
-        acc = times_rows(acc, factor)
+        acc, p = hopper.warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
+        acc = softmax.times_rows(acc, factor)
         # The copy engine may still be reading the previous output. The fence makes what the threads
         # write visible to it.
         tma.store_wait(0)
         shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
-        fence_async_shared()
+        hopper.fence_async_shared()
         tma_store(out, out_at, shared.out.index(cid))
         if plan.out_over_q:
             tma.store_wait(0)
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
             s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
-        s = warpgroup_mma_wait(0, deps=(s,))
+        s = hopper.warpgroup_mma_wait(0, deps=(s,))
         c = _release_first(shared, c, skipped, plan)
     tma.store_wait(0)

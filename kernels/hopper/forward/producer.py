@@ -12,19 +12,6 @@ from .tiles import M, row_tile_keys
 
 
 @gluon.jit
-def _load_v(v, shared, stage, batch, head, tile, there, N: gl.constexpr):
-    tma_load(v, [batch, head, tile * N, 0], shared.full.index(stage), shared.v.index(stage), there)
-
-
-@gluon.jit
-def _load_q(q, shared, slot, phase, batch, head, start_m):
-    mbarrier.wait(shared.q_empty.index(slot), phase)
-    mbarrier.expect(shared.q_full.index(slot), q.block_type.nbytes)
-    at = [batch, head, start_m, 0]
-    tma_load(q, at, shared.q_full.index(slot), shared.q.index(slot))
-
-
-@gluon.jit
 def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.constexpr):
     """Body of a producer: load the queries of its row tiles, and their keys from last to first."""
     if team < plan.teams:
@@ -38,88 +25,94 @@ def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.c
 
 
 @gluon.jit
-def _load_stage(
-    k, v, shared, c, batch, kv_head, key_tile, v_batch, v_head, v_tile, plan: gl.constexpr
+def _load_queries(
+    q, shared, i, batch, head, start_m, FIRST: gl.constexpr, END: gl.constexpr, plan: gl.constexpr
 ):
-    """Fill stage c with the keys of a tile and the values of the one before, if there was one."""
-    N: gl.constexpr = plan.block_n
+    """Load the queries of groups FIRST to END - 1 for the i-th row tile."""
+    first_slot = i % plan.q_stages * plan.groups
+    phase = phase_of(i, plan.q_stages) ^ 1
+    for g in gl.static_range(FIRST, END):
+        slot = first_slot + g
+        full = shared.q_full.index(slot)
+        mbarrier.wait(shared.q_empty.index(slot), phase)
+        mbarrier.expect(full, q.block_type.nbytes)
+        tma_load(q, [batch, head, start_m + g * M, 0], full, shared.q.index(slot))
+
+
+@gluon.jit
+def _load_stage(
+    q, k, v, shared, i, c, step, start_m, batch, head, kv_head, entry, v_tile, plan: gl.constexpr
+):
+    """Fill stage c with the keys of the tile of an entry, and the values of the tile before it,
+    `v_tile`, if there was one. Returns `v_tile` of the next stage."""
+    # In step 0 the queries of the first group come before the keys, so that it can begin, the
+    # others behind them. If the output takes their place all come behind: it only leaves after the
+    # values that come with these keys.
+    EARLY: gl.constexpr = 0 if plan.out_over_q else 1
+    if step == 0:
+        _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
+    key_tile = number_of(entry, plan)
     stage = c % plan.stages
     # Wait until all groups have released the stage. `full` flips when the bytes that it expects
     # have arrived: the copy engine counts them, no thread waits.
     wait_empty(shared.empty, c)
-    mbarrier.expect(shared.full.index(stage), k.block_type.nbytes, pred=c == 0)
-    mbarrier.expect(shared.full.index(stage), 2 * k.block_type.nbytes, pred=c > 0)
-    at = [batch, kv_head, key_tile * N, 0]
-    tma_load(k, at, shared.full.index(stage), shared.k.index(stage))
-    _load_v(v, shared, stage, v_batch, v_head, v_tile, c > 0, N)
+    full = shared.full.index(stage)
+    mbarrier.expect(full, k.block_type.nbytes, pred=c == 0)
+    mbarrier.expect(full, 2 * k.block_type.nbytes, pred=c > 0)
+    at = [batch, kv_head, key_tile * plan.block_n, 0]
+    tma_load(k, at, full, shared.k.index(stage))
+    _load_values(v, shared, c, v_tile, c > 0, plan)
+    if step == 0:
+        _load_queries(q, shared, i, batch, head, start_m, EARLY, plan.groups, plan)
+    return batch, kv_head, key_tile
 
 
 @gluon.jit
-def _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan: gl.constexpr):
+def _load_values(v, shared, c, v_tile, there, plan: gl.constexpr):
+    batch, kv_head, key_tile = v_tile
     stage = c % plan.stages
-    wait_empty(shared.empty, c)
-    mbarrier.expect(shared.full.index(stage), k.block_type.nbytes)
-    _load_v(v, shared, stage, v_batch, v_head, v_tile, True, plan.block_n)
+    at = [batch, kv_head, key_tile * plan.block_n, 0]
+    tma_load(v, at, shared.full.index(stage), shared.v.index(stage), there)
 
 
 @gluon.jit
-def _load_queries(
-    q, shared, i, batch, head, start_m, FIRST: gl.constexpr, END: gl.constexpr, plan: gl.constexpr
-):
-    """Load the queries of some groups for the i-th row tile."""
-    slot = i % plan.q_stages * plan.groups
-    phase = phase_of(i, plan.q_stages) ^ 1
-    for g in gl.static_range(FIRST, END):
-        _load_q(q, shared, slot + g, phase, batch, head, start_m + g * M)
+def _load_last_values(v, shared, c, v_tile, plan: gl.constexpr):
+    wait_empty(shared.empty, c)
+    mbarrier.expect(shared.full.index(c % plan.stages), v.block_type.nbytes)
+    _load_values(v, shared, c, v_tile, True, plan)
 
 
 @gluon.jit
 def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
-    GROUPS: gl.constexpr = plan.groups
-    # The queries of the first group come before the first keys, so that it can begin, the others
-    # behind them. If the output takes their place all come behind: it only leaves after the values
-    # that come with these keys.
-    EARLY: gl.constexpr = 0 if plan.out_over_q else 1
     i = 0  # row tiles so far
     c = 0  # stages of the ring so far
-    v_batch = 0  # where the values of the tile before this one are
-    v_head = 0
-    v_tile = 0
+    v_tile = (0, 0, 0)  # (batch, key-value head, number) of the key tile before this one
     while tile < order.n_tiles * order.n_heads:
         row_tile, batch_head = locate(tile, order, plan.features.causal)
         batch = batch_head // call.n_head
         head = batch_head % call.n_head
         kv_head = head // call.group
-        start_m = row_tile * (GROUPS * M)
+        start_m = row_tile * (plan.groups * M)
         first, end = row_tile_keys(start_m, batch, call, plan)
         for step in range(end - first):
-            key_tile = end - 1 - step
-            if step == 0:
-                _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
-            _load_stage(k, v, shared, c, batch, kv_head, key_tile, v_batch, v_head, v_tile, plan)
-            if step == 0:
-                _load_queries(q, shared, i, batch, head, start_m, EARLY, GROUPS, plan)
-            v_batch = batch
-            v_head = kv_head
-            v_tile = key_tile
+            v_tile = _load_stage(
+                q, k, v, shared, i, c, step, start_m, batch, head, kv_head, end - 1 - step, v_tile,
+                plan,
+            )  # fmt: skip
             c += 1
         tile = next_index(counter, plan.teams)
         push(queue, i, tile)
         i += 1
-    _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan)
+    _load_last_values(v, shared, c, v_tile, plan)
 
 
 @gluon.jit
 def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
     """`_produce` for rows of a block list. They are short, so what comes next is read ahead: the
     work index after the next, the next row, and the next block of this row."""
-    GROUPS: gl.constexpr = plan.groups
-    EARLY: gl.constexpr = 0 if plan.out_over_q else 1
     i = 0
     c = 0
-    v_batch = 0
-    v_head = 0
-    v_tile = 0
+    v_tile = (0, 0, 0)
     total = order.n_tiles * order.n_heads
     row, batch_head = block_list_row(tile, order, call, plan)
     next_tile = next_index(counter, plan.teams)
@@ -130,20 +123,15 @@ def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan
         batch = batch_head // call.n_head
         head = batch_head % call.n_head
         kv_head = head // call.group
-        start_m = row.number * (GROUPS * M)
+        start_m = row.number * (plan.groups * M)
         n = n_key_tiles(row, plan)
         key_tile = last_key_tile(row, plan)
         for step in range(n):
             ahead = block_list_tile(n - 2 - step, row, call, plan)
-            if step == 0:
-                _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
-            number = number_of(key_tile, plan)
-            _load_stage(k, v, shared, c, batch, kv_head, number, v_batch, v_head, v_tile, plan)
-            if step == 0:
-                _load_queries(q, shared, i, batch, head, start_m, EARLY, GROUPS, plan)
-            v_batch = batch
-            v_head = kv_head
-            v_tile = number
+            v_tile = _load_stage(
+                q, k, v, shared, i, c, step, start_m, batch, head, kv_head, key_tile, v_tile,
+                plan,
+            )  # fmt: skip
             key_tile = ahead
             c += 1
         tile = next_tile
@@ -151,4 +139,4 @@ def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan
         batch_head = next_batch_head
         next_tile = later_tile
         i += 1
-    _load_last_values(k, v, shared, c, v_batch, v_head, v_tile, plan)
+    _load_last_values(v, shared, c, v_tile, plan)

@@ -121,28 +121,23 @@ def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr
     if plan.has_block_list:
         return _block_list_group_tiles(start_m + cid * M, row, batch, call, plan)
     else:
-        return _range_group_tiles(start_m, cid, batch, call, plan)
-
-
-@gluon.jit
-def _range_group_tiles(start_m, cid: gl.constexpr, batch, call, plan: gl.constexpr):
-    N: gl.constexpr = plan.block_n
-    first, end = row_tile_keys(start_m, batch, call, plan)
-    own_m = start_m + cid * M
-    lower, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
-    last = end - 1
-    if plan.skips:
-        last = gl.maximum(gl.minimum(gl.cdiv(upper, N), end) - 1, first)
-    rest = last - first
-    high = 0
-    if plan.cut > 1:
-        _, whole_to = row_bounds(own_m, batch, call, plan)
-        high = gl.minimum(gl.maximum(last - gl.maximum(whole_to, 0) // N, 0), rest)
-    low = 0
-    if plan.low:
-        if plan.features.documents:
-            _, greatest = _doc_range(own_m, batch, call)
-            lower = gl.maximum(lower, greatest)
-        whole_from = gl.maximum(gl.cdiv(gl.maximum(lower, 0), N), first)
-        low = gl.minimum(gl.maximum(whole_from - first, 0), rest - high)
-    return end - 1 - last, last, high, rest - high - low, low
+        N: gl.constexpr = plan.block_n
+        first, end = row_tile_keys(start_m, batch, call, plan)
+        own_m = start_m + cid * M
+        lower, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
+        last = end - 1
+        if plan.skips:
+            last = gl.maximum(gl.minimum(gl.cdiv(upper, N), end) - 1, first)
+        rest = last - first
+        high = 0
+        if plan.cut > 1:
+            _, whole_to = row_bounds(own_m, batch, call, plan)
+            high = gl.minimum(gl.maximum(last - gl.maximum(whole_to, 0) // N, 0), rest)
+        low = 0
+        if plan.low:
+            if plan.features.documents:
+                _, greatest = _doc_range(own_m, batch, call)
+                lower = gl.maximum(lower, greatest)
+            whole_from = gl.maximum(gl.cdiv(gl.maximum(lower, 0), N), first)
+            low = gl.minimum(gl.maximum(whole_from - first, 0), rest - high)
+        return end - 1 - last, last, high, rest - high - low, low

@@ -68,19 +68,15 @@ def gelu_epilogue(low, high, m, n, epilogue, group: gl.constexpr):
 @gluon.jit
 def gelu_gradient_epilogue(low, high, m, n, epilogue, j, group: gl.constexpr):
     """Store the gradient of h, given that of the GELU, which is the product; its sums by columns,
-    for the gradient of the bias; and the GELU if the plan has it.
-
-    Args:
-        j: number of the tile among those of the group.
-    """
+    for the gradient of the bias; and the GELU if the plan has it. j counts tiles of the group."""
     M: gl.constexpr = low.shape[0]
     HALF: gl.constexpr = low.shape[1]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     mbarrier.wait(epilogue.h_full.index(group), j & 1)
-    low_sums = _gelu_gradient_half(low, m, n, epilogue, epilogue.buffers.index(group * HALVES), L)
-    high_sums = _gelu_gradient_half(
-        high, m, n + HALF, epilogue, epilogue.buffers.index(group * HALVES + 1), L
-    )
+    first = epilogue.buffers.index(group * HALVES)
+    low_sums = _gelu_gradient_half(low, m, n, epilogue, first, L)
+    second = epilogue.buffers.index(group * HALVES + 1)
+    high_sums = _gelu_gradient_half(high, m, n + HALF, epilogue, second, L)
     if epilogue.sums_ptr is not None:
         columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
         sums = epilogue.sums_ptr + m // M * epilogue.n_columns + columns
@@ -90,11 +86,9 @@ def gelu_gradient_epilogue(low, high, m, n, epilogue, j, group: gl.constexpr):
 
 @gluon.jit
 def _gelu_gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr):
-    """Store dh from row m and column n on, given dg and h in the buffer, and return its sums by
-    columns."""
-    M: gl.constexpr = dg.shape[0]
-    HALF: gl.constexpr = dg.shape[1]
-    x = _with_bias(buffer.reshape([M, HALF]).load(L), n, epilogue, L)
+    """Store dh from row m and column n on, given dg and h in the buffer; return column sums."""
+    h = buffer.reshape([dg.shape[0], dg.shape[1]]).load(L)
+    x = _with_bias(h, n, epilogue, L)
     s = _gate(x)
     g = x * s
     dx = gl.convert_layout(dg, L) * (s + (g - g * s) * (TWICE + x * x * (3.0 * CUBIC * TWICE)))
@@ -133,8 +127,6 @@ def _gate(x):
 @gluon.jit
 def _put(out, m, n, x, buffer):
     """Store x from row m and column n on, through a free buffer."""
-    M: gl.constexpr = x.shape[0]
-    HALF: gl.constexpr = x.shape[1]
-    buffer.reshape([M, HALF]).store(x)
+    buffer.reshape([x.shape[0], x.shape[1]]).store(x)
     fence_async_shared()
     tma_store(out, [0, 0, m, n], buffer)

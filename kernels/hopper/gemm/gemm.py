@@ -2,9 +2,8 @@
 
 One persistent program runs on each SM and computes every n-th tile of the result, n being the
 number of programs. Its producer warp loads the factors with the copy engine into a ring of stages.
-Two groups of four warps alternate (CUTLASS's ping-pong schedule): while one multiplies, the other
-runs the epilogue of its tile, so the tensor cores need not wait for it, and what follows the
-product takes no pass over memory of its own.
+Two groups of four warps alternate (CUTLASS's ping-pong schedule): one multiplies while the other
+runs the epilogue of its tile, which so takes no time of the tensor cores and no pass over memory.
 
 Letters: M rows and N columns of a tile of the result, K columns of a factor in a stage.
 """
@@ -19,13 +18,8 @@ from torch.nn import functional as F
 from triton import runtime
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..gluon import tma_load
 from ..launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
@@ -95,10 +89,8 @@ def _produce(a, b, ring, tiles, plan: gl.constexpr):
             wait_empty(ring.empty, c)
             mbarrier.expect(full, a.block_type.nbytes + b.block_type.nbytes)
             tma_load(a, [0, 0, m, step * K], full, ring.a.index(stage))
-            if plan.transposed:
-                tma_load(b, [0, 0, n, step * K], full, ring.b.index(stage))
-            else:
-                tma_load(b, [0, 0, step * K, n], full, ring.b.index(stage))
+            b_at = [0, 0, n, step * K] if plan.transposed else [0, 0, step * K, n]
+            tma_load(b, b_at, full, ring.b.index(stage))
             c += 1
 
 
@@ -115,8 +107,8 @@ def _multiply(c, ring, tiles, plan: gl.constexpr, L: gl.constexpr):
         else:
             b = ring.b.index(stage).reshape([K, N])
         # Keep one product in flight: the one before it is done, so its stage may be refilled.
-        acc = warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=(acc,))
+        acc = hopper.warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
+        acc = hopper.warpgroup_mma_wait(1, deps=(acc,))
         arrive(ring.empty, c + STAGES - 1, pred=step > 0)
         c += 1
     return acc
@@ -141,7 +133,7 @@ def _consume(ring, mma_order, epilogue, tiles, group: gl.constexpr, plan: gl.con
         mbarrier.wait(mma_order.index(group), (j & 1) ^ (1 - group))
         acc = _multiply(i * tiles.steps, ring, tiles, plan, L)
         mbarrier.arrive(mma_order.index(1 - group), count=1)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
         arrive(ring.empty, i * tiles.steps + tiles.steps - 1)
         # Two halves of columns need half of the registers each.
         low, high = gl.split(acc.reshape([M, 2, HALF]).permute((0, 2, 1)))
@@ -172,7 +164,7 @@ def gemm_kernel(
         mbarrier.init(mma_order.index(group), count=1)
         if plan.gradient:
             mbarrier.init(h_full.index(group), count=1)
-    fence_async_shared()
+    hopper.fence_async_shared()
     epilogue = Epilogue(h, g, dh, bias_ptr, sums_ptr, n_columns, buffers, h_full)
     tiles = Tiles(down, across, steps)
     gl.warp_specialize(
@@ -181,9 +173,8 @@ def gemm_kernel(
             (_consume, (ring, mma_order, epilogue, tiles, 1, plan)),
             (_produce, (a, b, ring, tiles, plan)),
         ],
-        [4, 1],
-        [232, 40],
-    )
+        [4, 1], [232, 40],
+    )  # fmt: skip
 
 
 # ---- the launch
