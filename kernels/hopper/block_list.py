@@ -69,9 +69,6 @@ def last_key_tile(row, plan: gl.constexpr):
     return row.last if plan.features.packed else last
 
 
-# ---- packed lists
-
-
 @gluon.jit
 def number_of(entry, plan: gl.constexpr):
     """Number of a tile, from its entry."""

@@ -33,8 +33,12 @@ def _call(function: str, *arguments: Any) -> None:
     """Call a function of the driver in the context of the current GPU."""
     status = getattr(_libcuda(), function)(*arguments)
     if status == _INVALID_CONTEXT:
-        # a thread whose tensors came from PyTorch's cache need not have called CUDA before
-        _use_primary_context()
+        # A thread whose tensors came from PyTorch's cache need not have called CUDA before: let it
+        # use the primary context.
+        context, device = _pointer(), torch.cuda.current_device()
+        retained = _libcuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        _raise_on(retained, "cuDevicePrimaryCtxRetain")
+        _raise_on(_libcuda().cuCtxSetCurrent(context), "cuCtxSetCurrent")
         status = getattr(_libcuda(), function)(*arguments)
     _raise_on(status, function)
 
@@ -92,21 +96,9 @@ class Parameters(threading.local):
 def launch_kernel(
     function: int, programs: int, threads: int, shared: int, stream: int, parameters: Parameters
 ) -> None:
-    """Launch `function`, a handle, on a stream of the current GPU.
-
-    Args:
-        threads: of a program; shared: bytes of shared memory, of a program too.
-        parameters: of the kernel, filled in. The driver copies them.
-    """
+    """Launch `function`, a handle, on a stream of the current GPU; threads and shared (bytes of
+    shared memory) are those of a program. The driver copies the parameters, filled in."""
     _call(
         "cuLaunchKernel",
         function, programs, 1, 1, threads, 1, 1, shared, stream, parameters.pointers, None,
     )  # fmt: skip
-
-
-def _use_primary_context() -> None:
-    context = _pointer()
-    device = torch.cuda.current_device()
-    status = _libcuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-    _raise_on(status, "cuDevicePrimaryCtxRetain")
-    _raise_on(_libcuda().cuCtxSetCurrent(context), "cuCtxSetCurrent")

@@ -2,13 +2,10 @@
 
 Both sides of a ring count its uses, c = 0, 1, 2, ...: use c is in stage c % stages, in round
 c // stages. Each stage has two mbarriers: its writer, or the copy engine, arrives at `full`, and
-every reader at `empty`. When all arrivals of a round are in, a barrier flips its phase bit and
-starts to count again. mbarrier.wait(barrier, phase) returns unless the round with this parity is
-still open, so
-
-- a reader of use c waits at `full` for the parity of its round, (c // stages) & 1;
-- the writer waits at `empty` for the opposite parity, the round before. In round 0 there is none,
-  and a new barrier lets it pass.
+every reader at `empty`. When all arrivals of a round are in, a barrier flips its phase bit.
+mbarrier.wait(barrier, phase) returns unless the round with this parity is still open, so a reader
+waits at `full` for the parity of its round, the writer at `empty` for that of the round before. In
+round 0 there is none, and a new barrier lets it pass.
 """
 
 from triton.experimental import gluon

@@ -67,8 +67,7 @@ def slot_of(queue, i, j: gl.constexpr):
 
 @gluon.jit
 def peek(queue, i):
-    """Wait for the i-th work index of this program, and leave it in the queue: whoever has read
-    the item arrives at `queue.empty`."""
+    """Wait for the i-th work index; when the item has been read, arrive at `queue.empty`."""
     wait_full(queue.full, i)
     return load_scalar(slot_of(queue, i, 0))
 

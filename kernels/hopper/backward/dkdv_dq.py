@@ -1,7 +1,5 @@
-"""Backward at 128 columns: a group of four warps computes dk and dv of 64 keys, and half of dq.
-
-There are no registers for a third group that computes dq, as up to 64 columns.
-"""
+"""Backward at 128 columns: a group of four warps computes dk and dv of 64 keys, and half of dq:
+there are no registers for a third group that computes dq, as up to 64 columns."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -37,11 +35,7 @@ def _accumulate_dq(
     part, s, t, work, batch, head, dq, sums_ptr, shared, call,
     cid: gl.constexpr, plan: gl.constexpr,
 ):  # fmt: skip
-    """Add this program's part to dq of the s-th row tile, which is this group's access t.
-
-    Returns:
-        t of the next row tile.
-    """
+    """Add part to dq of the s-th row tile, in access t; returns t of the next row tile."""
     STEPS: gl.constexpr = plan.block // M
     TILES: gl.constexpr = plan.dq_queries // M  # row tiles of an access
     if s % TILES == 0:
@@ -64,11 +58,8 @@ def _accumulate_dq(
 def compute_dkdv_dq(
     dq, dk_out, dv_out, sums_ptr, shared, queue, order, call, cid: gl.constexpr, plan: gl.constexpr
 ):
-    """Compute dk and dv of the keys of group cid, and 64 columns of dq from all of the program.
-
-    dq needs ds of both groups. It is computed one step later, so that neither group waits for the
-    other.
-    """
+    """Compute dk and dv of the keys of group cid, and 64 columns of dq from all of the program: one
+    step later, since it needs ds of both groups, so that neither waits for the other."""
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])

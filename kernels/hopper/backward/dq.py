@@ -62,9 +62,7 @@ def _finish_dq(x, dq, at, staging, scale):
 @gluon.jit
 def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
     """Add part to a row tile of dq: to its sum if others add `after` this program, else finish it.
-
-    The sum exists if others have added `before`.
-    """
+    The sum exists if others have added `before`."""
     x = _in_rows(part)
     if after:
         address = _addresses(sum_ptr, x)

@@ -1,10 +1,9 @@
 """Backward pass for Hopper (H100, H200), in Gluon; docs/hopper.md explains the design.
 
-FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) in one kernel, so that scores and their
-gradients are computed once: five matrix products a tile. One persistent program runs on each SM.
-Two groups of four warps compute dk and dv of 64 keys each; dq is accumulated across programs in a
-fixed order (`kernels.hopper.backward.semaphores`), so gradients repeat bit for bit. Under a mask in
-blocks of 64 two programs run on each SM, with one group each.
+FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) in one kernel: five matrix products a
+tile. One persistent program runs on each SM. Two groups of four warps compute dk and dv of 64 keys
+each; dq is accumulated across programs in a fixed order (`backward.semaphores`), so gradients
+repeat bit for bit. Under a mask in blocks of 64 two programs run on each SM, with one group each.
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a row tile, N keys of a program.
 """

@@ -75,22 +75,11 @@ def _hides(start_m, view, plan: gl.constexpr):
 
 
 @gluon.jit
-def _keep(start_m, view, call, S: gl.constexpr):
-    """Which probabilities (keys, queries) dropout keeps."""
-    m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
-    n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
-    return dropout_keep(view.head_key, start_m, m, view.start_n, n, call.threshold)
-
-
-@gluon.jit
 def begin_tile(
     work, i, kv_heads, shared, call, cid: gl.constexpr, plan: gl.constexpr, O: gl.constexpr
 ):
-    """Wait for the keys and values of the i-th key tile of a program.
-
-    Returns:
-        (view of group cid; how many row tiles it skips, of `group_view`; dk and dv, zero).
-    """
+    """Wait for keys and values of the i-th key tile of a program, and return (view of group cid,
+    how many row tiles it skips (`group_view`), dk and dv, which are zero)."""
     D: gl.constexpr = plan.block_d
     batch = work.batch_kv // kv_heads
     start_n = work.key_tile * plan.block + cid * GROUP_N
@@ -137,14 +126,10 @@ def gradients(
     st, dv, v_t, c, start_m, view, shared, call,
     plan: gl.constexpr, S: gl.constexpr, O: gl.constexpr,
 ):  # fmt: skip
-    """Compute ds (keys, queries) of the row tile in stage c, and issue dv + p dout.
-
-    Args:
-        st: its scores, in flight. dv: done.
+    """Compute ds (keys, queries) of the row tile in stage c, whose scores st are in flight.
 
     Returns:
-        (ds in the dtype of q; p, the operand of dv, which has to live until dv is done; dv, in
-        flight).
+        (ds in the dtype of q; p, which has to live until dv is done; dv + p dout, in flight).
     """
     D: gl.constexpr = plan.block_d
     DTYPE: gl.constexpr = shared.q.dtype
@@ -164,7 +149,10 @@ def gradients(
     kept = p
     if plan.features.dropout:
         # Mark a dropped probability by its sign, which needs no further register.
-        p = gl.where(_keep(start_m, view, call, S), p, -p)
+        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
+        n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
+        keep = dropout_keep(view.head_key, start_m, m, view.start_n, n, call.threshold)
+        p = gl.where(keep, p, -p)
         kept = gl.where(p < 0.0, 0.0, p)
     # Issue dv behind dp, then wait for dp only.
     pr = gl.convert_layout(round_to(kept, DTYPE), P)
@@ -192,8 +180,7 @@ def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
 
 @gluon.jit
 def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
-    """Number of the row tile in stage c, the step-th of a range, in a packed list with its parts; 0
-    where the plan does not need it."""
+    """Row tile (packed: its entry) in stage c, the step-th of a range; 0 where it is not needed."""
     if not plan.asks_for_rows:
         return 0
     elif plan.has_block_list:
@@ -204,8 +191,8 @@ def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
 
 @gluon.jit
 def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
-    """How many of the n row tiles of a query head, from stage c on, group cid skips at first: 0 or
-    1. Without a block-sparse mask that is `skipped`, of `group_view`."""
+    """Row tiles, 0 or 1, of the n of a query head from stage c on that group cid skips at first:
+    `skipped`, of `group_view`, unless under a block-sparse mask."""
     if not plan.has_block_list:
         return skipped
     elif plan.features.causal and cid > 0:

@@ -65,9 +65,8 @@ class BackwardPlan:
 
     @property
     def posts_visits(self) -> bool:
-        """Whether the acquiring warp computes whether others add to a block, and posts it to the
-        groups: with windows, documents and block lists they lack the registers for it. Elsewhere
-        reading it costs up to 6%."""
+        """Whether the acquiring warp posts to the groups whether others add to a block, where they
+        lack the registers to compute it. Elsewhere reading it costs up to 6%."""
         return self.has_block_list or self.features.window or self.features.documents
 
     @property
@@ -99,12 +98,8 @@ class BackwardPlan:
         return limited or features.packed or self.ragged
 
 
-NARROW = BackwardPlan(
-    64, stages=4, ds_stages=2, kv_stages=2, key_registers=192, dq_registers=104, max_registers=128
-)
-WIDE = BackwardPlan(
-    128, stages=2, ds_stages=2, kv_stages=1, key_registers=240, dq_registers=0, max_registers=168
-)
+NARROW = BackwardPlan(64, 4, 2, 2, key_registers=192, dq_registers=104, max_registers=128)
+WIDE = BackwardPlan(128, 2, 2, 1, key_registers=240, dq_registers=0, max_registers=168)
 
 # For masks in blocks of 64, by columns: a multiprocessor has two programs, one of which runs under
 # the other's beginnings and ends.

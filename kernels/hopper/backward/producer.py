@@ -24,10 +24,8 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
 
 @gluon.jit
 def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan: gl.constexpr):
-    """Take key tiles, and load their keys and values and the queries that see them.
-
-    A stage of the ring holds a row tile: q, dout, and the lse and delta of `row_stats`.
-    """
+    """Take key tiles, and load their keys and values and the row tiles (a stage each) that see
+    them: q, dout, and the lse and delta of `row_stats`."""
     GROUPS: gl.constexpr = plan.groups
     STEPS: gl.constexpr = plan.block // M
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS

@@ -23,11 +23,8 @@ from .tiles import M, dq_rank, pop_work, row_tile_at, visit_at, work_of_head
 
 
 class DqSemaphore(NamedTuple):
-    """The next `plan.dq_stages` accesses of a program to blocks of dq, a ring with three barriers.
-
-    Access t passes from the acquiring warp (`granted`) to the groups that add (`added`) and on to
-    the releasing warp (`published`).
-    """
+    """The next `plan.dq_stages` accesses of a program to blocks of dq, a ring: from the acquiring
+    warp (`granted`) to the groups that add (`added`) to the releasing warp (`published`)."""
 
     # 1 if other key tiles add to the block before this one, 2 if others do after it, and 4 times
     # the block; only written if plan.posts_visits, else groups compute it
@@ -124,11 +121,8 @@ def acquire_dq(semaphore, t):
 
 @gluon.jit
 def dq_row_tile(semaphore, t, step, work, batch, call, plan: gl.constexpr):
-    """Row tile of a step, once access t is granted, and its place in the order of additions.
-
-    Returns:
-        (row tile; whether other key tiles add to it before this one; whether others do after it).
-    """
+    """(row tile of a step, once access t is granted; whether other key tiles add to it before this
+    one; whether others do after it)."""
     STEPS: gl.constexpr = plan.block // M
     if plan.posts_visits:
         visit = load_scalar(semaphore.visit.index(t % plan.dq_stages))

@@ -38,13 +38,6 @@ class Work(NamedTuple):
 
 
 @gluon.jit
-def n_keys(batch, call, plan: gl.constexpr):
-    """Number of keys, without padding."""
-    features: gl.constexpr = plan.features
-    return n_keys_of(batch, call, features)
-
-
-@gluon.jit
 def block_tiles(block, batch, call, plan: gl.constexpr):
     """[first, last]: the key tiles that visit a block of queries, never earlier ones for a later
     block.
@@ -52,17 +45,18 @@ def block_tiles(block, batch, call, plan: gl.constexpr):
     They are those that it sees, and what is between them. A block that sees none is visited by one
     that it would see without padding and documents, so that its dq is written.
     """
+    features: gl.constexpr = plan.features
     start = block * BLOCK + call.seq_k - call.seq_q  # the key position of its first query
-    last = gl.maximum(n_keys(batch, call, plan) - 1, 0)
-    if plan.features.causal:
+    last = gl.maximum(n_keys_of(batch, call, features) - 1, 0)
+    if features.causal:
         last = gl.minimum(last, gl.maximum(start + BLOCK - 1, 0))
-    elif plan.features.window:
+    elif features.window:
         last = gl.minimum(last, gl.maximum(start + BLOCK + call.window_size - 2, 0))
     last = last // N
     first = 0
-    if plan.features.window:
+    if features.window:
         first = gl.maximum(start - call.window_size + 1, 0) // N
-    if plan.features.documents:
+    if features.documents:
         n_blocks = gl.cdiv(call.seq_q, BLOCK)
         least = gl.load(call.doc_blocks_ptr + batch * n_blocks + block)
         first = gl.maximum(first, gl.maximum(least, 0) // N)
@@ -94,10 +88,10 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
         if features.causal or features.window:
             end = gl.maximum(end, gl.minimum(gl.maximum(ahead + BLOCK, 0) // BLOCK, n_blocks))
         # the last tile is there for those that would see later ones
-        last = gl.maximum(n_keys(batch, call, plan) - 1, 0) // N
+        last = gl.maximum(n_keys_of(batch, call, features) - 1, 0) // N
         end = gl.where(key_tile == last, n_blocks, end)
     if features.lengths:
-        there = (key_tile == 0) | (key_tile * N < n_keys(batch, call, plan))
+        there = (key_tile == 0) | (key_tile * N < n_keys_of(batch, call, features))
         end = gl.where(there, end, first)
     return first, gl.maximum(end, first)
 
@@ -119,10 +113,8 @@ def split_of(work, order, plan: gl.constexpr):
 
 @gluon.jit
 def work_of_head(work, head, h, call, plan: gl.constexpr):
-    """`work` with the block range of the h-th query head of its group, number `head` of all.
-
-    Block lists differ between heads, and `work_of` read the one of the first.
-    """
+    """`work` with the block range of the h-th query head of its group, number `head` of all: block
+    lists differ between heads, and `work_of` read that of the first."""
     if plan.has_block_list:
         first, end = work.first, work.end
         if h > 0:
@@ -148,8 +140,7 @@ def visit_at(i, work, call, plan: gl.constexpr):
 
 @gluon.jit
 def row_tile_at(i, work, call, plan: gl.constexpr):
-    """The i-th row tile that is visited, in a packed list with its parts; 0 past the end of a
-    list."""
+    """The i-th row tile (packed: its entry) that is visited; 0 past the end of a list."""
     STEPS: gl.constexpr = plan.block // M
     if plan.has_block_list:
         block, _ = visit_at(i // STEPS, work, call, plan)
@@ -187,7 +178,7 @@ def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
         place = (batch * gl.cdiv(call.seq_k, N) + group // 2) * 3 + 1 + group % 2
         whole_to = gl.minimum(whole_to, gl.load(call.doc_tiles_ptr + place))
     if plan.ragged or features.lengths:
-        beyond = start_n + GROUP_N > n_keys(batch, call, plan)
+        beyond = start_n + GROUP_N > n_keys_of(batch, call, features)
         whole_from = gl.where(beyond, call.seq_q + plan.block, whole_from)
     return skipped, whole_from, whole_to
 

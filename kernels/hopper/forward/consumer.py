@@ -84,11 +84,8 @@ def _attend(
 
 @gluon.jit
 def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr, S: gl.constexpr):
-    """Issue q k^T of the first key tile that the group sees in a row tile, if there is `more` work.
-
-    c is the stage of the row tile's first keys, which is full. The group waits for the tiles that
-    it skips, and holds them until the product is done.
-    """
+    """Issue q k^T of the first key tile that the group sees in a row tile, if there is `more` work:
+    from stage c on, which is full. Skipped tiles are held until the product is done."""
     mbarrier.wait(shared.q_full.index(q_slot), q_phase, pred=more)
     if plan.skips:
         for _ in range(skipped):
@@ -111,22 +108,18 @@ def _release_first(shared, c, skipped, plan: gl.constexpr):
 
 @gluon.jit
 def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.constexpr):
-    """Body of a consumer group: process one row tile after the other.
+    """Body of consumer group `number` of all teams: process one row tile after the other.
 
     The first scores of the next row tile are issued behind the last values of this one, so that the
     tensor cores work while the output is scaled and stored. With `plan.out_over_q` they have to
     wait: the output takes the place of the queries.
-
-    Args:
-        number: of the group among those of all teams of the program.
     """
     team: gl.constexpr = number // plan.groups
     cid: gl.constexpr = number % plan.groups
     shared, queue = teams[team]
     D: gl.constexpr = plan.block_d
-    N: gl.constexpr = plan.block_n
     DTYPE: gl.constexpr = shared.q.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.block_n, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
     total = order.n_tiles * order.n_heads

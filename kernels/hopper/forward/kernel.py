@@ -1,9 +1,8 @@
 """Forward pass for Hopper (H100, H200), in Gluon; docs/hopper.md explains the design.
 
 One persistent program runs on each SM. Its producer warp loads tiles with the copy engine (TMA),
-and two to four consumer groups of four warps process 64 queries each. They synchronize at barriers
-in shared memory: `kernels.hopper.pipeline`. Under a block-sparse mask a program may have several
-such teams, of one or two groups.
+and two to four consumer groups of four warps process 64 queries each (`kernels.hopper.pipeline`).
+Under a block-sparse mask a program may have several such teams, of one or two groups.
 
 Letters: B batch, T tokens, H heads, D head_dim; M queries of a group, N keys of a tile.
 """
@@ -24,15 +23,11 @@ from .tiles import M
 
 
 class Shared(NamedTuple):
-    """Rings of tiles in shared memory, with their barriers.
-
-    A stage holds the keys of one tile and the values of the tile before it: the operands of the two
-    products that a consumer issues together.
-    """
+    """Rings of tiles in shared memory, with their barriers."""
 
     q: gl.shared_memory_descriptor  # (q_stages * groups, 1, 1, M, D)
     k: gl.shared_memory_descriptor  # (stages, 1, 1, N, D)
-    v: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor  # of the tile before that of k: multiplied together
     out: gl.shared_memory_descriptor  # (groups, 1, 1, M, D)
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
