@@ -96,8 +96,12 @@ class Parameters(threading.local):
 def launch_kernel(
     function: int, programs: int, threads: int, shared: int, stream: int, parameters: Parameters
 ) -> None:
-    """Launch `function`, a handle, on a stream of the current GPU; threads and shared (bytes of
-    shared memory) are those of a program. The driver copies the parameters, filled in."""
+    """Launch `function`, a handle, on a stream of the current GPU.
+
+    Args:
+        threads: of a program; shared: bytes of shared memory of a program.
+        parameters: of the kernel, filled in. The driver copies them.
+    """
     _call(
         "cuLaunchKernel",
         function, programs, 1, 1, threads, 1, 1, shared, stream, parameters.pointers, None,

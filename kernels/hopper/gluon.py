@@ -68,8 +68,10 @@ def _on_int32(PTX: gl.constexpr, x, PURE: gl.constexpr):
 
 @gluon.jit
 def named_barrier_sync(barrier):
-    """Wait at a named barrier for 128 other threads, that sync or `named_barrier_arrive` there. The
-    lowest numbers are Triton's: one for each role of a program, and one more."""
+    """Wait at a named barrier for 128 other threads, that sync or `named_barrier_arrive` there.
+
+    The lowest numbers are Triton's: one for each role of a program, and one more.
+    """
     _on_int32("bar.sync $1, 256; mov.u32 $0, 0;", barrier, False)
 
 
