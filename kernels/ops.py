@@ -286,7 +286,8 @@ class _Attention(torch.autograd.Function):
             tensors = rest[-N_CALL_TENSORS:]
             options = AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
         dout = torch.zeros_like(out) if dout is None else dout
-        if is_plain_call(dout, *inputs) and not torch.is_grad_enabled():
+        given = [x for x in (dout, dlse) if x is not None]
+        if is_plain_call(*given, *inputs) and not torch.is_grad_enabled():
             of_inputs = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)
         else:  # the operator refuses a second derivative
             backward = attn_packed_bwd if len(inputs) == 1 else attn_bwd

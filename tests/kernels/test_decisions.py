@@ -199,6 +199,17 @@ def test_a_gradient_may_have_any_strides(qkv):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_with_a_negative_bit(qkv):
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    out, lse = flash_attention(*leaves, causal=True, return_lse=True, impl="triton")
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    grads = []
+    for view in (torch._neg_view, torch.neg):
+        given = view(dout), view(dlse)
+        grads.append(torch.autograd.grad((out, lse), leaves, given, retain_graph=True))
+    torch.testing.assert_close(*grads)
+
+
 def test_a_packed_tensor_and_three_do_not_share_a_decision(qkv):
     packed = torch.stack([qkv[0], *(x.expand(-1, -1, 2, -1) for x in qkv[1:])], 2)
     for _ in range(2):
