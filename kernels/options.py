@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .argument_types import check_bool, check_number, is_whole_number, plain_bool
 from .checks import check_dropout_seed, check_mask, check_positions, check_qkv, check_sinks
@@ -22,13 +21,13 @@ EMPTY_ROWS = 4  # under a block-sparse mask some queries see no block
 class AttentionOptions(NamedTuple):
     """Options of one attention call; meanings are those of `kernels.flash_attention`.
 
-    The fields up to `dropout_p` are the arguments of the operators in kernels/ops.py, in their
+    The fields up to `first_query` are the arguments of the operators in kernels/ops.py, in their
     order. The lists of a block-sparse mask are those of `kernels.mask.lists.MaskLists`: none, the
     first four, or for the Hopper kernels all of them. `for_kernels` makes them from `mask`.
     """
 
     dropout_seed: Tensor | int | None = None
-    """For the kernels, with dropout: (2,) int64, seed and first query."""
+    """For the kernels, with dropout: (1,) int64."""
     doc_start: Tensor | None = None  # (B, T_q) int32, contiguous
     kv_lengths: Tensor | None = None  # (B,) int32, contiguous
     sinks: Tensor | None = None  # (H,), for the kernels fp32 and contiguous
@@ -47,12 +46,12 @@ class AttentionOptions(NamedTuple):
     window_size: int = 0  # 0 without a window
     softcap: float = 0.0  # 0 without a cap
     dropout_p: float = 0.0
+    first_query: int = 0
+    """For dropout, a multiple of 16: the queries may be part of a sequence."""
     # What follows decides how a call is served, and does not reach the operators.
     mask: BlockSparseMask | None = None
     return_lse: bool = False
     deterministic: bool = False
-    first_query: int = 0
-    """For dropout, a multiple of 16: the queries may be part of a sequence."""
     launches: dict[str, Any] | None = None
     """Prepared launches of calls that differ in their tensors only, by pass."""
 
@@ -91,8 +90,9 @@ class AttentionOptions(NamedTuple):
 
     @property
     def drop_threshold(self) -> int:
-        """A probability is dropped where its 32 random bits are below this."""
-        return int(self.dropout_p * 2**32)
+        """A probability is dropped where its 32 random bits are below these, here with a sign."""
+        threshold = int(self.dropout_p * 2**32)
+        return threshold - 2**32 if threshold >= 2**31 else threshold
 
     def unsupported_option(self, supported: Collection[str]) -> str | None:
         """Reason why an implementation of some options only cannot serve the call, or None.
@@ -123,9 +123,11 @@ class AttentionOptions(NamedTuple):
         checkpointing restores before it computes a call again. The CPU does not wait for the GPU.
         """
         seed = self.dropout_seed
-        if not self.dropout_p or isinstance(seed, Tensor):
+        if not self.dropout_p:
             return self
-        if seed is None:
+        if isinstance(seed, Tensor):
+            seed = seed.clone()  # the backward pass reads it too: a caller may change theirs first
+        elif seed is None:
             seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
         else:  # a copy from the host would wait
             seed = torch.full((1,), seed, dtype=torch.int64, device=device)
@@ -151,14 +153,9 @@ class AttentionOptions(NamedTuple):
 
     def for_operators(self, device: torch.device) -> "AttentionOptions":
         """The options with sinks and seed as the kernels read them."""
-        options = self
+        options = self.seeded(device)
         if self.sinks is not None:
             options = options._replace(sinks=self.sinks.float().contiguous())
-        if self.dropout_p:
-            seed = self.seeded(device).dropout_seed
-            assert isinstance(seed, Tensor)
-            pair = F.pad(seed.reshape(1), (0, 1), value=self.first_query)
-            options = options._replace(dropout_seed=pair)
         return options
 
 
@@ -174,7 +171,7 @@ SCORE_OPTIONS = ("softmax_scale", "softcap")
 # The fields begin with tensors: those of the call, then the lists of a mask.
 N_CALL_TENSORS = AttentionOptions._fields.index("mask_rows")
 N_TENSORS = AttentionOptions._fields.index("mask_block_size")
-N_OPERATOR_OPTIONS = AttentionOptions._fields.index("dropout_p") + 1
+N_OPERATOR_OPTIONS = AttentionOptions._fields.index("first_query") + 1
 
 _SCHEMA_TYPES = {Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool"}
 

@@ -19,11 +19,12 @@ class Call(NamedTuple):
     softcap_scale: gl.tensor
     keep_scale: gl.tensor
     threshold: gl.tensor  # a probability is dropped where its 32 random bits are below this
+    first_query: gl.tensor  # for dropout, whose queries are numbered from here
     seed_ptr: gl.tensor
     lengths_ptr: gl.tensor
     doc_ptr: gl.tensor  # (B, T_q): where the document of each query begins
-    doc_blocks_ptr: gl.tensor | None = None  # `document_bounds`
-    doc_tiles_ptr: gl.tensor | None = None
+    doc_tiles_ptr: gl.tensor | None = None  # `kernels.triton.document_bounds`, tiles of 64 keys
+    doc_blocks_ptr: gl.tensor | None = None
     sinks_ptr: gl.tensor | None = None
     # of a block-sparse mask, its `kernels.mask.lists.MaskLists`: forward, then backward
     rows_ptr: gl.tensor | None = None

@@ -8,7 +8,7 @@ descriptor is encoded once for what it describes, and the parameters are packed 
 import functools
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -116,15 +117,20 @@ def pointer_type(dtype: torch.dtype) -> str:
 
 
 def compile_kernel(
-    kernel: Any, types: Sequence[str | None], plan: Any, divisors: dict[int, int] | None = None
+    kernel: Any,
+    types: Sequence[str | None],
+    plan: Any,
+    divisors: dict[int, int] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Any:
     """What Triton compiles for an H100 or H200: this needs no GPU.
 
     Args:
-        kernel: its last parameter is the plan.
+        kernel: in Gluon or Triton; its last parameter is the plan.
         types: of the parameters before it; None where an argument is None.
         plan: `kernels.hopper.forward.plan.Plan`, or that of the backward pass.
         divisors: what a parameter is a multiple of, a pointer in bytes, where that is known.
+        options: of the compiler; default those of the plan.
     """
     arguments = {(i,): None for i, kind in enumerate(types) if kind is None}
     signature = {
@@ -133,10 +139,11 @@ def compile_kernel(
     }
     constants = arguments | {(len(types),): plan}
     known = {(i,): [["tt.divisibility", n]] for i, n in (divisors or {}).items()}
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
     return triton.compile(
-        GluonASTSource(kernel, signature, constants, known),
+        source(kernel, signature, constants, known),
         target=GPUTarget("cuda", 90, 32),
-        options=plan.compiler_options,
+        options=plan.compiler_options if options is None else options,
     )
 
 
@@ -172,11 +179,6 @@ def parameter_layout(ptx: str) -> tuple[struct.Struct, list[int]]:
     return struct.Struct(layout), offsets
 
 
-def as_int32(x: int) -> int:
-    """The signed number with the 32 bits of x, as a kernel's argument holds it."""
-    return x - 2**32 if x >= 2**31 else x
-
-
 class Kernel:
     """A compiled kernel, loaded on the current GPU."""
 
@@ -197,6 +199,12 @@ class Kernel:
         driver.launch_kernel(
             self._function, programs, self._threads, self._shared, stream, self._parameters
         )
+
+
+@functools.cache
+def kernel_on(device: int, compiler: Callable[..., Any], *arguments: Any) -> Kernel:
+    """What `compiler` makes of these arguments, loaded on this GPU, which is the current one."""
+    return Kernel(compiler(*arguments))
 
 
 def current_stream(device: int) -> int:

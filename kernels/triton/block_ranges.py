@@ -17,7 +17,9 @@ from ..mask.lists import ENTRY_NUMBERS
 
 ENTRY = tl.constexpr(ENTRY_NUMBERS)
 # Kernel arguments for which Triton must not compile again if they are 1 or multiples of 16.
-UNSPECIALIZED = ["n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold"]
+UNSPECIALIZED = [
+    *("n_tiles", "seq_q", "seq_k", "window_size", "mask_head_stride", "threshold", "first_query")
+]
 
 
 class Call(NamedTuple):
@@ -30,6 +32,7 @@ class Call(NamedTuple):
     softcap_scale: tl.tensor
     keep_scale: tl.tensor
     threshold: tl.tensor
+    first_query: tl.tensor
     seed_ptr: tl.tensor
     doc_ptr: tl.tensor
     lengths_ptr: tl.tensor
@@ -150,7 +153,7 @@ def query_range(
 ):  # fmt: skip
     """The query tiles of a head that see the key tile at `start_n`, as a BlockRange.
 
-    `doc_bounds_ptr` is what `kernels.triton.bwd._document_bounds` returns.
+    `doc_bounds_ptr` is what `kernels.triton.document_bounds` says of tiles.
     """
     seq_q, seq_k, window_size = call.seq_q, call.seq_k, call.window_size
     diagonal = seq_k - seq_q

@@ -21,6 +21,7 @@ from ..checks import rows_in_reach
 from ..options import AttentionOptions
 from .bwd_dkdv import attn_bwd_dkdv_kernel
 from .bwd_dq import attn_bwd_dq_kernel
+from .document_bounds import document_bounds
 from .operands import operand, worth_describing
 from .tuning import (
     backward_dkdv_tiles,
@@ -76,34 +77,14 @@ def attn_bwd(
     tiles = backward_dkdv_tiles(q, k, options)
     tile = partial(operand, block_d=tiles.block_d, described=described)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
+    doc_start = options.doc_start
+    doc_bounds = None if doc_start is None else document_bounds(doc_start, seq_k, tiles.block_n)[0]
     attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
         # k and v are read once: a program that keeps them needs no copy engine.
         tile(q, tiles.block_m), (k, *k.stride()[:3]), (v, *v.stride()[:3]),
         tile(dout, tiles.block_m), tile(dk, tiles.block_n), tile(dv, tiles.block_n),
-        lse_log2, delta, options.dropout_seed, options.doc_start,
-        _document_bounds(options.doc_start, seq_k, tiles.block_n), options.kv_lengths,
+        lse_log2, delta, options.dropout_seed, doc_start, doc_bounds, options.kv_lengths,
         options.mask_cols, options.mask_col_blocks,
         n_tiles=n_tiles, n_kv_head=n_kv_head,
         mask_head_stride=mask_head_stride(options.mask_cols), **shared, **tiles.launch,
     )  # fmt: skip
-
-
-def _document_bounds(doc_start: Tensor | None, seq_k: int, block_n: int) -> Tensor | None:
-    """Bounds of the queries that documents let see each key tile, for `block_ranges.query_range`.
-
-    Correct for any doc_start (B, T_q), increasing or not.
-
-    Returns:
-        (B, key tiles, 2) int32, or None without documents. In the queries before the first number,
-        no document hides a key of the tile; from the second one on, all documents begin behind it.
-    """
-    if doc_start is None:
-        return None
-    first_key = torch.arange(0, seq_k, block_n, dtype=torch.int32, device=doc_start.device)
-    first_key = first_key.expand(doc_start.shape[0], -1).contiguous()
-    # Both running extremes never fall, so a binary search finds the bounds.
-    highest_before = doc_start.cummax(dim=1).values
-    lowest_after = doc_start.flip(1).cummin(dim=1).values.flip(1).contiguous()
-    all_to = torch.searchsorted(highest_before, first_key, right=True)
-    some_to = torch.searchsorted(lowest_after, first_key + (block_n - 1), right=True)
-    return torch.stack((all_to, some_to), dim=-1).to(torch.int32)

@@ -88,14 +88,14 @@ def _accumulate_dkdv(
 def attn_bwd_dkdv_kernel(
     q, k, v, dout, dk, dv, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr, doc_bounds_ptr, lengths_ptr,
     cols_ptr, col_blocks_ptr, n_tiles, n_kv_head, padded_q, mask_head_stride, seq_q, seq_k,
-    window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold,
+    window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold, first_query,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for each batch, key-value head and tile of keys: write its rows of dk and dv."""
     call = Call(
-        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
-        doc_ptr, lengths_ptr, cols_ptr, col_blocks_ptr, mask_head_stride,
+        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, first_query,
+        seed_ptr, doc_ptr, lengths_ptr, cols_ptr, col_blocks_ptr, mask_head_stride,
     )  # fmt: skip
     # Consecutive programs work on tiles of one head, as in the forward kernel. Longest work first:
     # under a causal mask, that is the first keys, which the most queries see.
@@ -119,7 +119,7 @@ def attn_bwd_dkdv_kernel(
         head = kv_head * GROUP + group
         batch_head = batch * (n_kv_head * GROUP) + head
         row = tl.cast(batch_head, tl.int64) * padded_q
-        head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
+        head_key = dropout_head_key(batch_head, call) if features.dropout else 0
         query_tiles = query_range(
             tile, start_n, batch, head, doc_bounds_ptr, n_keys, call, BLOCK_M, BLOCK_N, features
         )

@@ -58,13 +58,14 @@ def attn_bwd_dq_kernel(
     q, k, v, out, dout, dq, lse_ptr, dlse_ptr, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr,
     lengths_ptr, rows_ptr, row_blocks_ptr, n_tiles, n_head, padded_q, mask_head_stride, seq_q,
     seq_k, window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr, HAS_DLSE: tl.constexpr,
+    first_query, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """One program for each batch, head and tile of queries: write its rows of dq, delta and lse."""
     call = Call(
-        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
-        doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
+        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, first_query,
+        seed_ptr, doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
     )  # fmt: skip
     # Consecutive programs work on tiles of one head, as in the forward kernel.
     tile = tl.program_id(0) % n_tiles
@@ -92,7 +93,7 @@ def attn_bwd_dq_kernel(
     tl.store(lse_log2_ptr + row * padded_q + offs_m, lse_log2)
     tl.store(delta_ptr + row * padded_q + offs_m, delta)
 
-    head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
+    head_key = dropout_head_key(batch_head, call) if features.dropout else 0
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):

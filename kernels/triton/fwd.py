@@ -81,14 +81,14 @@ def _attend(
 def attn_fwd_kernel(
     q, k, v, k_masked, v_masked, out, lse_ptr, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
     row_blocks_ptr, n_tiles, n_head, mask_head_stride, seq_q, seq_k, window_size, scale_log2,
-    softcap_scale, keep_scale, threshold, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    softcap_scale, keep_scale, threshold, first_query, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for each batch, head and tile of queries: write its rows of out and lse."""
     call = Call(
-        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, seed_ptr,
-        doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
+        seq_q, seq_k, window_size, scale_log2, softcap_scale, keep_scale, threshold, first_query,
+        seed_ptr, doc_ptr, lengths_ptr, rows_ptr, row_blocks_ptr, mask_head_stride,
     )  # fmt: skip
     # Consecutive programs work on tiles of one head, so that its keys and values stay in L2.
     tile = tl.program_id(0) % n_tiles
@@ -107,7 +107,7 @@ def attn_fwd_kernel(
         # A sink is one more key, with a score but with value 0.
         l_i += 1.0
         m_i = l_i * (tl.load(sinks_ptr + head) * LOG2E)
-    head_key = dropout_head_key(seed_ptr, batch_head) if features.dropout else 0
+    head_key = dropout_head_key(batch_head, call) if features.dropout else 0
     # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
         acc, l_i, m_i = _attend(

@@ -122,17 +122,17 @@ def _mix(x):
 
 
 @triton.jit
-def dropout_head_key(seed_ptr, batch_head):
-    """Dropout key of one (batch, head) pair, from the int64 seed at `seed_ptr`.
+def dropout_head_key(batch_head, call):
+    """Dropout key of one (batch, head) pair.
 
-    The number of the first query, a multiple of 16, follows the seed in memory. It is part of the
-    key, so that queries are counted from 0.
+    The number of the first query, a multiple of 16, is part of it: queries are counted from 0.
     """
-    seed = tl.load(seed_ptr).to(tl.uint64)
-    first_query = tl.load(seed_ptr + 1).to(tl.uint32)
+    seed = tl.load(call.seed_ptr).to(tl.uint64)
     low = _mix(seed.to(tl.uint32))
     high = _mix((seed >> 32).to(tl.uint32) ^ 0x85EBCA6B)
-    return _mix((low ^ high) + GOLDEN * batch_head.to(tl.uint32)) + GOLDEN * first_query
+    return _mix((low ^ high) + GOLDEN * batch_head.to(tl.uint32)) + GOLDEN * call.first_query.to(
+        tl.uint32
+    )
 
 
 @triton.jit

@@ -153,6 +153,7 @@ def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str,
         "seq_q": q.shape[1], "seq_k": k.shape[1], "window_size": options.window_size,
         "scale_log2": options.scale_log2, "softcap_scale": options.softcap_scale,
         "keep_scale": options.keep_scale, "threshold": options.drop_threshold,
+        "first_query": options.first_query,
         "GROUP": q.shape[2] // k.shape[2], "HEAD_DIM": q.shape[3],
         "features": compiled_features(q, k, options), "PRECISION": _dot_precision(q.dtype),
     }  # fmt: skip

@@ -221,6 +221,24 @@ def test_dropout_without_a_seed_draws_from_the_generator(device_for, impl):
         assert torch.equal(drop(dropout_seed=seed), first)
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_seed_may_change_before_the_backward_pass(device_for, impl):
+    """A captured step counts its seed on in place."""
+    dtype = torch.float16 if impl == "hopper" else torch.float32
+    q, k, v = make_qkv(1, 33, 33, 2, 2, 16, dtype=dtype, device=device_for(dtype))
+    q.requires_grad_()
+    seed = torch.tensor([7], device=q.device)
+
+    def gradient(added):
+        out = flash_attention(q, k, v, dropout_p=0.5, dropout_seed=seed, impl=impl)
+        seed.add_(added)
+        return torch.autograd.grad(out.sum(), q)[0]
+
+    expected = gradient(added=0)
+    assert torch.equal(gradient(added=1), expected)
+    assert not torch.equal(gradient(added=0), expected)
+
+
 @each_value(dropout_p=[0.0, 0.3])
 def test_a_nan_in_a_query_stays_in_its_row_and_reaches_its_keys(
     device_for, attention, dropout_p, dtype

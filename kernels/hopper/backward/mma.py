@@ -95,7 +95,7 @@ def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
     """(number of the h-th query head of the group; its `work_of_head`; `view` with its dropout)."""
     head = work.batch_kv % kv_heads * call.group + h
     if plan.features.dropout:
-        key = dropout_head_key(call.seed_ptr, view.batch * call.n_head + head)
+        key = dropout_head_key(view.batch * call.n_head + head, call)
         view = View(view.start_n, view.batch, view.whole_from, view.whole_to, key, 0)
     return head, work_of_head(work, head, h, call, plan), view
 

@@ -64,6 +64,12 @@ def block_tiles(block, batch, call, plan: gl.constexpr):
 
 
 @gluon.jit
+def _document_bounds(half_tile, batch, call):
+    """Pointer to the bounds of 64 keys; those of two groups are there for each key tile."""
+    return call.doc_tiles_ptr + (batch * gl.cdiv(call.seq_k, N) * 2 + half_tile) * 2
+
+
+@gluon.jit
 def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
     """[first, end): the blocks of queries that a key tile visits, the inverse of `block_tiles`,
     without a block-sparse mask."""
@@ -83,8 +89,9 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
             reach = (key_tile + 1) * N - 1 - (call.seq_k - call.seq_q) + call.window_size - 1
             end = gl.minimum(gl.maximum(reach + BLOCK, 0) // BLOCK, end)
         if features.documents:
-            n_tiles = gl.cdiv(call.seq_k, N)
-            end = gl.minimum(end, gl.load(call.doc_tiles_ptr + (batch * n_tiles + key_tile) * 3))
+            # of the second half of the tile
+            queries = gl.load(_document_bounds(key_tile * 2 + 1, batch, call) + 1)
+            end = gl.minimum(end, gl.cdiv(queries, BLOCK))
         if features.causal or features.window:
             end = gl.maximum(end, gl.minimum(gl.maximum(ahead + BLOCK, 0) // BLOCK, n_blocks))
         # the last tile is there for those that would see later ones
@@ -174,9 +181,8 @@ def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     if features.window:
         whole_to = start_n - diagonal + call.window_size
     if features.documents:
-        group = start_n // GROUP_N
-        place = (batch * gl.cdiv(call.seq_k, N) + group // 2) * 3 + 1 + group % 2
-        whole_to = gl.minimum(whole_to, gl.load(call.doc_tiles_ptr + place))
+        bounds = _document_bounds(start_n // GROUP_N, batch, call)
+        whole_to = gl.minimum(whole_to, gl.load(bounds))
     if plan.ragged or features.lengths:
         beyond = start_n + GROUP_N > n_keys_of(batch, call, features)
         whole_from = gl.where(beyond, call.seq_q + plan.block, whole_from)

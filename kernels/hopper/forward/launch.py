@@ -1,18 +1,17 @@
 """Launch of the Hopper forward kernel."""
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...options import AttentionOptions
+from ...triton.tuning import mask_head_stride
 from ..launch import (
-    Kernel,
     TensorMaps,
-    as_int32,
     compile_kernel,
     current_stream,
+    kernel_on,
     n_multiprocessors,
     tile_counters,
     tile_type,
@@ -36,14 +35,9 @@ def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
         *["*i32" if plan.has_block_list else None] * 2,
         *["i32"] * 5,
         *["fp32"] * 3,
-        *["i32"] * 5,
+        *["i32"] * 6,
     ]
     return compile_kernel(attn_fwd_kernel, types, plan)
-
-
-@functools.cache
-def _kernel(device: int, dtype: torch.dtype, plan: Plan) -> Kernel:
-    return Kernel(compile_fwd(plan, dtype))
 
 
 def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
@@ -72,22 +66,20 @@ class ForwardLaunch:
         T_k, H_kv = k.shape[1:3]
         plan = forward_plan(D, T_q, T_k, options.features)
         n_tiles = -(-T_q // (plan.groups * ROWS))
-        rows = options.mask_rows
-        mask_stride = 0 if rows is None or rows.shape[0] == 1 else rows.stride(0)
         # heads whose keys and values fit in the L2 cache together; query heads of a group share
         # theirs
         section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
         self._device = q.device
         self._lse_shape = B, H, T_q
-        self._kernel = _kernel(q.device.index, q.dtype, plan)
+        self._kernel = kernel_on(q.device.index, compile_fwd, plan, q.dtype)
         self._programs = min(n_multiprocessors(q.device), -(-n_tiles * B * H // plan.teams))
         self._q_map, self._out_map = TensorMaps(ROWS), TensorMaps(ROWS)
         self._k_map, self._v_map = TensorMaps(plan.block_n), TensorMaps(plan.block_n)
         self._numbers = (
             T_q, T_k, H, H // H_kv, options.window_size,
             options.scale_log2, options.softcap_scale,
-            options.keep_scale, as_int32(options.drop_threshold),
-            n_tiles, B * H, min(section, B * H), mask_stride,
+            options.keep_scale, options.drop_threshold, options.first_query,
+            n_tiles, B * H, min(section, B * H), mask_head_stride(options.mask_rows),
         )  # fmt: skip
 
     def __call__(

@@ -35,7 +35,7 @@ def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.c
         upper = gl.where(row.n_full + row.n_partial > 0, upper, 0)
     head_key = 0
     if plan.features.dropout:
-        head_key = dropout_head_key(call.seed_ptr, batch_head)
+        head_key = dropout_head_key(batch_head, call)
     return Rows(start_m, lower, upper, head_key)
 
 

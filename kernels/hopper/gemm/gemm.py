@@ -8,21 +8,26 @@ runs the epilogue of its tile, which so takes no time of the tensor cores and no
 Letters: M rows and N columns of a tile of the result, K columns of a factor in a stage.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from triton import runtime
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..gluon import tma_load
-from ..launch import Kernel, compile_kernel, described, n_multiprocessors, tile_type
+from ..launch import (
+    compile_kernel,
+    current_stream,
+    described,
+    kernel_on,
+    n_multiprocessors,
+    tile_type,
+)
 from ..pipeline import arrive, make_full_and_empty, wait_empty, wait_full
 from .epilogue import HALVES, Epilogue, gelu_epilogue, gelu_gradient_epilogue, load_h
 
@@ -196,11 +201,6 @@ def compile_gemm(plan: GemmPlan, dtype: torch.dtype) -> Any:
     return compile_kernel(gemm_kernel, types, plan)
 
 
-@functools.cache
-def _kernel(device: int, dtype: torch.dtype, plan: GemmPlan) -> Kernel:
-    return Kernel(compile_gemm(plan, dtype))
-
-
 def launch_gemm(
     a: Tensor, b: Tensor, h: Tensor, g: Tensor | None, dh: Tensor | None, bias: Tensor | None,
     plan: GemmPlan,
@@ -231,9 +231,9 @@ def launch_gemm(
     b_map, b = _described(b, COLUMNS if plan.transposed else DEPTH)
     h_map, h = _described(h, ROWS)
     stored = [_described(x, ROWS)[0] for x in (g, dh) if x is not None]
-    _kernel(h.device.index, h.dtype, plan).launch(
+    kernel_on(h.device.index, compile_gemm, plan, h.dtype).launch(
         min(n_multiprocessors(h.device), down * across),
-        runtime.driver.active.get_current_stream(h.device.index),
+        current_stream(h.device.index),
         a_map, b_map, h_map, *stored,
         *[x.data_ptr() for x in (bias, sums) if x is not None],
         width, down, across, -(-depth // DEPTH),

@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from triton import knobs
 
-from kernels.hopper.backward.launch import compile_bwd, compile_preprocess, compile_split_reduce
+from kernels.hopper.backward.launch import (
+    compile_bwd,
+    compile_document_bounds,
+    compile_preprocess,
+    compile_split_reduce,
+)
 from kernels.hopper.backward.plan import BLOCK, KEYS, BackwardPlan, backward_plan
 from kernels.hopper.forward.launch import compile_fwd
 from kernels.hopper.forward.plan import (
@@ -68,7 +73,7 @@ class Case:
 
     plan: Plan | BackwardPlan
     dtype: torch.dtype = torch.bfloat16
-    side: str = ""  # "preprocess" or "split_reduce": a small kernel before or after it
+    side: str = ""  # "preprocess", "document_bounds" or "split_reduce": a small kernel beside it
 
     @property
     def kernel(self) -> str:
@@ -81,6 +86,8 @@ class Case:
             return compile_fwd(self.plan, self.dtype)
         if self.side == "preprocess":
             return compile_preprocess(self.plan, self.dtype, with_dlse=True)
+        if self.side == "document_bounds":
+            return compile_document_bounds()
         if self.side == "split_reduce":
             return compile_split_reduce(self.plan, self.dtype)
         return compile_bwd(self.plan, self.dtype)
@@ -112,6 +119,7 @@ def backward_cases() -> Iterator[Case]:
             assert plan is not None
             yield Case(plan)
         yield Case(plan, side="split_reduce")  # of a mask
+    yield Case(plan, side="document_bounds")
 
 
 def forward_cases() -> Iterator[Case]:

@@ -81,6 +81,20 @@ def a_call(draw):
     return seq_q, seq_k, Features(**on), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)
 
 
+def document_bounds(doc_start, n_tiles, tile_size):
+    """`kernels.triton.document_bounds` by its definition; all are numpy arrays."""
+    batch, seq_q = doc_start.shape
+    tiles = np.empty((batch, n_tiles, 2), np.int32)
+    blocks = np.empty((batch, -(-seq_q // 128)), np.int32)
+    for starts, of_tiles, of_blocks in zip(doc_start, tiles, blocks, strict=True):
+        for tile in range(n_tiles):
+            hides = np.flatnonzero(starts > tile * tile_size)
+            shows = np.flatnonzero(starts < (tile + 1) * tile_size)
+            of_tiles[tile] = min(hides, default=seq_q), max(shows + 1, default=0)
+        of_blocks[:] = [starts[block * 128 :].min() for block in range(len(of_blocks))]
+    return tiles, blocks
+
+
 def what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
     """The keys that each query of such a call sees, by the reference: (T_q, T_k)."""
     return visible_keys(

@@ -37,6 +37,9 @@ def assert_as_meant(result):
         assert count["LDG.E.128"] == result["block_d"] // 8, result
         assert result["stack"] == 0, result
         return
+    if result["kernel"] == "bwd_document_bounds":
+        assert result["stack"] == 0, result
+        return
     if result["kernel"] == "bwd_split_reduce":
         assert result["instructions"]["LDG.E.128"] > 0 and result["stack"] == 0, result
         return
@@ -62,7 +65,7 @@ def assert_backward(result):
     # what `BackwardLaunch` packs for a launch
     side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 3}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
-    assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiii", result
+    assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiiii", result
     # sums of dq are added 16 bytes at a time, at 128 columns by each of two groups in the loop and
     # behind it, and by one in two parts
     wide = result["block_d"] == 128
@@ -83,7 +86,7 @@ def assert_forward(result):
     listed = "mask_block_size" in result["features"]
     side_tensors = {"documents", "lengths", "sinks", "dropout"} & set(result["features"])
     maps, pointers = 4 * "128s", (2 + len(side_tensors) + 2 * listed) * "q"
-    assert result["parameters"] == maps + pointers + "iiiii" + "fff" + "iiiii", result
+    assert result["parameters"] == maps + pointers + "iiiii" + "fff" + "iiiiii", result
     # pingpong takes three named barriers that Triton does not use
     pingpong = {(8 + group, 256) for group in range(3)} if result["pingpong"] else set()
     barriers = set(map(tuple, result["barriers"]))

@@ -15,7 +15,6 @@ pytest.importorskip("triton")
 
 from kernels.hopper import scheduler
 from kernels.hopper.backward import tiles as key_tiles
-from kernels.hopper.backward.launch import document_bounds
 from kernels.hopper.backward.plan import BLOCK, KEYS, QUERIES, backward_plan, heads_together
 from kernels.mask import schedule as mask_schedule
 from kernels.mask.packing import ALL_PARTS
@@ -27,6 +26,7 @@ from tests.kernels.hopper.in_python import (
     Pointer,
     a_call,
     all_in_parts,
+    document_bounds,
     mask_of,
     packed_in_python,
     what_is_seen,
@@ -56,11 +56,11 @@ def calls(seed):
     draw = random.Random(seed)
     for _ in range(200):
         seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
-        blocks, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
+        tiles, blocks = document_bounds(doc_start, -(-seq_k // BLOCK) * 2, KEYS)
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size,
             lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
-            doc_blocks_ptr=Pointer(blocks.numpy()), doc_tiles_ptr=Pointer(tiles.numpy()),
+            doc_blocks_ptr=Pointer(blocks), doc_tiles_ptr=Pointer(tiles),
         )  # fmt: skip
         visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
         yield call, backward_plan(64, seq_k, features), visible
@@ -140,12 +140,12 @@ def masked_calls(seed):
             dq_schedule=True,
             block_size=max(block_size, KEYS),
         )  # fmt: skip
-        _, tiles = document_bounds(torch.tensor(doc_start, dtype=torch.int32), seq_k)
+        tiles, _ = document_bounds(doc_start, -(-seq_k // BLOCK) * 2, KEYS)
         walks = lists.walks.numpy()
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2, group=1,
             lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
-            doc_tiles_ptr=Pointer(tiles.numpy()), ranges_ptr=Pointer(walks),
+            doc_tiles_ptr=Pointer(tiles), ranges_ptr=Pointer(walks),
             visits_ptr=Pointer(lists.visits.numpy()), n_walks=walks.shape[1], cuts=lists.cuts,
             mask_stride=walks[0].size if mask.n_head > 1 else 0,
         )  # fmt: skip
