@@ -137,9 +137,9 @@ class BackwardLaunch:
         self._numbers = (
             T_q, T_k, H, H // H_kv, options.window_size,
             options.softmax_scale, options.scale_log2, options.softcap_scale,
-            options.keep_scale, options.drop_threshold, options.first_query,
+            options.keep_scale, options.drop_threshold,
             n_tiles, B * H_kv, heads_together(T_q, H // H_kv, B * H_kv, plan),
-            mask_head_stride(walks),
+            mask_head_stride(walks), options.first_query,
         )  # fmt: skip
         self._split_programs = 0
         if cuts is not None:

@@ -63,7 +63,7 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
 def attn_fwd_kernel(
     q, k, v, out, lse_ptr, counter, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
     row_blocks_ptr, seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale,
-    threshold, first_query, n_tiles, n_heads, section, mask_stride, plan: gl.constexpr,
+    threshold, n_tiles, n_heads, section, mask_stride, first_query, plan: gl.constexpr,
 ):  # fmt: skip
     # A tuple of fixed length: without a second or third team that entry is not used.
     a = _make_team(q, k, v, out, plan)

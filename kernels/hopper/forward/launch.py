@@ -78,8 +78,9 @@ class ForwardLaunch:
         self._numbers = (
             T_q, T_k, H, H // H_kv, options.window_size,
             options.scale_log2, options.softcap_scale,
-            options.keep_scale, options.drop_threshold, options.first_query,
+            options.keep_scale, options.drop_threshold,
             n_tiles, B * H, min(section, B * H), mask_head_stride(options.mask_rows),
+            options.first_query,
         )  # fmt: skip
 
     def __call__(
