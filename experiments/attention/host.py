@@ -6,8 +6,10 @@ Calls of 512 tokens of GPT-2 small that require gradients, forward alone, and fo
 dense and causal, under a block-sparse mask, with packed documents, with dropout. A backward pass
 wakes a thread of PyTorch, which takes as long as a call, so both passes are also timed for 12 calls
 in a row, as in a model of 12 layers. `launch` is the prepared launch of the kernel alone; `CUDA
-graph` replays a graph of one forward call. The CPU never waits for the GPU. Times are the least of
-batches of calls that alternate between contenders: others take CPU time on a shared machine.
+graph` replays a graph of one forward call; `no kernel` is a torch.autograd.Function in Python that
+allocates what attention returns and launches nothing. The CPU never waits for the GPU. Times are
+the least of batches of calls that alternate between contenders: others take CPU time on a shared
+machine.
 """
 
 import argparse
@@ -49,6 +51,7 @@ from kernels.options import AttentionOptions
 CASE = Case(1, 512, 12, 64, causal=True)
 DOCUMENT = 128  # tokens
 LAYERS = 12
+NO_KERNEL = "autograd.Function, no kernel"
 CALLS, BATCHES = 48, 40
 
 
@@ -121,8 +124,23 @@ def documents(name: str, case: Case, device: torch.device) -> Attention:
     return attend
 
 
+class NoKernel(torch.autograd.Function):
+    """What attention in Python takes at least: results are allocated, and nothing is launched."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return torch.empty_like(q)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
+
+
 def contender(name: str, case: Case, device: torch.device) -> Attention:
     """A contender; SDPA's without the choice of a backend in each call, which takes 60 us."""
+    if name == NO_KERNEL:
+        return NoKernel.apply
     if not name.startswith("SDPA"):
         return CONTENDERS[name](case, device)
     options = {"is_causal": case.causal, "dropout_p": case.dropout_p}
@@ -138,7 +156,7 @@ def contender(name: str, case: Case, device: torch.device) -> Attention:
 CALLED: dict[str, tuple[Case, list[str], Callable[[str, Case, torch.device], Attention]]] = {
     "causal": (
         CASE,
-        ["ours", PORTABLE, "SDPA", "flash-attn-4"],
+        ["ours", PORTABLE, "SDPA", "flash-attn-4", NO_KERNEL],
         contender,
     ),
     "butterfly": (
