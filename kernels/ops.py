@@ -47,6 +47,7 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 
 _NOTHING = nullcontext()
+_CONTIGUOUS = torch.contiguous_format
 
 
 def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
@@ -184,7 +185,8 @@ def _input_gradients(
     Args:
         grads: dout and dlse; inputs: q, k and v, or one tensor; results: out and lse.
     """
-    of_inputs = tuple([x.new_empty(x.shape) for x in inputs])
+    # faster than new_empty
+    of_inputs = tuple([torch.empty_like(x, memory_format=_CONTIGUOUS) for x in inputs])
     with on_device(inputs[0].device):
         module_of(impl, backward=True).attn_bwd(
             *grads, *_q_k_v(inputs), *results, options, _q_k_v(of_inputs)
@@ -238,8 +240,10 @@ attn_packed_bwd = torch.ops.papilio.attn_packed_bwd.default
 
 def attention(
     inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions, *, is_plain: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile.
+
+    An eager call that does not return lse has None instead: a second output costs CPU time.
 
     Args:
         inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.
@@ -250,7 +254,8 @@ def attention(
         return forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
     if is_plain and not torch.is_grad_enabled():
         return _launch_fwd(*_q_k_v(inputs), impl, options)
-    return _Attention.apply(options.sinks, (impl, options, is_plain), *inputs)
+    results = _Attention.apply(options.sinks, (impl, options, is_plain), *inputs)
+    return results if options.return_lse else (results, None)
 
 
 class _Attention(torch.autograd.Function):
@@ -262,7 +267,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, sinks: Tensor | None, call: tuple[str, AttentionOptions, bool], *inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         impl, options, is_plain = call  # `sinks` are in them; as an argument they get a gradient
         if is_plain:
             out, lse = _launch_fwd(*_q_k_v(inputs), impl, options)
@@ -275,11 +280,11 @@ class _Attention(torch.autograd.Function):
         ctx.has_tensors = options.has_tensors
         # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
         ctx.set_materialize_grads(False)
-        return out, lse
+        return (out, lse) if options.return_lse else out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        dout, dlse = grads
+        dout, dlse = grads if len(grads) == 2 else (*grads, None)
         out, lse, *rest = ctx.saved_tensors
         inputs, options = rest[:-N_CALL_TENSORS], ctx.options
         if ctx.has_tensors:
