@@ -218,7 +218,7 @@ def _attend(
     mask: BlockSparseMask | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """out and, if the implementation has it, lse; `inputs` are q, k and v, or qkv.
+    """out and lse, or None where it is not returned; `inputs` are q, k and v, or qkv.
 
     The checks and the choice of an implementation take the CPU longer than a short kernel runs.
     They depend on shapes, strides, dtypes, devices and options only, so plain tensors repeat
@@ -319,7 +319,7 @@ def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOp
 def compute(
     inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions, *, is_plain: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """out and, if the implementation has it, lse.
+    """out and lse, or None where it is not returned.
 
     Args:
         inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.

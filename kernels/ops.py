@@ -47,7 +47,6 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 
 _NOTHING = nullcontext()
-_CONTIGUOUS = torch.contiguous_format
 
 
 def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
@@ -185,8 +184,7 @@ def _input_gradients(
     Args:
         grads: dout and dlse; inputs: q, k and v, or one tensor; results: out and lse.
     """
-    # faster than new_empty
-    of_inputs = tuple([torch.empty_like(x, memory_format=_CONTIGUOUS) for x in inputs])
+    of_inputs = tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs])
     with on_device(inputs[0].device):
         module_of(impl, backward=True).attn_bwd(
             *grads, *_q_k_v(inputs), *results, options, _q_k_v(of_inputs)
@@ -243,7 +241,7 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile.
 
-    An eager call that does not return lse has None instead: a second output costs CPU time.
+    An eager call that does not return lse may have None instead: an output costs CPU time.
 
     Args:
         inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.
@@ -255,7 +253,7 @@ def attention(
     if is_plain and not torch.is_grad_enabled():
         return _launch_fwd(*_q_k_v(inputs), impl, options)
     results = _Attention.apply(options.sinks, (impl, options, is_plain), *inputs)
-    return results if options.return_lse else (results, None)
+    return (results, None) if isinstance(results, Tensor) else results
 
 
 class _Attention(torch.autograd.Function):
@@ -280,7 +278,8 @@ class _Attention(torch.autograd.Function):
         ctx.has_tensors = options.has_tensors
         # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
         ctx.set_materialize_grads(False)
-        return (out, lse) if options.return_lse else out
+        # The gradient of sinks is differentiable, and depends on both.
+        return (out, lse) if options.return_lse or ctx.needs_input_grad[0] else out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:

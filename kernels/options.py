@@ -90,7 +90,7 @@ class AttentionOptions(NamedTuple):
 
     @property
     def drop_threshold(self) -> int:
-        """A probability is dropped where its 32 random bits are below these, here with a sign."""
+        """A probability is dropped where its 32 random bits, unsigned, are below this int32."""
         threshold = int(self.dropout_p * 2**32)
         return threshold - 2**32 if threshold >= 2**31 else threshold
 
@@ -126,7 +126,8 @@ class AttentionOptions(NamedTuple):
         if not self.dropout_p:
             return self
         if isinstance(seed, Tensor):
-            seed = seed.clone()  # the backward pass reads it too: a caller may change theirs first
+            # copied, as a caller may change theirs before the backward pass; Inductor drops clones
+            seed = seed & (2**63 - 1)
         elif seed is None:
             seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
         else:  # a copy from the host would wait

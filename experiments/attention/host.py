@@ -125,7 +125,7 @@ def documents(name: str, case: Case, device: torch.device) -> Attention:
 
 
 class NoKernel(torch.autograd.Function):
-    """What attention in Python takes at least: results are allocated, and nothing is launched."""
+    """A lower bound for attention in Python: results are allocated, and nothing is launched."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

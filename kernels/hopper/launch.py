@@ -203,7 +203,7 @@ class Kernel:
 
 @functools.cache
 def kernel_on(device: int, compiler: Callable[..., Any], *arguments: Any) -> Kernel:
-    """What `compiler` makes of these arguments, loaded on this GPU, which is the current one."""
+    """The kernel that `compiler` returns for these arguments, loaded on this GPU, the current."""
     return Kernel(compiler(*arguments))
 
 

@@ -69,22 +69,22 @@ def attn_bwd(
         (q, *q.stride()[:3]), tile(k, tiles.block_n), tile(v, tiles.block_n),
         (out, *out.stride()[:3]), (dout, *dout.stride()[:3]), tile(dq, tiles.block_m),
         lse, None if dlse is None else dlse.contiguous(), lse_log2, delta,
-        options.dropout_seed, options.doc_start, options.kv_lengths,
-        options.mask_rows, options.mask_row_blocks,
+        options.dropout_seed, options.doc_start, options.kv_lengths, options.mask_rows,
+        options.mask_row_blocks,
         n_tiles=n_tiles, n_head=n_head, mask_head_stride=mask_head_stride(options.mask_rows),
         HAS_DLSE=dlse is not None, **shared, **tiles.launch,  # pyright: ignore
     )  # fmt: skip
     tiles = backward_dkdv_tiles(q, k, options)
     tile = partial(operand, block_d=tiles.block_d, described=described)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
-    doc_start = options.doc_start
-    doc_bounds = None if doc_start is None else document_bounds(doc_start, seq_k, tiles.block_n)[0]
+    doc_start, doc_bounds = options.doc_start, None
+    if doc_start is not None and options.mask_cols is None:
+        doc_bounds, _ = document_bounds(doc_start, seq_k, tiles.block_n)
     attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
         # k and v are read once: a program that keeps them needs no copy engine.
         tile(q, tiles.block_m), (k, *k.stride()[:3]), (v, *v.stride()[:3]),
         tile(dout, tiles.block_m), tile(dk, tiles.block_n), tile(dv, tiles.block_n),
         lse_log2, delta, options.dropout_seed, doc_start, doc_bounds, options.kv_lengths,
-        options.mask_cols, options.mask_col_blocks,
-        n_tiles=n_tiles, n_kv_head=n_kv_head,
+        options.mask_cols, options.mask_col_blocks, n_tiles=n_tiles, n_kv_head=n_kv_head,
         mask_head_stride=mask_head_stride(options.mask_cols), **shared, **tiles.launch,
     )  # fmt: skip

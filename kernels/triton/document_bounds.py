@@ -6,7 +6,7 @@ from torch import Tensor
 
 CHUNK = tl.constexpr(256)  # queries that a program reads at a time
 TOGETHER = tl.constexpr(16)  # tiles, and blocks, whose bounds a program finds
-BLOCK = tl.constexpr(128)  # queries of a block
+BLOCK = tl.constexpr(128)  # queries in a block
 _NEVER = tl.constexpr(2**31 - 1)  # greater than any position of a key
 
 
@@ -39,11 +39,12 @@ def document_bounds(doc_start: Tensor, seq_k: int, tile_size: int) -> tuple[Tens
     """Bounds for tiles of keys and for blocks of queries.
 
     Args:
-        doc_start: (B, T_q) int32, contiguous: the first key of each query's document.
+        doc_start: (B, T_q) int32, contiguous, in any order: the first key of a query's document.
+        seq_k: T_k; tile_size: keys of a tile.
 
     Returns:
         (tiles, blocks), int32. tiles (B, tiles of keys, 2): in the queries before the first number,
-        no document hides a key of the tile; from the second on, all documents begin behind it.
+        no document hides a key of the tile; from the second on, all documents begin after it.
         blocks (B, blocks of 128 queries): the least start of its queries and of those after it.
     """
     batch, seq_q = doc_start.shape

@@ -125,7 +125,7 @@ def _mix(x):
 def dropout_head_key(batch_head, call):
     """Dropout key of one (batch, head) pair.
 
-    The number of the first query, a multiple of 16, is part of it: queries are counted from 0.
+    The number of the first query, a multiple of 16, is in the key: kernels count queries from 0.
     """
     seed = tl.load(call.seed_ptr).to(tl.uint64)
     low = _mix(seed.to(tl.uint32))

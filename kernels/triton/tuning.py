@@ -143,7 +143,7 @@ def tiles_per_head(seq_len: int, block: int, options: AttentionOptions) -> int:
 
 
 def mask_head_stride(entries: Tensor | None) -> int:
-    """From one head to the next in `MaskLists.rows` or `.cols`: 0 where all heads share them."""
+    """From one head to the next in `MaskLists.rows`, `.cols` or `.walks`: 0 if heads share them."""
     return 0 if entries is None or entries.shape[0] == 1 else entries.stride(0)
 
 

@@ -132,6 +132,18 @@ def test_a_sink_of_minus_infinity_has_no_gradient(device_for, attend, lengths):
     assert dsinks[0] == 0 and dsinks[1] != 0 and dsinks.isfinite().all()
 
 
+def test_the_gradient_of_sinks_has_a_gradient(device_for):
+    q, k, v = make_qkv(1, 5, 5, 2, 2, 8, dtype=torch.float32, device=device_for(torch.float32))
+    sinks = torch.tensor([0.5, -1.0], device=q.device, requires_grad=True)
+
+    def second_derivative(impl):
+        out = flash_attention(q, k, v, sinks=sinks, impl=impl)
+        first = torch.autograd.grad(out.pow(2).sum(), sinks, create_graph=True)[0]
+        return torch.autograd.grad(first.sum(), sinks)[0]
+
+    torch.testing.assert_close(second_derivative("triton"), second_derivative("reference"))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_sinks_of_any_dtype(device_for, dtype):
     q, k, v = make_qkv(1, 33, 33, 2, 2, 16, device=device_for(torch.float32))
@@ -221,22 +233,32 @@ def test_dropout_without_a_seed_draws_from_the_generator(device_for, impl):
         assert torch.equal(drop(dropout_seed=seed), first)
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager", pytest.param("inductor", marks=on_gpu)])
 @pytest.mark.parametrize("impl", IMPLS)
-def test_a_seed_may_change_before_the_backward_pass(device_for, impl):
-    """A captured step counts its seed on in place."""
+def test_a_seed_may_change_before_the_backward_pass(device_for, impl, backend):
+    """A captured step may advance its seed in place."""
     dtype = torch.float16 if impl == "hopper" else torch.float32
     q, k, v = make_qkv(1, 33, 33, 2, 2, 16, dtype=dtype, device=device_for(dtype))
     q.requires_grad_()
     seed = torch.tensor([7], device=q.device)
 
-    def gradient(added):
+    def attend(added):
         out = flash_attention(q, k, v, dropout_p=0.5, dropout_seed=seed, impl=impl)
+        seed.add_(added)
+        return out
+
+    def gradient(added_in_attend, added):
+        torch.compiler.reset()
+        call = torch.compile(attend, backend=backend, fullgraph=True) if backend else attend
+        out = call(added_in_attend)
         seed.add_(added)
         return torch.autograd.grad(out.sum(), q)[0]
 
-    expected = gradient(added=0)
-    assert torch.equal(gradient(added=1), expected)
-    assert not torch.equal(gradient(added=0), expected)
+    expected = gradient(0, 0)
+    assert torch.equal(gradient(1, 0), expected)
+    seed.sub_(1)
+    assert torch.equal(gradient(0, 1), expected)
+    assert not torch.equal(gradient(0, 0), expected)
 
 
 @each_value(dropout_p=[0.0, 0.3])

@@ -73,8 +73,8 @@ def compile_split_reduce(plan: BackwardPlan, dtype: torch.dtype) -> Any:
 
 
 def compile_document_bounds() -> Any:
-    """The kernel that finds which queries documents let see each group's keys; needs no GPU."""
-    types = [*["*i32"] * 3, *["i32"] * 3]
+    """Compile the kernel that finds the bounds of documents; needs no GPU."""
+    types = ["*i32"] * 3 + ["i32"] * 3
     return compile_kernel(document_bounds_kernel, types, KEYS, options={})
 
 
@@ -190,7 +190,6 @@ class BackwardLaunch:
             documents = [options.doc_start.data_ptr(), doc_tiles, doc_blocks]
             self._doc_kernel.launch(self._doc_programs, stream, *documents, *self._doc_numbers)
         seed_and_lengths: tuple[Any, ...] = options.dropout_seed, options.kv_lengths
-        lists = options.mask_walks, options.mask_visits
         self._kernel.launch(
             self._programs,
             stream,
@@ -200,7 +199,7 @@ class BackwardLaunch:
             sums, flags, tile_counters.pair(device, stream).data_ptr(),
             *[x.data_ptr() for x in seed_and_lengths if x is not None],
             *documents,
-            *[x.data_ptr() for x in lists if x is not None],
+            *[x.data_ptr() for x in (options.mask_walks, options.mask_visits) if x is not None],
             *([] if options.mask_walks is None else [splits if self._split_programs else sums]),
             *self._numbers,
         )  # fmt: skip

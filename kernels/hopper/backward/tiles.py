@@ -65,7 +65,7 @@ def block_tiles(block, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def _document_bounds(half_tile, batch, call):
-    """Pointer to the bounds of 64 keys; those of two groups are there for each key tile."""
+    """Pointer to the bounds of one group's keys; each key tile has two groups."""
     return call.doc_tiles_ptr + (batch * gl.cdiv(call.seq_k, N) * 2 + half_tile) * 2
 
 

@@ -75,7 +75,7 @@ def a_call(draw):
     on["causal"] |= draw.random() < 0.3
     on["window"] &= window_size < max(seq_q, seq_k)
     numbers = np.random.default_rng(draw.randint(0, 2**31))
-    doc_start = numbers.integers(0, seq_k + 50, (1, seq_q))  # any numbers will do
+    doc_start = numbers.integers(-50, seq_k + 50, (1, seq_q))  # any numbers will do
     if draw.random() < 0.5:
         doc_start.sort(axis=1)
     return seq_q, seq_k, Features(**on), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)

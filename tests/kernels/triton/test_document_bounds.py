@@ -13,7 +13,9 @@ from tests.kernels.hopper import in_python
 
 @each_of(["device"], [("cpu",)], [("cuda",)])
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("seq_q, n_tiles, tile_size", [(1, 1, 16), (700, 9, 64), (1100, 40, 32)])
+@pytest.mark.parametrize(
+    "seq_q, n_tiles, tile_size", [(1, 1, 16), (700, 9, 64), (1100, 40, 32), (3000, 2, 64)]
+)
 def test_bounds_of_any_documents(seq_q, n_tiles, tile_size, in_order, device):
     seq_k = n_tiles * tile_size - 5
     numbers = np.random.default_rng(seq_q)

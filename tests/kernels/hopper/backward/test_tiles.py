@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,22 +52,27 @@ def in_python(monkeypatch):
     return SimpleNamespace(**functions)
 
 
+def second(x):
+    """An argument of two batch elements, the second of which is x."""
+    return np.concatenate([np.flip(x), x])
+
+
 def calls(seed):
-    """(call, plan, what each query sees) of random calls of one head."""
+    """(call, plan, what each query sees) of random calls of one head, in the second element."""
     draw = random.Random(seed)
     for _ in range(200):
         seq_q, seq_k, features, window_size, doc_start, kv_lengths = a_call(draw)
-        tiles, blocks = document_bounds(doc_start, -(-seq_k // BLOCK) * 2, KEYS)
+        tiles, blocks = document_bounds(second(doc_start), -(-seq_k // BLOCK) * 2, KEYS)
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size,
-            lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
+            lengths_ptr=Pointer(second(kv_lengths)), doc_ptr=Pointer(second(doc_start)),
             doc_blocks_ptr=Pointer(blocks), doc_tiles_ptr=Pointer(tiles),
         )  # fmt: skip
         visible = what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
         yield call, backward_plan(64, seq_k, features), visible
 
 
-BATCH = Number(0)
+BATCH = Number(1)
 
 
 def check_visits(tiles, whole, key_tile, cid, visible, plan, said):
@@ -140,11 +146,11 @@ def masked_calls(seed):
             dq_schedule=True,
             block_size=max(block_size, KEYS),
         )  # fmt: skip
-        tiles, _ = document_bounds(doc_start, -(-seq_k // BLOCK) * 2, KEYS)
+        tiles, _ = document_bounds(second(doc_start), -(-seq_k // BLOCK) * 2, KEYS)
         walks = lists.walks.numpy()
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2, group=1,
-            lengths_ptr=Pointer(kv_lengths), doc_ptr=Pointer(doc_start),
+            lengths_ptr=Pointer(second(kv_lengths)), doc_ptr=Pointer(second(doc_start)),
             doc_tiles_ptr=Pointer(tiles), ranges_ptr=Pointer(walks),
             visits_ptr=Pointer(lists.visits.numpy()), n_walks=walks.shape[1], cuts=lists.cuts,
             mask_stride=walks[0].size if mask.n_head > 1 else 0,
