@@ -27,7 +27,7 @@ class AttentionOptions(NamedTuple):
     """
 
     dropout_seed: Tensor | int | None = None
-    """For the kernels, with dropout: (1,) int64."""
+    """For the kernels, with dropout: an int64 tensor of one element."""
     doc_start: Tensor | None = None  # (B, T_q) int32, contiguous
     kv_lengths: Tensor | None = None  # (B,) int32, contiguous
     sinks: Tensor | None = None  # (H,), for the kernels fp32 and contiguous
@@ -117,7 +117,7 @@ class AttentionOptions(NamedTuple):
         return given | unused | {"first_query": self.first_query}
 
     def seeded(self, device: torch.device) -> "AttentionOptions":
-        """The options with a seed on the device where there is dropout: (1,) int64.
+        """The options with a seed on the device where there is dropout: int64, one element.
 
         Without one it is drawn from PyTorch's generator of the device, which activation
         checkpointing restores before it computes a call again. The CPU does not wait for the GPU.

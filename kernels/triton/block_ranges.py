@@ -153,7 +153,7 @@ def query_range(
 ):  # fmt: skip
     """The query tiles of a head that see the key tile at `start_n`, as a BlockRange.
 
-    `doc_bounds_ptr` is what `kernels.triton.document_bounds` says of tiles.
+    `doc_bounds_ptr`: the tiles of `kernels.triton.document_bounds`.
     """
     seq_q, seq_k, window_size = call.seq_q, call.seq_k, call.window_size
     diagonal = seq_k - seq_q
