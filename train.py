@@ -21,9 +21,9 @@ examples (objective=masked or causal); losses and accuracies are then those of p
 
 import sys
 
-from configs.command_line import end_at_once_on_ctrl_c, errors_as_sentences
-from configs.signals import end_by, if_interrupted
+from training.command_line import end_at_once_on_ctrl_c, errors_as_sentences
 from training.dry_run import dry_run_if_asked
+from training.signals import end_by, if_interrupted
 from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":

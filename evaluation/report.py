@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 @read_first

@@ -6,7 +6,7 @@ A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME
 The pictures are those of PICTURES.
 """
 
-from configs.command_line import help_if_asked
+from training.command_line import help_if_asked
 
 if __name__ == "__main__":
     help_if_asked(__doc__)  # before PyTorch is loaded, which takes seconds

@@ -5,10 +5,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.command_line import command_parser
 from data.files import write_atomically
 from evaluation.markdown import markdown_table
 from evaluation.style import save
+from training.command_line import command_parser
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

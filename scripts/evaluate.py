@@ -27,13 +27,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import (
+from training.command_line import (
     add_checkpoint_option,
     command_parser,
     errors_as_sentences,
     read_first,
 )
-from configs.signals import if_interrupted
+from training.signals import if_interrupted
 
 
 @read_first

@@ -18,11 +18,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
-from configs.signals import if_interrupted
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv, yardsticks
 from data.lra.request import TASKS, Request
 from data.pathfinder.parameters import DIFFICULTIES
+from training.command_line import command_parser, errors_as_sentences, read_first
+from training.signals import if_interrupted
 
 
 @read_first

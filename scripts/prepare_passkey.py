@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 @read_first
@@ -28,10 +28,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-from configs.signals import if_interrupted
 from data.text.passkey import PasskeySource
 from data.text.prepare import prepare
 from data.text.shards import TOKENIZER
+from training.signals import if_interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> None:

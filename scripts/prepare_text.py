@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
-from configs.signals import if_interrupted
 from data.text.documents import OPENWEBTEXT, HubSource
 from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
 from data.text.shards import SplitInfo, total
 from data.text.sources import CutSource, open_source
 from data.text.tokenizer import GPT2_SHA256
+from training.command_line import command_parser, errors_as_sentences, read_first
+from training.signals import if_interrupted
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 """What nanoGPT's preparation of OpenWebText gives."""

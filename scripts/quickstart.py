@@ -7,7 +7,7 @@ The corpus is what every machine with Python has: the source files of the standa
 
 import sys
 
-from configs.command_line import errors_as_sentences, help_if_asked
+from training.command_line import errors_as_sentences, help_if_asked
 from training.language.config import load_config
 
 CONFIG = "configs/quickstart.yaml"

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import (
+from training.command_line import (
     add_checkpoint_option,
     command_parser,
     errors_as_sentences,

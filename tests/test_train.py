@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.command_line import errors_as_sentences
 from configs.reader import ConfigError
 from data.text.shards import Manifest
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
 from training.checkpoint.contents import read_progress
 from training.checkpoint.folders import latest_checkpoint
+from training.command_line import errors_as_sentences
 from training.language.config import load_config
 from training.metrics import read_metrics
 

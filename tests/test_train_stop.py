@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 
 import train
-from configs.command_line import errors_as_sentences
 from tests.training_runs import call_on_two_processes, losses, start_process
 from training.checkpoint import saver
 from training.checkpoint.folders import checkpoints, step_of
+from training.command_line import errors_as_sentences
 from training.language import task
 from training.language.task import LanguageTask
 from training.metrics import read_metrics

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from configs.command_line import errors_as_sentences
+from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 import train  # isort: skip

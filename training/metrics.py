@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self, TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from configs.terminal import TerminalStream
 from data.files import check_size, identity, is_present, parse_json, write_atomically
+from training.signals import TerminalStream
 from training.tasks import RunConfiguration
 from training.trackers import Tracker, trackers
 

@@ -7,8 +7,8 @@ from typing import Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from configs.signals import stops_noted
 from training.distributed import Processes
+from training.signals import stops_noted
 
 T = TypeVar("T")
 

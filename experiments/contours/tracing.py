@@ -14,9 +14,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from experiments.contours.geometry import PREDICTIONS
 from experiments.contours.matching import Tolerance
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 @read_first

@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from data.lra.request import PATHFINDER_SIZES
 from experiments.contours.geometry import PREDICTIONS
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 

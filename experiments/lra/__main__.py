@@ -19,9 +19,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, RECIPES, TASKS
 from experiments.sweep import add_options
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 SEEDS = (1111, 1112, 1113)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from configs.command_line import errors_as_sentences
 from data.files import write_atomically
 from data.lra.listops import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
@@ -36,6 +35,7 @@ from experiments.lra.tables import draw, markdown
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import publish
 from training.classification.config import ClassifyConfig
+from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 PAPER = (

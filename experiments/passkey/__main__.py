@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from experiments.passkey.attentions import ATTENTIONS
 from experiments.sweep import add_options
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 CONTEXTS = (1024, 4096, 16_384)
 SEEDS = (1,)

@@ -14,9 +14,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from experiments.pathx.stages import STAGES
 from experiments.sweep import add_options
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 SEEDS = (1111,)
 

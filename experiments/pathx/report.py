@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.command_line import errors_as_sentences
 from data.lra.store import open_split
 from evaluation.markdown import digits
 from evaluation.results import Row, add_runs, read_result, write_result
@@ -22,6 +21,7 @@ from evaluation.style import PAPER as PAPER_COLOUR
 from experiments.classifier_runs import describe, finished_folders, read_run_config
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
 from experiments.reports import mean_text, publish, table
+from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 if TYPE_CHECKING:

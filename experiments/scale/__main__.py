@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from experiments.scale.cases import PARTS, Case, case_of, cases
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 @read_first

@@ -16,8 +16,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
 from experiments.table4.models import BUDGETS, MODELS
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 @read_first

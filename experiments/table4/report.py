@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.command_line import errors_as_sentences
 from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
 from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
@@ -23,6 +22,7 @@ from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
 from experiments.reports import publish
 from experiments.table4.questions import PAIRS, QUESTION_OF
+from training.command_line import errors_as_sentences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 @read_first
@@ -59,7 +59,7 @@ from experiments.train_steps.contenders import TOKENS_A_STEP, Step, contenders, 
 from experiments.train_steps.tables import draw_speed, parts_table, speed_table
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from model.flops import mfu, train_flops_per_token
-from training.parts import time_by_part
+from training.profiling import time_by_part
 
 LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
 LONGEST = {"small": 2**30, "medium": 4096}  # contexts

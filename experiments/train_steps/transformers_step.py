@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, errors_as_sentences, read_first
 
 
 class Case(NamedTuple):

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import train
-from configs.command_line import errors_as_sentences
 from tests.reliability.world import FINE, SENTENCE, TRACEBACK, World, counted, outcome, told
 from tests.training.classification.tiny_classifier import CPU
 from tests.training_runs import start_process
 from training.checkpoint.contents import read_weights
 from training.checkpoint.folders import checkpoints, step_of
+from training.command_line import errors_as_sentences
 from training.metrics import METRICS, read_metrics
 
 HANG = "a hang"

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from configs.command_line import errors_as_sentences as _sentences
 from data.files import sealed
 from evaluation import report
 from scripts import evaluate, passkey
 from tests.reliability.hostile import commands, copies, prepare
 from tests.reliability.world import FINE, SENTENCE, TRACEBACK, World, counted
 from training.checkpoint.files import SUMS, write_sums
+from training.command_line import errors_as_sentences as _sentences
 
 HANG = "a hang"
 SECRET = "s3cr3t-of-the-reader"

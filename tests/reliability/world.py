@@ -9,10 +9,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import train
-from configs.command_line import errors_as_sentences
 from data.text.prepare import prepare
 from data.text.sources import open_source
 from tests.training.classification.tiny_classifier import CPU, make_config
+from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 TIMES = ("tokens_per_s", "examples_per_s", "gpu_hours", "memory_gib", "wall_s")

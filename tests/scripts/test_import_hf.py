@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import train
-from configs.command_line import errors_as_sentences
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from evaluation.runs import open_run
 from scripts import import_hf, sample
+from training.command_line import errors_as_sentences
 from training.config import RUN_CONFIG
 
 

@@ -4,10 +4,10 @@ import datasets
 import pytest
 
 import scripts.prepare_text
-from configs.command_line import errors_as_sentences
 from data.text.shards import Manifest, TokenStream
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from scripts.prepare_text import main
+from training.command_line import errors_as_sentences
 
 
 @pytest.fixture

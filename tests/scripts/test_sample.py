@@ -3,13 +3,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.command_line import errors_as_sentences
 from data.text.tokenizer import train_tokenizer
 from model.config import ModelConfig
 from model.generate import generate
 from model.gpt import GPT
 from scripts import sample
 from scripts.sample import continuations, pieces
+from training.command_line import errors_as_sentences
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from typing import NoReturn, ParamSpec, TypeVar
 
-from configs.signals import end_stopped, is_stop, place, signals_raised
+from training.signals import end_stopped, is_stop, place, signals_raised
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,15 +1,18 @@
 """How a signal stops a command, seen from outside."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from tests.configs.programs import stopped
+from tests.training.programs import stopped
 
 WAITS = """
 import sys, time
-from configs.command_line import errors_as_sentences
-from configs.signals import if_interrupted
+from training.command_line import errors_as_sentences
+from training.signals import if_interrupted
 step = 0
 with errors_as_sentences(), if_interrupted(lambda: f" at step {step}"):
     step = 7
@@ -37,9 +40,9 @@ SWALLOWS = """
 """
 NOTES = """
 import sys, time
-from configs import signals
-from configs.command_line import errors_as_sentences
-from configs.signals import end_by, if_interrupted, stops_noted
+from training import signals
+from training.command_line import errors_as_sentences
+from training.signals import end_by, if_interrupted, stops_noted
 signals._ECHO = 0.3
 saved = False
 with (
@@ -54,6 +57,16 @@ with (
     time.sleep(%f)
     saved = %r
     end_by(noted())
+"""
+CLOSED = """
+import os, sys
+from training.signals import TerminalStream
+stream = TerminalStream(sys.stdout)
+print("shown", file=stream, flush=True)
+sys.stdin.read(1)
+print("lost", file=stream, flush=True)
+stream.flush()
+sys.stderr.write(f"goes on, {os.readlink('/proc/self/fd/1')}")
 """
 
 
@@ -76,7 +89,7 @@ def test_signals_under_torchrun():
 def test_a_process_that_is_stuck_under_torchrun():
     program = WAITS.replace('print("ready", flush=True)', "")
     soon = "signals._SOON, signals._LONG_STEP = 0.05, 0.1"
-    program = program.replace("step = 0", f"from configs import signals\n{soon}")
+    program = program.replace("step = 0", f"from training import signals\n{soon}")
     worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
     assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "terminated at step 7\n")
 
@@ -126,3 +139,20 @@ def test_a_second_ctrl_c_leaves_at_once():
     assert stopped(NOTES % (0.2, True), *twice, **worker)[0] == 130
     later = signal.SIGINT, "noted", 0.4, signal.SIGINT
     assert stopped(NOTES % (60, True), *later, **worker) == (130, "")
+
+
+def test_a_closed_terminal_is_left():
+    ours, theirs = os.openpty()
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", CLOSED], stdout=theirs, **pipes) as process:
+        os.close(theirs)
+        assert os.read(ours, 100).split() == [b"shown"]
+        os.close(ours)
+        _, said = process.communicate(b"x", timeout=60)
+    assert (process.returncode, said) == (0, b"goes on, /dev/null")
+
+
+def test_other_errors_are_raised():
+    program = CLOSED.replace("sys.stdout)", "open('/dev/full', 'w'))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, input=b"x")
+    assert done.returncode == 1 and b"No space left on device" in done.stderr

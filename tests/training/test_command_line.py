@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from configs.command_line import errors_as_sentences, help_if_asked
-from tests.configs.programs import stopped
+from tests.training.programs import stopped
+from training.command_line import errors_as_sentences, help_if_asked
 
 ENDLESS = """
 import sys
-from configs.command_line import errors_as_sentences
+from training.command_line import errors_as_sentences
 with errors_as_sentences():
     print("more", flush=True)
     sys.stdin.read()  # until nobody reads any more
@@ -20,7 +20,7 @@ with errors_as_sentences():
 """
 OTHER_PIPE = """
 import os
-from configs.command_line import errors_as_sentences
+from training.command_line import errors_as_sentences
 reads, writes = os.pipe()
 os.close(reads)
 with errors_as_sentences():
@@ -28,7 +28,7 @@ with errors_as_sentences():
 """
 HELP = """
 import argparse, sys
-from configs import command_line
+from training import command_line
 sys.argv[1:] = ["--help"]
 sys.stdin.read()  # until nobody reads what we print
 if %r == "options":
@@ -46,7 +46,7 @@ command_line.time.sleep = sleep
 """
 FAILS = """
 import sys
-from configs import command_line
+from training import command_line
 command_line._PATIENCE = %r
 with command_line.errors_as_sentences():
     raise %s("too long")
