@@ -59,7 +59,7 @@ from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
 from training.environment import note_start
-from training.finite_steps import FiniteSteps, Window
+from training.finite_steps import HIGH, FiniteSteps, LossSpikeDetector, Window
 from training.language.config import TrainConfig
 from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
@@ -67,9 +67,7 @@ from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, schedule_change, set_learning_rate
 from training.parallel import ways_to_run
 from training.profiling import StepProfiler
-from training.run_lock import only_run
-from training.spikes import HIGH, Spikes
-from training.stop import Stop, Stopped
+from training.stop import Stop, Stopped, lock_run_dir
 from training.stopwatch import Stopwatch
 from training.tasks import RunConfiguration
 from training.validation import check_validation
@@ -156,7 +154,7 @@ def main(argv: Sequence[str]) -> dict[str, float]:
     with (
         start_processes(config.run.device, context=n_context(config)) as processes,
         deterministic_algorithms(config.run.deterministic),
-        only_run(Path(config.run.out_dir), processes),  # before anything there is read or written
+        lock_run_dir(Path(config.run.out_dir), processes),  # before anything there is read or written
     ):
         return train(config, processes)
 
@@ -246,7 +244,7 @@ def train(config: RunConfiguration, processes: Processes) -> dict[str, float]:
             log.say(f"starting with the weights of {origin}")
 
         watch = Stopwatch(device, n_processes=processes.world_size, gpu_hours=progress.gpu_hours)
-        spikes = Spikes(log.losses())
+        spikes = LossSpikeDetector(log.losses())
         validated: Record | None = None
         save_is_due = False
 
@@ -351,7 +349,7 @@ def n_context(config: RunConfiguration) -> int:
 
 
 def remarkable(
-    log: RunLog, task: Task, step: int, window: Window, spikes: Spikes
+    log: RunLog, task: Task, step: int, window: Window, spikes: LossSpikeDetector
 ) -> dict[str, Any]:
     """Say which steps were skipped, and whether the loss stands out; returns it for the record."""
     values: dict[str, Any] = {}

@@ -3,14 +3,15 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from configs.reader import to_yaml
 from data.lra.store import Manifest as Examples
 from data.text.shards import MANIFEST, Manifest
+from kernels.limits import MAX_RECEIVE_BUFFER, RING_LEAST_TOKENS, chunk_rows
 from model.flops import count_params, hours_at, train_flops_per_token
 from training.classification.config import ClassifyConfig
 from training.language.config import TrainConfig
-from training.language.memory import GIB, estimate, largest_micro_batch
 from training.tasks import RunConfiguration, read_run
 
 FLAG = "--dry-run"
@@ -121,3 +122,159 @@ def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
         f"about {needed.total / GIB:.1f} GiB a GPU with run.compile: {parts}",
         f"largest optim.micro_batch_size on a card of {', '.join(fits)}",
     ]
+
+
+GIB = 2**30
+BESIDE = 0.3 * GIB  # what cuBLAS keeps to work in, tokens, masks
+
+
+class Memory(NamedTuple):
+    """Bytes of one GPU."""
+
+    state: float
+    """Weights, both moments of AdamW, casts of the weights or what is gathered of them; and what
+    libraries keep."""
+    gradients: float
+    """What a backward pass leaves."""
+    activations: float
+    """What blocks keep for the backward pass, and what one of them computes again in it."""
+    head: float
+    """Logits of one chunk of tokens, and their gradient's sum."""
+    receive_buffers: float
+    """Buffers for keys and their gradients from other GPUs of the machine."""
+    accumulates: bool
+    """Whether gradients are there while another micro-batch goes forward."""
+
+    @property
+    def total(self) -> float:
+        """The most that is there at a time: activations go as gradients come."""
+        forward = self.activations + self.head
+        stays = self.state + self.receive_buffers
+        if self.accumulates:
+            return stays + self.gradients + forward
+        return stays + max(self.gradients, forward)
+
+
+def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
+    """Of a step on one of `world_size` GPUs, with run.compile and all that our kernels spare.
+
+    Adjusted to what was measured, and within a tenth of it, on one H100 (train_speed_butterfly.json
+    and train_speed.json of docs/results) and two H200s (scale*.json). `run.activation_memory` below
+    1 is not counted.
+    """
+    model = config.model
+    C = model.n_embd
+    size = 2 if config.run.dtype == "bfloat16" else 4  # bytes of an activation
+    wide = 4 if model.residual_in_fp32 else size
+    n_tokens = micro_batch_size * model.context_length // config.parallel.context
+    state, gradients = _weights(config, world_size)
+
+    norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
+    if world_size > 1:
+        norms += size * C  # compiled by block: the stream, and what is to be added to it
+    kv = model.kv_heads * model.head_dim
+    attention = size * (C + 2 * kv + C) + 4 * model.n_head  # q, k, v and out, and lse
+    of_product = model.positions == "learned" and not model.qk_norm  # q and k are views of it
+    context = config.parallel.context
+    by_ring = (
+        model.context_length // context >= RING_LEAST_TOKENS
+        and model.window_size is None
+        and model.attention_dropout == 0
+    )
+    receive_buffers = 0.0
+    if context > 1 and by_ring:
+        # keys and values in a tensor of their own: kernels/context/ring.py
+        attention += size * 2 * kv if of_product else 0
+        receive_buffers = _receive_buffers(n_tokens * size * 2 * kv, context, size)
+    else:
+        attention += 0 if of_product else size * (C + kv)
+        if context > 1:
+            # those up to the end of both chunks for its own: kernels/context/gather.py
+            attention += size * 2 * kv * (context + 0.5 - 1)
+    if model.mlp == "swiglu":
+        mlp = size * 3 * model.mlp_width  # gate, value, and their product
+        mlp_backward = 2 * mlp  # and the gradients of these
+    else:
+        mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
+        mlp_backward = size * model.mlp_width * 3  # before and behind the GELU, and a gradient
+    dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
+    block = norms + attention + mlp + dropout
+    # what the backward pass of a block is at after it was computed again: its MLP, between the
+    # stream, its normalisation and the gradients of both
+    again = 2 * (wide + size) * C + dropout + mlp_backward
+    kept, again = {
+        "none": (block, 0),
+        # the stream, what is to be added to it, out and lse
+        "selective": ((wide + 2 * size) * C + 4 * model.n_head, again),
+        "full": ((wide + size) * C, again + attention),
+    }[config.run.activation_checkpointing]
+    row = model.padded_vocab_size * size
+    head = chunk_rows(n_tokens, row) * row + n_tokens * C * size
+    if world_size == 1:
+        # Over before a block is computed again. On several, as much is there beside it: measured,
+        # and not accounted for.
+        head = max(0, head - n_tokens * again)
+    return Memory(
+        state,
+        gradients,
+        n_tokens * (model.n_layer * kept + again),
+        head,
+        receive_buffers,
+        accumulates=config.optim.batch_tokens > n_tokens * world_size,
+    )
+
+
+def _receive_buffers(sent: float, context: int, size: int) -> float:
+    """Receive buffers for `sent` bytes of keys and values, and for their gradients, two of each.
+
+    See kernels/context/ring.py; GPUs of several machines have none.
+    """
+    sums = sent if context == 2 else 4 / size * sent
+    at_a_time = min(2, context - 1)
+    return at_a_time * sum(n for n in (sent, sums) if n <= MAX_RECEIVE_BUFFER)
+
+
+def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:
+    """Bytes of what is there of weights all the time, and of gradients at the end of a step."""
+    n_params, parallel = _n_params(config), config.parallel
+    size = 2 if config.run.dtype == "bfloat16" else 4
+    if parallel.mode == "ddp" or world_size == 1:
+        # float32 three times, a cast, and gradients where processes exchange them
+        each = 12 + (size if size == 2 else 0) + (4 if world_size > 1 else 0)
+        return BESIDE + n_params * each, 4 * n_params
+    if parallel.gather_dtype != "auto":
+        size = 2 if parallel.gather_dtype == "bfloat16" else 4
+    layers = config.model.n_layer
+    beside = _rows(config) * config.model.n_embd
+    block = (n_params - beside) / layers
+    # the block at hand and the next one, or all of them
+    gathered = beside + (2 if parallel.reshard else layers) * block
+    # of which the last are about to be added up
+    gradients = 4 * n_params / world_size + (beside + block) * (size + 4)
+    return BESIDE + 12 * n_params / world_size + gathered * size, gradients
+
+
+def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> int:
+    """The most sequences at a time for which the estimate is within `memory` bytes; 0: none."""
+    low, high = 0, 1
+    while estimate(config, high, world_size).total <= memory:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if estimate(config, middle, world_size).total <= memory:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _n_params(config: TrainConfig) -> int:
+    """Parameters as they lie in memory, with padding of the vocabulary."""
+    model = config.model
+    return count_params(model) + (_rows(config) - model.vocab_size) * model.n_embd
+
+
+def _rows(config: TrainConfig) -> int:
+    """Vectors of tokens and of positions."""
+    model = config.model
+    return model.padded_vocab_size + (model.context_length if model.positions == "learned" else 0)

@@ -1,19 +1,20 @@
-"""Steps that are taken only if all in them is finite, decided on the device: nothing waits for it.
+"""Steps skipped on the device if a loss or gradient is not finite, and detection of loss spikes.
 
 One bad batch, or one overflow in bfloat16, would otherwise put NaN into every weight for good.
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from training.distributed import Processes
-from training.sharded import local
+from training.distributed import Processes, local
 
 _NAMED = 16
 """Skipped steps that are known by number; of more, between two readings, only how many."""
@@ -144,3 +145,32 @@ class FiniteSteps:
         for counted in (self._sums, self._taken, self._skipped):
             counted.zero_()
         return window
+
+
+_WINDOW, _ENOUGH = 50, 20
+_SIGMA = 1.4826
+"""A normal distribution's standard deviation over its median absolute deviation."""
+HIGH = 8.0
+"""Robust z-score from which a loss is called a spike: noise of a falling loss stays below it."""
+
+
+class LossSpikeDetector:
+    """How far each loss lies above the last 50, in a unit that outliers among those do not stretch.
+
+    The robust z-score: distance from the median, over the median of such distances, scaled so that
+    it is the usual z-score where losses are normally distributed.
+    """
+
+    def __init__(self, losses: Iterable[float] = ()) -> None:
+        """`losses` came before, oldest first."""
+        self._losses = deque(losses, maxlen=_WINDOW)
+
+    def z_score(self, loss: float) -> float | None:
+        """That of one more loss; None for the first 20, and where all before it are the same."""
+        before = [*self._losses]
+        self._losses.append(loss)
+        if len(before) < _ENOUGH:
+            return None
+        middle = median(before)
+        spread = _SIGMA * median(abs(other - middle) for other in before)
+        return (loss - middle) / spread if spread else None

@@ -1,19 +1,19 @@
-"""What a run tells: metrics.jsonl, the console, and the trackers that are asked for."""
+"""Records of a run: metrics.jsonl, the console, Weights & Biases and TensorBoard."""
 
 import json
 import os
 import sys
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TextIO, cast
+from typing import Any, NamedTuple, Protocol, Self, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from data.files import check_size, identity, is_present, parse_json, write_atomically
+from data.files import check_size, identity, is_present, parse_json, read_text, write_atomically
 from training.signals import TerminalStream
 from training.tasks import RunConfiguration
-from training.trackers import Tracker, trackers
 
 METRICS = "metrics.jsonl"
 _LISTS = ("skipped_samples",)
@@ -204,3 +204,87 @@ def read_evaluations(run: Path, *, until: int | None = None) -> list[dict[str, A
         for r in read_metrics(run)
         if "val_loss" in r and (until is None or r["step"] <= until)
     ]
+
+
+WANDB_ID = "wandb_id"
+TENSORBOARD = "tensorboard"
+"""File, and folder, in the folder of a run."""
+
+
+class Tracker(Protocol):
+    """Shows the records of a run as they come."""
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Keep a record, which has a "step"."""
+        ...
+
+    def close(self, *, failed: bool) -> None:
+        """There are no more."""
+        ...
+
+
+def trackers(config: RunConfiguration, start_step: int) -> list[Tracker]:
+    """Those that the configuration asks for, of a run that begins or goes on at a step.
+
+    Raises:
+        ValueError: a package is missing.
+    """
+    found: list[Tracker] = []
+    if config.run.wandb != "disabled":
+        found.append(_WandB(config))
+    if config.run.tensorboard:
+        found.append(_TensorBoard(Path(config.run.out_dir) / TENSORBOARD, start_step))
+    return found
+
+
+class _WandB:
+    def __init__(self, config: RunConfiguration) -> None:
+        """Start a run there, or go on with the one that this folder began."""
+        # Imported only here: the package is slow to load, and most runs do without.
+        import wandb
+
+        run = Path(config.run.out_dir)
+        id_file = run / WANDB_ID
+        known_id = read_text(id_file) if id_file.exists() else None
+        self._run: Any = wandb.init(
+            project=config.run.wandb_project,
+            name=run.name,
+            id=known_id,
+            resume="allow" if known_id else None,
+            dir=run,
+            mode=config.run.wandb,
+            config=asdict(config),
+            allow_val_change=True,
+        )
+        write_atomically(id_file, self._run.id.encode())
+        # wandb's own counter must never go back, and a killed run goes on from an earlier step.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, values: dict[str, Any]) -> None:
+        self._run.log(values)
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, start_step: int) -> None:
+        """Hide what an earlier start wrote of steps that come again."""
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                f"run.tensorboard=true needs the package tensorboard ({error}): pip install "
+                "tensorboard, or leave it out"
+            ) from error
+        purge_step = start_step + 1 if folder.exists() else None
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+
+    def log(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name != "step" and isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, values["step"])
+        self._writer.flush()  # who looks on sees a record when the console does
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()

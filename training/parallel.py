@@ -1,7 +1,8 @@
-"""How the processes of a run share its model: who holds weights, and how gradients meet."""
+"""Compile a model, checkpoint its activations and share it between processes (DDP, FSDP2)."""
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -12,15 +13,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
+import kernels.context.ring
+import kernels.ops  # noqa: F401  # both register operators below
 from kernels import ContextGroup
 from model.block import Block
 from model.gpt import GPT
 from model.residual import Norm, Pending
-from training.config import RunConfig
+from training.config import ActivationCheckpointing, RunConfig
 from training.distributed import Processes
 from training.language.config import TrainConfig
-from training.recompute import recompute_blocks
 
 BUCKET_MB = 100  # of gradients that are exchanged at once
 F = TypeVar("F", bound=Callable[..., Any])
@@ -142,3 +149,37 @@ def _compiled(what: F) -> F:
         fullgraph=True,  # a graph break would be slow, and nobody would see it
         dynamic=False,  # code for any shape is slower
     )
+
+
+# What attention gave is small beside the time that it took, above all in long contexts.
+_ATTENTION = (
+    torch.ops.papilio.attn_fwd.default,
+    torch.ops.papilio.attn_packed_fwd.default,
+    torch.ops.papilio.ring_attn_fwd.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+
+
+def recompute_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing) -> None:
+    """From now on each of these modules keeps no more than `what` says.
+
+    Whatever calls `torch.compile` on one of them, or on a model of them, must do so later.
+    """
+    if what == "none":
+        return
+    # of operators in place, which are no concern of ours: they are within ours
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+    # without a policy, code compiled by PyTorch 2.11 keeps what an autograd.Function saves
+    kept = _ATTENTION if what == "selective" else ()
+    contexts = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+
+
+def _policy(
+    kept: tuple[Any, ...], context: Any, operator: Any, *_: Any, **__: Any
+) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,4 +1,4 @@
-"""Where the time of a run's steps goes: a trace, and a table by what kernels are for."""
+"""Profile of training steps: a trace, and a table of time by what kernels are for."""
 
 import re
 import time

@@ -42,7 +42,7 @@ from experiments.train_steps.contenders import Step, step_of
 from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu
 from training.distributed import Processes, start_processes
-from training.language.memory import GIB
+from training.dry_run import GIB
 
 LONG_S, VERY_LONG_S = 2.0, 4.0
 LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others

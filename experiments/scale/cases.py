@@ -7,8 +7,8 @@ from typing import Any
 from data.text.config import DataConfig
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig
 from training.config import ParallelConfig, RunConfig
+from training.dry_run import GIB, estimate
 from training.language.config import OptimConfig, TrainConfig
-from training.language.memory import GIB, estimate
 
 MASKS = {"dense": MaskConfig(), "butterfly": MaskConfig(pattern="butterfly")}
 TOKENS = 32_768  # that a GPU takes through the model at a time

@@ -1,6 +1,7 @@
 """A step that is not finite changes nothing, on any process, and is known by its number."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from tests.training_runs import call_on_two_processes
 from training.config import AdamWConfig
 from training.distributed import Processes, start_processes
-from training.finite_steps import FiniteSteps, Window
+from training.finite_steps import HIGH, FiniteSteps, LossSpikeDetector, Window
 from training.graphs import GraphedStep
 from training.optim import make_optimizer
 
@@ -137,3 +138,27 @@ def test_a_captured_step_skips_too():
         assert all(same) == (number in bad)
     window = finite.read()
     assert (window.skipped, window.in_a_row) == ([1, 5, 6], 0)
+
+
+def falling(seed, n=400):
+    generator = random.Random(seed)
+    return [2 + 9 / (1 + 0.05 * step) + generator.gauss(0, 0.03) for step in range(n)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_only_a_spike_is_one(seed):
+    losses = falling(seed)
+    losses[300] += 0.6
+    spikes = LossSpikeDetector()
+    scores = [spikes.z_score(loss) for loss in losses]
+    assert scores[:20] == [None] * 20
+    assert [i for i, z in enumerate(scores) if z is not None and z >= HIGH] == [300]
+
+
+def test_the_unit_is_a_standard_deviation():
+    spikes = LossSpikeDetector([-1.0, 1.0] * 25)
+    assert spikes.z_score(14.826) == pytest.approx(10)
+
+
+def test_losses_that_are_all_the_same_have_no_score():
+    assert LossSpikeDetector([1.0] * 50).z_score(2.0) is None

@@ -8,7 +8,7 @@ pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.test_metrics import open_log
-from training.trackers import TENSORBOARD, WANDB_ID
+from training.metrics import TENSORBOARD, WANDB_ID
 
 
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:

@@ -36,8 +36,7 @@ from training.checkpoint.folders import (
     latest_checkpoint,
 )
 from training.config import AdamWConfig
-from training.distributed import Processes
-from training.sharded import shared_as
+from training.distributed import Processes, shared_as
 from training.tasks import RunConfiguration
 
 T = TypeVar("T")

@@ -25,8 +25,7 @@ from training.checkpoint.contents import (
     write_checkpoint,
 )
 from training.checkpoint.folders import checkpoints, keep_only, note_saved, step_of
-from training.distributed import Processes
-from training.sharded import whole
+from training.distributed import Processes, whole
 
 
 class CheckpointSaver:

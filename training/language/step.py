@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from training.distributed import average
 from training.finite_steps import FiniteSteps
-from training.sharded import average
 
 
 class LanguageStep:

@@ -19,7 +19,7 @@ from experiments.scale.report import (
 from experiments.scale.same_losses import WAYS, compare
 from model.config import MaskConfig, ModelConfig
 from model.flops import count_params
-from training.language.memory import GIB, estimate
+from training.dry_run import GIB, estimate
 
 CARD = 80 * GIB
 

@@ -7,7 +7,7 @@ import pytest
 from data.files import lock_folder
 from tests.training_runs import losses, train_on_two_processes
 from training.metrics import read_metrics
-from training.run_lock import check_folder
+from training.stop import check_folder
 
 import train  # isort: skip
 
