@@ -18,7 +18,8 @@ from model.config import BlockConfig
 from model.flops import count_params
 from model.gpt import GPT
 from training.checkpoint.choice import chosen_checkpoint
-from training.checkpoint.contents import Progress, read_progress, read_weights, recorded_config
+from training.checkpoint.contents import Progress
+from training.checkpoint.reader import Checkpoint
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, whole_cost
@@ -74,7 +75,7 @@ class Run:
         # A configuration may ask for any size: nothing is allocated that the file does not hold.
         with torch.device("meta"):
             like = GPT(self.config.model).state_dict()
-        weights = read_weights(self.checkpoint, like)
+        weights = Checkpoint.open(self.checkpoint).weights(like)
         model = GPT(self.config.model)
         model.load_state_dict(weights)
         return model.eval()
@@ -99,7 +100,8 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
     """
     checkpoint = checkpoint or chosen_checkpoint(folder)
     beside = config_of(folder, TrainConfig)
-    saved = recorded_config(checkpoint, TrainConfig)
+    opened = Checkpoint.open(checkpoint)
+    saved = opened.config(TrainConfig)
     config = replace(
         beside,
         model=replace(saved.model, attention=beside.model.attention),
@@ -110,16 +112,15 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
             "%s is not what %s was saved with, and the checkpoint's values are taken: %s",
             *(folder / RUN_CONFIG, checkpoint, settings),
         )
-    progress, must_match = read_progress(checkpoint)
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
-    _check_tokenizer(folder / TOKENIZER, tokenizer, config, must_match.get("tokenizer"))
-    text_tokens = must_match.get("training tokens")
+    _check_tokenizer(folder / TOKENIZER, tokenizer, config, opened.must_match.get("tokenizer"))
+    text_tokens = opened.must_match.get("training tokens")
     return Run(
         folder=folder,
         config=config,
         tokenizer=tokenizer,
         checkpoint=checkpoint,
-        progress=progress,
+        progress=opened.progress,
         text_tokens=text_tokens if type(text_tokens) is int else None,
     )
 

@@ -15,8 +15,8 @@ import torch
 from configs.reader import ConfigError
 from data.text.shards import Manifest
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
-from training.checkpoint.contents import read_progress
 from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.reader import Checkpoint
 from training.command_line import errors_as_sentences
 from training.language.config import load_config
 from training.metrics import read_metrics
@@ -55,10 +55,10 @@ def test_stopping_and_going_on_changes_no_loss(run, tmp_path, options):
     whole = run(*options, f"run.out_dir={tmp_path / 'whole'}")
     # the schedule is the whole run's: only the process ends early
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record", stop_after(5))
+        patch.setattr("train.Trainer.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt) as stopped:
             run(*options)
-    end = f" at step 6: the same command goes on from {latest_checkpoint(run.out_dir)}"
+    end = f" at step 6: the same command resumes from {latest_checkpoint(run.out_dir)}"
     assert stopped.value.__notes__ == [end]
     assert latest_checkpoint(run.out_dir).name == "step_00000004"
     parts = run(*options)
@@ -115,10 +115,12 @@ def test_gpu_hours_count_each_step_once_and_survive_a_resume(run, slow_clock):
     # stretches of steps, an hour each: 1 to 4 (the first step untimed), 5 and 6, 7 and 8
     options = ("run.log_every=4", "run.eval_every=6")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record", stop_after(4))
+        patch.setattr("train.Trainer.record", stop_after(4))
         with pytest.raises(KeyboardInterrupt):
             run(*options)
-    assert read_progress(latest_checkpoint(run.out_dir))[0].gpu_hours == pytest.approx(4 / 3)
+    assert Checkpoint.open(latest_checkpoint(run.out_dir)).progress.gpu_hours == pytest.approx(
+        4 / 3
+    )
     run(*options)
     # and step 5, the first of the second process, counts as long as step 6
     assert hours(run.out_dir, "loss") == [(4, pytest.approx(4 / 3)), (8, pytest.approx(13 / 3))]
@@ -126,7 +128,9 @@ def test_gpu_hours_count_each_step_once_and_survive_a_resume(run, slow_clock):
         (6, pytest.approx(4 / 3 + 2)),
         (8, pytest.approx(4 / 3 + 3)),
     ]
-    assert read_progress(latest_checkpoint(run.out_dir))[0].gpu_hours == pytest.approx(13 / 3)
+    assert Checkpoint.open(latest_checkpoint(run.out_dir)).progress.gpu_hours == pytest.approx(
+        13 / 3
+    )
 
 
 def test_first_step_has_no_speed(run):
@@ -268,11 +272,11 @@ def test_more_processes_than_gpus(run, monkeypatch):
 
 
 def test_stopped_before_the_first_checkpoint(run, monkeypatch):
-    monkeypatch.setattr("train.record", stop_after(1))
+    monkeypatch.setattr("train.Trainer.record", stop_after(1))
     with pytest.raises(KeyboardInterrupt) as stopped:
         run()
     assert stopped.value.__notes__ == [
-        " at step 2: the same command begins again, as the first checkpoint comes with step 4 "
+        " at step 2: the same command starts again from step 0; the first checkpoint is at step 4 "
         "(run.save_every)"
     ]
 
@@ -287,14 +291,14 @@ def test_a_longer_run_changes_the_schedule_and_says_so(run, capsys):
     assert said.endswith(f"goes on with {rates[4]:.3g}, where it was to be 0")
     run("optim.max_steps=12")
     run("optim.max_steps=12", "run.keep_last=3")
-    assert "schedule" not in capsys.readouterr().out.partition("finished before")[2]
+    assert "schedule" not in capsys.readouterr().out.partition("already finished")[2]
 
 
 def test_a_constant_rate_needs_no_word(run, capsys):
     run("optim.max_steps=4", "optim.schedule=constant")
     run("optim.max_steps=8", "optim.schedule=constant")
     said = capsys.readouterr().out
-    assert "going on from" in said and "schedule" not in said
+    assert "resuming from" in said and "schedule" not in said
 
 
 def test_checkpoint_of_another_model(run):
@@ -316,7 +320,7 @@ def test_a_run_keeps_the_vocabulary_of_its_data(run, corpus, tmp_path):
 
 def test_a_folder_of_the_other_task(run, monkeypatch):
     run("optim.max_steps=4")
-    monkeypatch.setattr("train.read_task", lambda checkpoint: "classification")
+    monkeypatch.setattr("training.checkpoint.reader.Checkpoint.task", "classification")
     with pytest.raises(ValueError, match=r"holds a run of task=classification, and .*=language: "):
         run()
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.training_runs import in_two_processes, losses, stop_after
-from training.checkpoint.contents import OPTIMIZER, PROCESSES, read_progress, read_weights
+from training.checkpoint.contents import OPTIMIZER, PROCESSES
 from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.reader import Checkpoint
 from training.environment import whole_cost
 from training.metrics import read_metrics
 
@@ -47,7 +48,7 @@ def test_starts_with_the_weights_of_another_run(run, source, capsys):
     assert source.result["val_loss"] < math.log(300) - 1.5
     checkpoint = latest_checkpoint(source.folder)
     assert f"starting with the weights of {checkpoint}\n" in capsys.readouterr().out
-    progress = read_progress(latest_checkpoint(run.out_dir))[0]
+    progress = Checkpoint.open(latest_checkpoint(run.out_dir)).progress
     assert (progress.step, progress.tokens) == (1, 256)
 
 
@@ -56,7 +57,7 @@ def test_learned_positions_reach_over_a_longer_context(run, source):
     assert result["val_tokens"] == source.result["val_tokens"]
     assert result["val_loss"] < math.log(300) - 1
     old, new = (
-        read_weights(latest_checkpoint(folder))["pos_emb.weight"]
+        Checkpoint.open(latest_checkpoint(folder)).weights()["pos_emb.weight"]
         for folder in (source.folder, run.out_dir)
     )
     assert new.shape == (64, 32)
@@ -95,7 +96,7 @@ def test_a_shorter_context_starts_with_the_positions_it_has(run, source):
 def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
     whole = run(source.init, f"run.out_dir={tmp_path / 'whole'}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record", stop_after(5))
+        patch.setattr("train.Trainer.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             run(source.init)
     # where the source was then does not matter, nor whether it is still there

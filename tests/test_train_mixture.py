@@ -17,7 +17,7 @@ def mix(path, weight=0.5) -> str:
 def test_a_mixture_trains_goes_on_and_tells_each_loss(run, other_corpus, tmp_path, capsys) -> None:
     whole = run(mix(other_corpus), f"run.out_dir={tmp_path / 'whole'}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record", stop_after(5))
+        patch.setattr("train.Trainer.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             run(mix(other_corpus))
     assert run(mix(other_corpus)) == whole

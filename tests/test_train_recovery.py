@@ -9,8 +9,8 @@ import pytest
 from data.text.batches import TrainBatches
 from model.gpt import GPT
 from tests.training_runs import in_two_processes, losses, stop_after
-from training.checkpoint.contents import read_weights
 from training.checkpoint.folders import checkpoints, step_of
+from training.checkpoint.reader import Checkpoint
 from training.language.task import LanguageTask
 from training.metrics import Record, read_metrics
 
@@ -30,14 +30,14 @@ def test_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, n_proce
     train()
     older, newest = checkpoints(run.out_dir)
     flip_a_bit(newest / "optimizer.safetensors")
-    message = f"{newest} is damaged, .* go on from {older}, which is whole, with run.resume=prev"
+    message = f"{newest} is damaged, .* resume from {older}, which is whole, with run.resume=prev"
     with pytest.raises(ValueError, match=message):
         run()
     capsys.readouterr()
     train("run.resume=previous")
     aside = newest.with_name(f"damaged_{newest.name}")
     if n_processes == 1:
-        assert f"set aside as damaged: {aside}\ngoing on from {older}\n" in capsys.readouterr().out
+        assert f"set aside as damaged: {aside}\nresuming from {older}\n" in capsys.readouterr().out
     assert aside.exists() and checkpoints(run.out_dir) == [older, newest]
     assert losses(run.out_dir) == losses(tmp_path / "whole")
 
@@ -50,7 +50,7 @@ def test_no_checkpoint_is_whole(run):
 
 
 def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
-    def validate(self, step, stop):
+    def validate(self, model, step, stop):
         return Record("", {"val_loss": float("nan") if step == 8 else 1.0})
 
     monkeypatch.setattr(LanguageTask, "validate", validate)
@@ -66,9 +66,9 @@ def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
 def test_a_run_whose_folder_is_renamed_ends(run, tmp_path, monkeypatch):
     validate = LanguageTask.validate
 
-    def renamed(self, step, stop):
+    def renamed(self, model, step, stop):
         run.out_dir.rename(tmp_path / "renamed")
-        return validate(self, step, stop)
+        return validate(self, model, step, stop)
 
     monkeypatch.setattr(LanguageTask, "validate", renamed)
     message = re.escape(f"run.out_dir={run.out_dir} was renamed, deleted or replaced while it was")
@@ -125,7 +125,7 @@ def test_a_run_without_its_checkpoints_starts_again_once_its_records_are_deleted
     run("optim.max_steps=4")
     shutil.rmtree(run.out_dir / "checkpoints")
     (run.out_dir / "metrics.jsonl").unlink()
-    monkeypatch.setattr("train.record", stop_after(2))  # before it saves
+    monkeypatch.setattr("train.Trainer.record", stop_after(2))  # before it saves
     with pytest.raises(KeyboardInterrupt):
         run()
     monkeypatch.undo()
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_ruined_weights_is_not_good(run, ended_by):
     good, ruined = there.values()
     assert f"{good} is the newest with a good step after it" in str(e.value)
     assert f"to resume from it, delete {ruined.name}" in str(e.value)
-    assert all(x.isfinite().all() for x in read_weights(good).values())
+    assert all(x.isfinite().all() for x in Checkpoint.open(good).weights().values())
     shutil.rmtree(ruined)
     run(*few, "optim.schedule=constant")
     assert [*losses(run.out_dir)] == [*range(1, 9)]
@@ -235,7 +235,7 @@ def test_a_save_waits_while_steps_are_skipped(run, spoil):
 
 
 def test_a_corpus_of_several_whose_validation_loss_is_none_ends_the_run(run, monkeypatch):
-    def validate(self, step, stop):
+    def validate(self, model, step, stop):
         return Record("", {"val_loss": 1.0, "val_loss_birds": float("inf")})
 
     monkeypatch.setattr(LanguageTask, "validate", validate)

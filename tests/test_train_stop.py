@@ -17,7 +17,6 @@ from training.checkpoint import saver
 from training.checkpoint.folders import checkpoints, step_of
 from training.command_line import errors_as_sentences
 from training.language import task
-from training.language.task import LanguageTask
 from training.metrics import read_metrics
 
 SPEED = "tokens_per_s", "gpu_hours", "memory_gib"
@@ -39,8 +38,8 @@ WORDS = {
     signal.SIGUSR1: "told to end",
 }
 PHASES = {
-    "first step": Phase(LanguageTask, "step", 1, None),
-    "training": Phase(LanguageTask, "step", 3, 3),
+    "first step": Phase(train.Trainer, "take_step", 1, None),
+    "training": Phase(train.Trainer, "take_step", 3, 3),
     "evaluation": Phase(task.ValidationBatches, "__iter__", 1, 4),
     "saving": Phase(saver, "write_checkpoint", 1, 4),
     "last evaluation": Phase(task.ValidationBatches, "__iter__", 2, 8),
@@ -64,13 +63,13 @@ def train_and_stop(argv, phase, number, rank):
 
     setattr(owner, name, stopping)
     if phase == "saving" and here:  # beside the next step, which it may not outrun
-        train_step = LanguageTask.step
+        take_step = train.Trainer.take_step
 
-        def after_the_signal(self, step):
-            assert step < saved or sent.wait(30)
-            return train_step(self, step)
+        def after_the_signal(self, batch):
+            assert self.step < saved or sent.wait(30)
+            take_step(self, batch)
 
-        LanguageTask.step = after_the_signal
+        train.Trainer.take_step = after_the_signal
     with errors_as_sentences():
         train.main(argv)
 
@@ -112,13 +111,13 @@ def test_one_process(run, whole, tmp_path, phase, number):
     word = WORDS[number]
     if saved is None:
         assert process.exitcode == 128 + number
-        assert said.startswith(f"{word} at step 0: the same command begins again")
+        assert said.startswith(f"{word} at step 0: the same command starts again")
     else:
         assert process.exitcode == (128 + number if number == signal.SIGINT else 0)
         newest = checkpoints(run.out_dir)[-1]
         step = step_of(newest)
         assert saved <= step <= saved + (phase == "saving")  # beside the next step
-        assert said == f"{word} at step {step}: the same command goes on from {newest}"
+        assert said == f"{word} at step {step}: the same command resumes from {newest}"
     run()
     assert told(run.out_dir) == told(whole.out_dir)
 
@@ -137,7 +136,7 @@ def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
         ends = call_on_two_processes(tmp_path, train_and_stop, *called, None)
         ended, said = [status for status, _ in ends], ends[0][1]
     assert ended == [0] * n_processes
-    assert f"terminated at step 4: the same command goes on from {newest}\n" in said
+    assert f"terminated at step 4: the same command resumes from {newest}\n" in said
     run()
     assert list(losses(run.out_dir)) == [*range(1, 9)]
 
@@ -207,7 +206,7 @@ def test_two_processes(run, whole, tmp_path, phase, rank):
     newest = checkpoints(run.out_dir)[-1]
     # all learn of it at their second look
     assert saved <= step_of(newest) <= saved + 1 + (phase == "saving")
-    assert f"the same command goes on from {newest}\n" in ends[0][1]
+    assert f"the same command resumes from {newest}\n" in ends[0][1]
     before = losses(run.out_dir)
     ends = call_on_two_processes(tmp_path, train.main, [str(run.config), "model.dropout=0"])
     assert [status for status, _ in ends] == [0, 0], ends
@@ -261,5 +260,5 @@ def test_by_torchrun(run, number, whom):
     newest = checkpoints(run.out_dir)[-1]
     word = WORDS.get(number, "terminated")  # of SIGKILL the launcher dies
     assert (launcher.returncode < 0) == (number == signal.SIGKILL)
-    assert said.count("the same command goes on from") == 1
-    assert f"{word} at step {step_of(newest)}: the same command goes on from {newest}\n" in said
+    assert said.count("the same command resumes from") == 1
+    assert f"{word} at step {step_of(newest)}: the same command resumes from {newest}\n" in said

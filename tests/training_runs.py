@@ -22,13 +22,13 @@ def losses(folder):
 
 
 def stop_after(last_step):
-    """In place of train.record: end the process, as Ctrl-C does, after the first later step."""
-    record = train.record
+    """Replacement of Trainer.record that ends the process, as Ctrl-C does, after a later step."""
+    record = train.Trainer.record
 
-    def stop(log, task, step, what, **values):
-        if step > last_step and "lr" in values:  # a step, not a validation
+    def stop(self, what, **values):
+        if self.step > last_step and "lr" in values:  # a step, not a validation
             raise KeyboardInterrupt
-        record(log, task, step, what, **values)
+        record(self, what, **values)
 
     return stop
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kernels.context.exchange import receive_buffer_bytes
@@ -215,9 +216,14 @@ def shared_as(x: Tensor, other: Tensor) -> Tensor:
     )
 
 
-def average(tensors: Sequence[Tensor]) -> None:
-    """Make each of these the mean of those of all processes, in place, all in one exchange."""
-    sums = torch.cat([x.flatten() for x in tensors])
-    dist.all_reduce(sums)
-    means = (sums / dist.get_world_size()).split([x.numel() for x in tensors])
-    torch._foreach_copy_(list(tensors), [m.view_as(x) for m, x in zip(means, tensors, strict=True)])
+def average_unsharded_gradients(model: nn.Module) -> None:
+    """Average the gradients that FSDP2 leaves alone, those of whole weights, over all processes."""
+    if not isinstance(model, FSDPModule):
+        return
+    grads = [p.grad for p in model.parameters() if not isinstance(p, DTensor)]
+    grads = [grad for grad in grads if grad is not None]
+    if grads:
+        sums = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(sums)
+        means = (sums / dist.get_world_size()).split([grad.numel() for grad in grads])
+        torch._foreach_copy_(grads, [m.view_as(g) for m, g in zip(means, grads, strict=True)])

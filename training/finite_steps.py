@@ -5,15 +5,19 @@ One bad batch, or one overflow in bfloat16, would otherwise put NaN into every w
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from training.checkpoint.choice import last_good
+from training.checkpoint.saver import CheckpointSaver
 from training.distributed import Processes, local
 
 _NAMED = 16
@@ -174,3 +178,55 @@ class LossSpikeDetector:
         middle = median(before)
         spread = _SIGMA * median(abs(other - middle) for other in before)
         return (loss - middle) / spread if spread else None
+
+
+def check_validation(
+    values: Mapping[str, Any], finite: FiniteSteps, saver: CheckpointSaver, run: Path, step: int
+) -> None:
+    """End the run where a validation loss is not finite, and name a checkpoint that is good.
+
+    Args:
+        values: of the record of the validation, with a loss of each corpus.
+        finite: counts the skipped steps of the run.
+        saver: finishes what it is writing first.
+        run: folder of the run.
+        step: number of steps so far.
+
+    Raises:
+        FloatingPointError: a validation loss is not finite.
+    """
+    losses = {name: loss for name, loss in values.items() if name.startswith("val_loss")}
+    ruined = next((name for name, loss in losses.items() if not math.isfinite(loss)), None)
+    if ruined is None:
+        return
+    saver.finish()
+    # The last step that was taken has ruined the weights.
+    good = last_good(run, step - finite.skipped_in_a_row())
+    raise FloatingPointError(
+        f"the validation loss is not finite, {ruined}={losses[ruined]} at step {step}: lower "
+        f"optim.lr or raise optim.warmup_steps; {good}"
+    )
+
+
+def check_skipped(window: Window, most: int, saver: CheckpointSaver, run: Path, step: int) -> None:
+    """End the run where too many steps in a row were skipped, and name a checkpoint that is good.
+
+    Args:
+        window: statistics of the last steps.
+        most: run.max_skipped.
+        saver: finishes what it is writing first.
+        run: folder of the run.
+        step: number of steps so far.
+
+    Raises:
+        FloatingPointError: the last `most` steps or more were skipped.
+    """
+    if window.in_a_row < most:
+        return
+    saver.finish()
+    good = last_good(run, step - window.in_a_row)
+    raise FloatingPointError(
+        f"the last {window.in_a_row} steps up to {step} were skipped, as their loss or gradient is "
+        f"not finite (run.max_skipped={most}): lower optim.lr, raise optim.warmup_steps, or look "
+        f"at these samples; {good}"
+    )

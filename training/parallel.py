@@ -40,6 +40,11 @@ def can_capture(run: RunConfig, processes: Processes) -> bool:
     return run.cuda_graph and processes.device.type == "cuda" and plain
 
 
+def weights_stay(model: nn.Module) -> bool:
+    """Whether weights stay where they are in memory: those that FSDP2 gathers do not."""
+    return not isinstance(model, FSDPModule)
+
+
 def share_sequences(model: GPT, processes: Processes) -> ContextGroup:
     """Tell a model which processes share each sequence with this one; returns them."""
     context = ContextGroup()
@@ -95,7 +100,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [part for part in model.modules() if isinstance(part, Block)]
 
 
-def ways_to_run(
+def compile_and_wrap(
     model: nn.Module, run: RunConfig, processes: Processes, n_shapes: int
 ) -> tuple[nn.Module, nn.Module]:
     """The model fused by torch.compile; and that with its gradients averaged over processes.
@@ -107,7 +112,7 @@ def ways_to_run(
         n_shapes: shapes of batches that the model is given: code is compiled for each.
     """
     blocks = blocks_of(model)
-    recompute_blocks(blocks, run.activation_checkpointing)
+    checkpoint_blocks(blocks, run.activation_checkpointing)
     fast = model
     if run.compile:
         _prepare_compiler(run, n_shapes * max(1, len(blocks)))
@@ -163,7 +168,7 @@ _ATTENTION = (
 )
 
 
-def recompute_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing) -> None:
+def checkpoint_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing) -> None:
     """From now on each of these modules keeps no more than `what` says.
 
     Whatever calls `torch.compile` on one of them, or on a model of them, must do so later.

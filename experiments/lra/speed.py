@@ -55,12 +55,12 @@ from experiments.lra.tables import speed_table
 from experiments.lra.tasks import ATTENTIONS
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
-from training.classification.step import ClassifierStep
+from training.classification.objectives import answer_loss, ask_labels
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps
-from training.graphs import GraphedStep
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, set_learning_rate
+from training.step import GraphedStep, train_step
 
 BASE, EXACT = "standard", "dense"
 TOLERANCE = 0.05
@@ -81,13 +81,11 @@ class Contender:
             fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
         self._autocast = partial(autocast, config.run.dtype, device)
         alone = Processes(rank=0, world_size=1, device=device)
-        self._learn = ClassifierStep(
-            fast,
-            FiniteSteps(
-                self._optimizer, alone, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
-            ),
-            self._autocast,
+        finite = FiniteSteps(
+            self._optimizer, alone, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
         )
+        self._loss = partial(answer_loss, ask_labels, self._autocast, alone)
+        self._step = partial(train_step, self._loss_of, fast, finite)
         self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]
         self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step
 
@@ -100,7 +98,8 @@ class Contender:
         """Train for n steps, once `prepare` was called."""
         for _ in range(n):
             set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
-            self._take(*self._curriculum.draw(self._next))
+            numbers, changes = self._curriculum.draw(self._next)
+            self._take(numbers[None], changes[None])
             self._next += 1
 
     @torch.no_grad()
@@ -114,8 +113,8 @@ class Contender:
         self.model.train()
         return found
 
-    def _step(self, numbers: Tensor, changes: Tensor) -> None:
-        self._learn(self._lesson.batch(numbers, changes))
+    def _loss_of(self, model: nn.Module, numbers: Tensor, changes: Tensor) -> tuple[Tensor, ...]:
+        return self._loss(model, self._lesson.batch(numbers, changes))
 
 
 def timed_tasks(

@@ -13,8 +13,9 @@ from experiments.sweep import refuse_overrides
 from experiments.table4.models import MODELS, Budget, Model
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
-from training.checkpoint.contents import Progress, read_progress
+from training.checkpoint.contents import Progress
 from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.reader import Checkpoint
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig, load_config
 from training.metrics import read_evaluations, read_metrics
@@ -61,7 +62,7 @@ class Job:
     def progress(self) -> Progress | None:
         """What its newest checkpoint has seen, from which it would go on; None without one."""
         checkpoint = latest_checkpoint(self.folder)
-        return None if checkpoint is None else read_progress(checkpoint)[0]
+        return None if checkpoint is None else Checkpoint.open(checkpoint).progress
 
     @property
     def may_differ(self) -> tuple[str, ...]:
@@ -112,7 +113,7 @@ def check_texts(jobs: Sequence[Job], sums: Path, data: Path, *, folders: bool) -
             check_settings(path, scored.config, job.config, may_differ=job.may_differ)
             texts.append((path, scored.about.get("text_tokens"), "--sums"))
         if folders and (checkpoint := latest_checkpoint(job.folder)) is not None:
-            _, must_match = read_progress(checkpoint)
+            must_match = Checkpoint.open(checkpoint).must_match
             texts.append((job.folder, must_match.get("training tokens"), "--out"))
         for path, there, option in texts:
             if there not in (None, here):

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from data.text.config import DataConfig
@@ -20,12 +19,18 @@ from model.gpt import GPT
 from training.config import RunConfig
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps
-from training.graphs import GraphedStep
 from training.language.config import OptimConfig, TrainConfig
-from training.language.step import LanguageStep
+from training.language.task import language_loss
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import make_optimizer
-from training.parallel import can_capture, share_sequences, share_weights, ways_to_run
+from training.parallel import (
+    can_capture,
+    compile_and_wrap,
+    share_sequences,
+    share_weights,
+    weights_stay,
+)
+from training.step import GraphedStep, train_step
 
 TOKENS_A_STEP = 32_768
 
@@ -106,10 +111,10 @@ def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
     captured = can_capture(config.run, processes)
     optimizer = make_optimizer(model, config.optim, capturable=captured)
     finite = FiniteSteps(optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip)
-    _, parallel = ways_to_run(model, config.run, processes, n_shapes=1)
-    stay = not isinstance(model, FSDPModule)
+    _, parallel = compile_and_wrap(model, config.run, processes, n_shapes=1)
+    stay = weights_stay(model)
     activations = partial(autocast, config.run.dtype, processes.device, cache_casts=stay)
-    learn = LanguageStep(parallel, finite, activations)
+    learn = partial(train_step, partial(language_loss, activations), parallel, finite)
     take = GraphedStep(learn, optimizer, processes.device, capture=captured, cache_casts=stay)
 
     def step() -> Tensor:

@@ -13,8 +13,8 @@ import train
 from tests.reliability.world import FINE, SENTENCE, TRACEBACK, World, counted, outcome, told
 from tests.training.classification.tiny_classifier import CPU
 from tests.training_runs import start_process
-from training.checkpoint.contents import read_weights
 from training.checkpoint.folders import checkpoints, step_of
+from training.checkpoint.reader import Checkpoint
 from training.command_line import errors_as_sentences
 from training.metrics import METRICS, read_metrics
 
@@ -30,14 +30,14 @@ def _train_until(argv: list[str], log: Path, at: int, fault: Callable[[], object
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    record = train.record
+    record = train.Trainer.record
 
-    def disturbed(*arguments, **values):
-        record(*arguments, **values)
-        if arguments[2] == at and "lr" in values:
+    def disturbed(self, what, **values):
+        record(self, what, **values)
+        if self.step == at and "lr" in values:
             fault()
 
-    train.record = disturbed
+    train.Trainer.record = disturbed
     with errors_as_sentences():
         train.main(argv)
 
@@ -244,7 +244,7 @@ def ruined_weights(world: World, n: int) -> dict:
         if not good or (step_of(good[0]) or 0) > good_steps:
             failures.append(f"silent: {where}: no good checkpoint is named: {said}")
             continue
-        if not all(x.isfinite().all() for x in read_weights(good[0]).values()):
+        if not all(x.isfinite().all() for x in Checkpoint.open(good[0]).weights().values()):
             failures.append(f"silent: {where}: {good[0]} is not finite")
         for folder in checkpoints(run):
             if (step_of(folder) or 0) > (step_of(good[0]) or 0):

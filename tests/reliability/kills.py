@@ -10,8 +10,8 @@ from pathlib import Path
 import train
 from tests.reliability.world import World, counted, told
 from tests.training_runs import start_process
-from training.checkpoint.contents import is_whole
 from training.checkpoint.folders import checkpoints, latest_checkpoint
+from training.checkpoint.reader import is_whole
 
 STEPS = 40
 OPTIONS = (f"optim.max_steps={STEPS}", "run.save_every=1", "run.log_every=3", "run.eval_every=5")

@@ -11,8 +11,8 @@ from tests.training_runs import call_on_two_processes
 from training.config import AdamWConfig
 from training.distributed import Processes, start_processes
 from training.finite_steps import HIGH, FiniteSteps, LossSpikeDetector, Window
-from training.graphs import GraphedStep
 from training.optim import make_optimizer
+from training.step import GraphedStep
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 NAN, INF = math.nan, math.inf

@@ -15,7 +15,7 @@ from tests.kernels.context import processes as helpers
 from training.config import ParallelConfig, RunConfig
 from training.distributed import Processes
 from training.language.config import OptimConfig, TrainConfig
-from training.parallel import can_capture, share_weights, ways_to_run
+from training.parallel import can_capture, compile_and_wrap, share_weights
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 CONTEXT = 48
@@ -25,7 +25,7 @@ def test_the_share_reaches_torch_compile():
     with partitioner.patch(activation_memory_budget=1.0):
         for share in (0.9, 1.0):
             run = RunConfig(out_dir="x", activation_memory=share)
-            ways_to_run(nn.Linear(2, 2), run, ALONE, n_shapes=1)
+            compile_and_wrap(nn.Linear(2, 2), run, ALONE, n_shapes=1)
             assert partitioner.activation_memory_budget == share
 
 
@@ -44,7 +44,7 @@ def losses_and_gradients(what: str, *, compiled: bool = False, **config: object)
     shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "vocab_size": 61, "context_length": CONTEXT}
     model = GPT(ModelConfig(**shape, **config))  # pyright: ignore[reportArgumentType]
     run = RunConfig(out_dir="x", activation_checkpointing=what, compile=compiled)  # pyright: ignore
-    fast, _ = ways_to_run(model, run, ALONE, n_shapes=1)
+    fast, _ = compile_and_wrap(model, run, ALONE, n_shapes=1)
     text = torch.randint(61, (2, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
     kept = []
 

@@ -69,10 +69,11 @@ def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeyp
     whole = run(f"run.out_dir={tmp_path / 'whole'}")
     refused_at = []
 
-    record = train.record
+    record = train.Trainer.record
 
-    def start_another(log, task, step, what, **values):
-        record(log, task, step, what, **values)
+    def start_another(self, what, **values):
+        record(self, what, **values)
+        step = self.step
         if step in (1, 6) and step not in refused_at:  # before its first checkpoint and after
             refused_at.append(step)
             before = content(run.out_dir)
@@ -82,7 +83,7 @@ def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeyp
                 assert str(refused.value) == REFUSAL.format(run.out_dir)
             assert content(run.out_dir) == before
 
-    monkeypatch.setattr("train.record", start_another)
+    monkeypatch.setattr("train.Trainer.record", start_another)
     assert run() == whole
     assert refused_at == [1, 6]
     assert losses(run.out_dir) == losses(tmp_path / "whole")

@@ -1,8 +1,10 @@
 """The files of one checkpoint: tensors that hold no code, and sums that tell of any damage."""
 
+import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -55,12 +57,8 @@ def check_declared(path: Path, like: Mapping[str, Tensor]) -> None:
     Raises:
         DamageError: It is no file of safetensors, or of other names or shapes.
     """
-    try:
+    with _naming(path.name):
         shapes = declared_shapes(path)
-    except FileNotFoundError as error:
-        raise DamageError(f"{path.name} is gone") from error
-    except ValueError as error:
-        raise DamageError(f"{path.name}: {error}") from error
     for name in sorted(shapes.keys() | like.keys()):
         if name not in shapes or name not in like:
             what = "lacks" if name in like else "has the unknown"
@@ -76,35 +74,58 @@ def write_sums(folder: Path) -> None:
     write_atomically(folder / SUMS, "".join(lines).encode())
 
 
-def check_sums(folder: Path, names: Iterable[str]) -> None:
-    """Compare the files of these names with the sums that `write_sums` kept.
+def read_checked(path: Path, sums: Mapping[str, str]) -> bytes:
+    """The content of a small file, which must be as it was written.
+
+    Raises:
+        DamageError: It is not, or it is gone or too large.
+    """
+    with _naming(path.name):
+        check_size(path)
+        content = path.read_bytes()
+    _compare(path.name, hashlib.sha256(content).hexdigest(), sums)
+    return content
+
+
+def check_sums(folder: Path, sums: Mapping[str, str], names: Iterable[str]) -> None:
+    """Compare files of tensors with the sums that `read_sums` gave.
 
     Raises:
         DamageError: A file is not as it was written, or gone.
     """
-    sums = _read_sums(folder)
     for name in names:
-        if name not in sums:
-            raise DamageError(f"{SUMS} has no line for {name}")
-        try:
-            check_whole = declared_shapes if name.endswith(".safetensors") else check_size
-            check_whole(folder / name)  # nobody waits for the sum of a file of any size
+        with _naming(name):
+            declared_shapes(folder / name)  # nobody waits for the sum of a file of any size
             found = sha256_of(folder / name)
-        except FileNotFoundError as error:
-            raise DamageError(f"{name} is gone") from error
-        except ValueError as error:
-            raise DamageError(f"{name}: {error}") from error
-        if found != sums[name]:
-            raise DamageError(f"{name} has another sha256 than {SUMS} says")
+        _compare(name, found, sums)
 
 
-def _read_sums(folder: Path) -> dict[str, str]:
+def _compare(name: str, found: str, sums: Mapping[str, str]) -> None:
+    if name not in sums:
+        raise DamageError(f"{SUMS} has no line for {name}")
+    if found != sums[name]:
+        raise DamageError(f"{name} has another sha256 than {SUMS} says")
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Report a file that is gone or cannot be what it should be as damage."""
     try:
-        *lines, rest = read_text(folder / SUMS).split("\n")
+        yield
     except FileNotFoundError as error:
-        raise DamageError(f"{SUMS} is gone") from error
+        raise DamageError(f"{name} is gone") from error
     except ValueError as error:
-        raise DamageError(f"{SUMS}: {error}") from error
+        raise DamageError(f"{name}: {error}") from error
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """The sha256 that `write_sums` kept, by name of file.
+
+    Raises:
+        DamageError: Their file is gone, or a line of it is something else.
+    """
+    with _naming(SUMS):
+        *lines, rest = read_text(folder / SUMS).split("\n")
     sums = {}
     rows = [*lines, rest] if rest else lines
     for number, line in enumerate(rows, start=1):

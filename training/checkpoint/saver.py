@@ -72,7 +72,7 @@ class CheckpointSaver:
     ) -> None:
         """Copy what a checkpoint holds and begin to write it, when the one before is written.
 
-        `kept` are tensors of this process alone that `load_checkpoint` is to fill again.
+        `kept` are tensors of this process alone that `Checkpoint.restore` is to fill again.
 
         Raises:
             OSError: The one before could not be written, or the folder of the run is gone: see

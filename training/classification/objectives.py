@@ -1,4 +1,4 @@
-"""What a model is asked about a batch of examples: their labels, or their own tokens.
+"""Objectives of a classifier and their loss: the labels of examples, or their own tokens.
 
 Tokens are those of "Never Train From Scratch" (Amos, Berant and Gupta, ICLR 2024, arXiv 2310.02980,
 section 2): hidden ones, chosen at random, or each from those before it.
@@ -6,15 +6,17 @@ Shapes: B examples, R rows (B times the documents of an example), T tokens.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data.randomness import fixed_chance
 from training.classification.config import Objective
+from training.distributed import Processes
 
 LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 """Tokens, lengths and places as a classifier takes them, and its answers; `data.lra.batches.Batch`
@@ -57,6 +59,36 @@ The second argument, (B,) int64, the numbers of its examples, fixes what is left
 draws it from torch's generator of the device. Nothing waits for the device, and shapes do not vary:
 it may be captured in a graph.
 """
+
+
+def answer_loss(
+    ask: Ask,
+    activations: Callable[[], AbstractContextManager],
+    processes: Processes,
+    model: nn.Module,
+    batch: LabelledBatch,
+) -> tuple[Tensor, Tensor]:
+    """Mean loss, nats, and accuracy over the answers of all processes.
+
+    Processes may have different numbers of answers, so each divides by their mean number.
+
+    Args:
+        ask: makes the model's inputs and the answers.
+        activations: makes the context of the forward pass.
+        processes: that train together.
+        model: called with the inputs; gives logits.
+        batch: of this process.
+    """
+    question = ask(batch, None)
+    with activations():
+        logits = model(*question.inputs)
+    loss_sum, n_right, n_answers = question.marks(logits).sum(1)
+    n_answers = processes.sum(n_answers.detach().clone()) / processes.world_size
+    # Rows of one token each have no answers at all. One answer of several processes is still less
+    # than one for each of them.
+    n_answers = n_answers.clamp(min=1 / processes.world_size)
+    # Gradients and means of the loss are averaged over processes afterwards.
+    return loss_sum / n_answers, n_right / n_answers
 
 
 def make_ask(objective: Objective, hidden_share: float) -> Ask:

@@ -10,7 +10,8 @@ from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from model.token_predictor import TokenPredictor
 from training.checkpoint.choice import chosen_checkpoint
-from training.checkpoint.contents import read_progress, read_weights, shared_settings
+from training.checkpoint.contents import shared_settings
+from training.checkpoint.reader import Checkpoint
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import BEST, read_best
 from training.config import RUN_CONFIG
@@ -75,7 +76,8 @@ def load_first_weights(
         source, step, weights = folder / BEST, None, read_best(folder)
     else:
         source = chosen_checkpoint(folder, choice)
-        step, weights = read_progress(source)[0].step, read_weights(source)
+        checkpoint = Checkpoint.open(source)
+        step, weights = checkpoint.progress.step, checkpoint.weights()
     here = model.state_dict()
     if isinstance(model, Classifier) and any(name.startswith(_ENCODER) for name in weights):
         encoder = {

@@ -1,4 +1,4 @@
-"""A classifier that learns examples: lessons, steps that a GPU replays, and the best weights."""
+"""A classifier that learns examples: its curriculum, the loss, and the best weights."""
 
 import io
 import math
@@ -16,7 +16,7 @@ from data.lra.curriculum import Curriculum
 from training.checkpoint.contents import check_same_tensors
 from training.classification import start
 from training.classification.config import ClassifyConfig
-from training.classification.objectives import make_ask
+from training.classification.objectives import answer_loss, make_ask
 from training.classification.scoring import (
     BEST,
     TEST_LOGITS,
@@ -26,19 +26,19 @@ from training.classification.scoring import (
     save_best,
     score,
 )
-from training.classification.step import ClassifierStep
 from training.distributed import Processes
-from training.finite_steps import FiniteSteps, Window
-from training.graphs import GraphedStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
-from training.optim import make_optimizer
 from training.parallel import can_capture
+from training.step import LossOf
 from training.stop import Stop
 
 
 class ClassificationTask:
-    """The `Task` of train.py for a classifier; its docstrings there hold for this one."""
+    """The `Task` of a classifier, whose docstrings hold here."""
+
+    value_names = ("loss", "accuracy")
+    unit = "examples"
 
     def __init__(self, config: ClassifyConfig, processes: Processes) -> None:
         """Load the data, all of it onto the device, and draw the weights from torch's generator.
@@ -66,17 +66,12 @@ class ClassificationTask:
         self.model = start.make_model(config).to(device)
         self._ask = make_ask(config.objective, config.hidden_share)
         # with others, each lesson would take its first dozen steps without
-        self._captured = can_capture(config.run, processes) and processes.world_size == 1
-        self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
-        self.finite = FiniteSteps(
-            self.optimizer, processes, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
-        )
+        self.can_capture = can_capture(config.run, processes) and processes.world_size == 1
         self.must_match = start.must_match(config)
         # those of each phase, of the task itself and of scoring
         self.n_shapes = len(config.data.phases) + 2
         self._activations = partial(autocast, config.run.dtype, device)
         self._best: tuple[int, float] | None = None
-        self._lesson = -1
 
     def take_weights(self, run: Path) -> tuple[str, int | None]:
         return start.load_first_weights(run, self.model, self._config.run.init_checkpoint)
@@ -90,15 +85,6 @@ class ClassificationTask:
         if best is not None and best[0] <= first_step:  # else of steps that come again
             self._best = best
 
-    def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
-        self._fast = fast
-        self._learn = ClassifierStep(
-            parallel,
-            self.finite,
-            self._activations,
-            ask=self._ask,
-        )
-
     def describe(self) -> str:
         config = self._config
         return (
@@ -109,56 +95,52 @@ class ClassificationTask:
             f"{config.optim.max_steps:,} steps, {self.samples(config.optim.max_steps):,} examples, "
             f"in the end {config.optim.batch_size:,} a step from the "
             f"{len(self._curriculum.task):,} of {config.data.path}\n"
-            f"everything goes into {config.run.out_dir}"
+            f"output directory: {config.run.out_dir}"
         )
 
     def samples(self, step: int) -> int:
         return self._curriculum.examples_before(step)
 
-    def counts(self, step: int) -> dict[str, int]:
-        return {"examples": self.samples(step)}
+    def count(self, step: int) -> int:
+        return self.samples(step)
 
-    def compiles_at(self, step: int) -> bool:
-        return self._curriculum.number(step) != self._lesson or self._take_step.captures_next
+    def stage(self, step: int) -> int:
+        return self._curriculum.number(step)
 
-    def step(self, step: int) -> int:
-        number = self._curriculum.number(step)
-        lesson = self._curriculum.lessons[number]
-        if number != self._lesson:  # batches of another shape: another graph
-            self._lesson = number
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Numbers of examples and changes to them, one micro-batch of each."""
+        numbers, changes = self._curriculum.draw(step)
+        return numbers[None], changes[None]
 
-            def learn(numbers: Tensor, changes: Tensor) -> None:
-                self._learn(lesson.batch(numbers, changes))
+    def loss(self, stage: int) -> LossOf:
+        lesson = self._curriculum.lessons[stage]
 
-            device = self._processes.device
-            self._take_step = GraphedStep(learn, self.optimizer, device, capture=self._captured)
-        self._take_step(*self._curriculum.draw(step))
-        return lesson.batch_size
+        def loss_of(model: nn.Module, numbers: Tensor, changes: Tensor) -> tuple[Tensor, Tensor]:
+            batch = lesson.batch(numbers, changes)
+            return answer_loss(self._ask, self._activations, self._processes, model, batch)
 
-    def check_data(self) -> None:
+        return loss_of
+
+    def check_data(self, *, wait: bool) -> None:
         self._curriculum.check()
 
-    def losses(self) -> Window:
-        self._curriculum.check()
-        return self.finite.read()
-
-    def speed(self, means: dict[str, float | None], per_s: float | None) -> Record:
+    def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
         text, accuracy = loss_text(means["loss"]), means["accuracy"]
         text += "" if accuracy is None else f"  accuracy {accuracy:.1%}"
         text += f"  {per_s:,.0f} examples/s" if per_s else ""
         values = {
             "examples_per_s": per_s,
-            "lesson": self._lesson,
+            "lesson": self.stage(step - 1),
             "memory_gib": self._processes.memory_gib(),
         }
         return Record(text, values)
 
-    def validate(self, step: int, stop: Stop) -> Record:
+    def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:
         """Score the validation split, and keep the weights that do best on it.
 
         A loss that is not finite is left to the caller; such weights are not the best.
         """
-        found = self._score(self._validation, stop, self._config.data.val_examples)
+        found = self._score(model, self._validation, stop, self._config.data.val_examples)
         if not math.isfinite(found.loss):
             return Record(f"val loss {found.loss}", {"val_loss": found.loss})
         if self._best is None or found.accuracy > self._best[1]:
@@ -176,14 +158,14 @@ class ClassificationTask:
             },
         )
 
-    def finish(self, validated: Record, stop: Stop) -> Record:
+    def finish(self, model: nn.Module, validated: Record, stop: Stop) -> Record:
         """Score the best weights on the test split, and keep the logits of labels."""
         assert self._best is not None
         self._processes.barrier()  # until the best weights are written
         weights = read_best(self._run)
         check_same_tensors(BEST, weights, self.model.state_dict())
         self.model.load_state_dict(weights)
-        found = self._score(self._test, stop)
+        found = self._score(model, self._test, stop)
         if not math.isfinite(found.loss):
             raise FloatingPointError(
                 f"the test loss of the weights of step {self._best[0]}, which are best on the "
@@ -204,7 +186,9 @@ class ClassificationTask:
         text = f"; best {accuracy:.2%} at step {step}, on test {found.accuracy:.2%}"
         return Record(validated.text + text, validated.values | values)
 
-    def _score(self, examples: Examples, stop: Stop, limit: int | None = None) -> Score:
+    def _score(
+        self, model: nn.Module, examples: Examples, stop: Stop, limit: int | None = None
+    ) -> Score:
         """How well the model answers on a split, or on its first `limit` examples.
 
         Raises:
@@ -216,7 +200,7 @@ class ClassificationTask:
             return examples.batch(numbers, torch.zeros_like(numbers))
 
         found = score(
-            self._fast,
+            model,
             batch,
             len(examples.labels[:limit]),
             config.optim.eval_batch_size or config.optim.batch_size // processes.world_size,

@@ -12,14 +12,9 @@ from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
 from training.checkpoint.choice import chosen_checkpoint
-from training.checkpoint.contents import (
-    put_weights,
-    read_progress,
-    read_weights,
-    recorded_config,
-    shared_settings,
-)
+from training.checkpoint.contents import put_weights, shared_settings
 from training.checkpoint.folders import checkpoints
+from training.checkpoint.reader import Checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.tasks import config_of
@@ -118,14 +113,14 @@ def load_first_weights(
             )
         return chosen_checkpoint(folder, choice)
 
-    checkpoint = processes.main_does(choose)
+    checkpoint = Checkpoint.open(processes.main_does(choose))
     config_of(folder, TrainConfig)  # a classifier's run is named as such
-    config = recorded_config(checkpoint, TrainConfig).model
+    config = checkpoint.config(TrainConfig).model
     reasons = differences(config, model.config)
     here = stream.manifest.tokenizer.sha256
     of_folder = load_tokenizer(str(folder / TOKENIZER)).sha256
     # what the weights were trained with, should the file have been replaced; older imports lack it
-    recorded = str(read_progress(checkpoint)[1].get("tokenizer", of_folder))
+    recorded = str(checkpoint.must_match.get("tokenizer", of_folder))
     for sha256 in dict.fromkeys((of_folder, recorded)):
         if sha256 != here:
             reasons.append(f"the tokenizer has sha256 {sha256} there and {here} here")
@@ -136,10 +131,10 @@ def load_first_weights(
         )
     with torch.device("meta"):
         there = GPT(config)
-    weights = read_weights(checkpoint, there.state_dict())
+    weights = checkpoint.weights(there.state_dict())
     put_weights(model, with_context_length(weights, model.config.context_length))
-    text = "; ".join([str(checkpoint), *differing(ROTARY, config, model.config)])
-    return text, read_progress(checkpoint)[0].step
+    text = "; ".join([str(checkpoint.folder), *differing(ROTARY, config, model.config)])
+    return text, checkpoint.progress.step
 
 
 def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str, Any]:

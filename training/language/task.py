@@ -1,4 +1,4 @@
-"""A GPT that learns a text: batches, the micro-batches of a step, and the whole validation set."""
+"""A GPT that learns a text: micro-batches, the loss, and the validation set."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from data.files import write_atomically
 from data.sampler import first_sample
@@ -20,21 +19,20 @@ from data.verified import InBackground
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
-from training.finite_steps import FiniteSteps, Window
-from training.graphs import GraphedStep
 from training.language import start
 from training.language.config import TrainConfig
-from training.language.step import LanguageStep
 from training.metrics import Record, loss_text
 from training.numerics import autocast
-from training.optim import make_optimizer
-from training.parallel import can_capture, share_sequences, share_weights
+from training.parallel import can_capture, share_sequences, share_weights, weights_stay
+from training.step import LossOf
 from training.stop import Stop
 
 
 class LanguageTask:
-    """The `Task` of train.py for a GPT; its docstrings there hold for this one."""
+    """The `Task` of a GPT, whose docstrings hold here."""
 
+    value_names = ("loss",)
+    unit = "tokens"
     n_shapes = 1
 
     def __init__(self, config: TrainConfig, processes: Processes) -> None:
@@ -67,18 +65,11 @@ class LanguageTask:
         self.model = GPT(config.model)
         self._context = share_sequences(self.model, processes)
         share_weights(self.model, config, processes)
-        self._captured = can_capture(config.run, processes)
-        self.optimizer = make_optimizer(self.model, config.optim, capturable=self._captured)
+        self.can_capture = can_capture(config.run, processes)
         self.must_match = start.must_match(config, self._streams)
-        # gathered weights come to lie where others did
-        self._stay = not isinstance(self.model, FSDPModule)
         self._activations = partial(
-            autocast, config.run.dtype, processes.device, cache_casts=self._stay
+            autocast, config.run.dtype, processes.device, cache_casts=weights_stay(self.model)
         )
-        self.finite = FiniteSteps(
-            self.optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip
-        )
-        self._ahead: tuple[int, list[Tensor]] | None = None
 
     def take_weights(self, run: Path) -> tuple[str, int | None]:
         choice = self._config.run.init_checkpoint
@@ -88,14 +79,6 @@ class LanguageTask:
         if self._processes.is_main:
             # a run outlives its data: who samples from it needs the tokenizer
             write_atomically(run / TOKENIZER, (self._stream.path / TOKENIZER).read_bytes())
-
-    def attach(self, fast: nn.Module, parallel: nn.Module) -> None:
-        self._fast = fast
-        learn = LanguageStep(parallel, self.finite, self._activations)
-        device = self._processes.device
-        self._take_step = GraphedStep(
-            learn, self.optimizer, device, capture=self._captured, cache_casts=self._stay
-        )
 
     def describe(self) -> str:
         config, processes = self._config, self._processes
@@ -115,7 +98,7 @@ class LanguageTask:
                 f"{share * n_tokens / len(stream):.2f} epochs\n"
                 for stream, share, of in self._shares()
             )
-            + f"everything goes into {config.run.out_dir}"
+            + f"output directory: {config.run.out_dir}"
         )
 
     def _shares(self) -> list[tuple[TokenStream, float, str]]:
@@ -131,22 +114,16 @@ class LanguageTask:
     def samples(self, step: int) -> int:
         return step * self._config.optim.batch_tokens // self._config.model.context_length
 
-    def counts(self, step: int) -> dict[str, int]:
-        return {"tokens": step * self._config.optim.batch_tokens}
+    def count(self, step: int) -> int:
+        return step * self._config.optim.batch_tokens
 
-    def compiles_at(self, step: int) -> bool:
-        return self._take_step.captures_next
+    def stage(self, step: int) -> int:
+        return 0
 
-    def step(self, step: int) -> int:
-        number, batches = self._ahead or (step, self._micro_batches(step))
-        assert number == step
-        self._take_step(*batches)
-        self._ahead = None
-        if step + 1 < self._config.optim.max_steps:  # read while the GPU works on this one
-            self._ahead = step + 1, self._micro_batches(step + 1)
-        return self._config.optim.batch_tokens
+    def loss(self, stage: int) -> LossOf:
+        return partial(language_loss, self._activations)
 
-    def _micro_batches(self, step: int) -> list[Tensor]:
+    def batch(self, step: int) -> tuple[Tensor, ...]:
         """Tokens, targets and, with a document mask, doc_start: (M, B, T) each, M micro-batches."""
         size = self._config.optim.micro_batch_size
         batches = [
@@ -164,7 +141,7 @@ class LanguageTask:
             for micro_step in range(self._n_micro_batches)
         ]
         parts = [torch.stack(part) for part in zip(*batches, strict=True) if part[0] is not None]
-        return [self._context.shard(part, dim=2) for part in parts]
+        return tuple(self._context.shard(part, dim=2) for part in parts)
 
     def _own_tokens(self, batch: Batch) -> Batch:
         """Of a batch of whole sequences what this process has to do."""
@@ -173,14 +150,13 @@ class LanguageTask:
             doc_start = self._context.shard(doc_start, 1)
         return Batch(self._context.shard(tokens, 1), self._context.shard(targets, 1), doc_start)
 
-    def check_data(self) -> None:
-        self._verified.wait()
+    def check_data(self, *, wait: bool) -> None:
+        if wait:
+            self._verified.wait()
+        else:
+            self._verified.look()
 
-    def losses(self) -> Window:
-        self._verified.look()
-        return self.finite.read()
-
-    def speed(self, means: dict[str, float | None], per_s: float | None) -> Record:
+    def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
         """Tokens a second of the whole run, their share of a GPU's FLOPs, memory of this GPU."""
         text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
@@ -205,10 +181,10 @@ class LanguageTask:
         }
         return Record(text, values)
 
-    def validate(self, step: int, stop: Stop) -> Record:
+    def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:
         found = {
             name: evaluate(
-                self._fast,
+                model,
                 map(self._own_tokens, stop.between(batches)),
                 self._processes,
                 self._activations,
@@ -226,8 +202,27 @@ class LanguageTask:
             | {f"val_loss_{name}": of_other for name, (of_other, _) in others},
         )
 
-    def finish(self, validated: Record, stop: Stop) -> Record:
+    def finish(self, model: nn.Module, validated: Record, stop: Stop) -> Record:
         return validated
+
+
+def language_loss(
+    activations: Callable[[], AbstractContextManager],
+    model: nn.Module,
+    tokens: Tensor,
+    targets: Tensor,
+    doc_start: Tensor | None = None,
+) -> tuple[Tensor]:
+    """Mean loss of the tokens of a micro-batch, nats.
+
+    Args:
+        activations: makes the context of the forward pass.
+        model: called as model(tokens, targets, doc_start=doc_start).
+        tokens, targets: (B, T) int64.
+        doc_start: (B, T) int32, or None.
+    """
+    with activations():
+        return (model(tokens, targets, doc_start=doc_start),)
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from experiments.lra.speed import WARM_UP, Contender
 from model.classifier import Classifier
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from tests.experiments.tiny_lra import SPLITS, TINY, make_tasks
-from training.checkpoint.contents import read_weights
 from training.checkpoint.folders import latest_checkpoint
+from training.checkpoint.reader import Checkpoint
 from training.classification.config import ClassifyConfig
 from training.metrics import read_metrics
 
@@ -169,7 +169,7 @@ def test_what_is_timed_is_what_is_trained(task, tmp_path):
     trained = Classifier(config.model)
     checkpoint = latest_checkpoint(tmp_path / "run")
     assert checkpoint is not None
-    trained.load_state_dict(read_weights(checkpoint))
+    trained.load_state_dict(Checkpoint.open(checkpoint).weights())
 
     device = torch.device("cpu")
     curriculum = Curriculum(

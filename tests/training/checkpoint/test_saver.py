@@ -14,8 +14,9 @@ from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, saver
 from tests.training_runs import start_process
 from training.checkpoint import contents
 from training.checkpoint import saver as module
-from training.checkpoint.contents import Progress, load_checkpoint, read_weights, save_model
+from training.checkpoint.contents import Progress, save_model
 from training.checkpoint.folders import checkpoint_folder, checkpoints, latest_checkpoint
+from training.checkpoint.reader import Checkpoint
 
 
 def names(run):
@@ -104,7 +105,7 @@ def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch):
         assert latest_checkpoint(tmp_path) is None
         goes_on.set()
         saves.save(Progress(step=5), model, optimizer)
-    saved = read_weights(checkpoint_folder(tmp_path, 2))
+    saved = Checkpoint.open(checkpoint_folder(tmp_path, 2)).weights()
     for name, value in was.items():
         assert torch.equal(saved[name], value)
     assert names(tmp_path) == [2, 5]
@@ -211,6 +212,8 @@ def test_killed_while_saving(tmp_path):
                 reported = receiver.recv()
         found = latest_checkpoint(run)
         assert found is not None
-        progress = load_checkpoint(found, *make(1), MUST_MATCH, ALONE)
+        checkpoint = Checkpoint.open(found)
+        checkpoint.restore(*make(1), MUST_MATCH, ALONE)
+        progress = checkpoint.progress
         assert progress.step >= reported
         reported = progress.step

@@ -58,15 +58,15 @@ def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, what: s
 NOTING = """
 import os, sys, torch, train, training.classification.task as task
 
-class Noting(task.ClassifierStep):
-    seen = []
-    def __call__(self, batch):
-        self.seen.append([x.clone() for x in batch])
-        super().__call__(batch)
+seen, answer_loss = [], task.answer_loss
 
-task.ClassifierStep = Noting
+def noting(*arguments):
+    seen.append([x.clone() for x in arguments[-1]])
+    return answer_loss(*arguments)
+
+task.answer_loss = noting
 train.main(sys.argv[2:])
-torch.save(Noting.seen, sys.argv[1] + os.environ.get("RANK", "0"))
+torch.save(seen, sys.argv[1] + os.environ.get("RANK", "0"))
 """
 """Trains, and keeps the batches that this process was given."""
 

@@ -10,16 +10,33 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.training_runs import call_on_two_processes
-from training.classification.objectives import ask_following, ask_hidden, ask_labels
-from training.classification.step import ClassifierStep
+from training.classification.objectives import (
+    answer_loss,
+    ask_following,
+    ask_hidden,
+    ask_labels,
+)
 from training.distributed import Processes, start_processes
 from training.finite_steps import FiniteSteps
+from training.step import train_step
 
 
 def finite_steps(model, grad_clip=0.0):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
     return FiniteSteps(optimizer, alone, ["loss", "accuracy"], grad_clip=grad_clip)
+
+
+def make_step(model, finite, ask=ask_labels):
+    """A step on one batch, which is not of tensors alone."""
+
+    def step(batch):
+        def loss_of(model, _):
+            return answer_loss(ask, nullcontext, finite.processes, model, batch)
+
+        train_step(loss_of, model, finite, torch.zeros(1))
+
+    return step
 
 
 class Linear(nn.Module):
@@ -37,7 +54,7 @@ def test_steps_are_those_written_out(grad_clip: float) -> None:
     model, other = Linear(), Linear()
     others = torch.optim.SGD(other.parameters(), lr=0.5)
     finite = finite_steps(model, grad_clip)
-    step = ClassifierStep(model, finite, nullcontext)
+    step = make_step(model, finite)
     losses, right = [], []
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -80,7 +97,7 @@ def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
     """Of all tokens of the batch that are, whatever the lengths of their rows."""
     model, other = Bigrams(), Bigrams()
     finite = finite_steps(model)
-    step = ClassifierStep(model, finite, nullcontext, ask=ask)
+    step = make_step(model, finite, ask)
     tokens = torch.randint(0, 5, (3, 8))
     lengths = torch.tensor([1, 4, 8], dtype=torch.int32)
     batch = tokens, lengths, None, torch.zeros(3, dtype=torch.int64)
@@ -101,7 +118,7 @@ def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
 def test_a_batch_in_which_nothing_is_asked_for_changes_nothing() -> None:
     model, before = Bigrams(), Bigrams().table
     finite = finite_steps(model)
-    step = ClassifierStep(model, finite, nullcontext, ask=ask_following)
+    step = make_step(model, finite, ask_following)
     step((torch.zeros(3, 8).long(), torch.ones(3, dtype=torch.int32), None, torch.zeros(3)))
     assert finite.read().means == {"loss": 0, "accuracy": 0}
     assert torch.equal(model.table, before)
@@ -125,7 +142,7 @@ def train_on(processes, objective: str, n_steps: int = 2):
     n_rows = 8 // processes.world_size  # the first of two processes has the short rows
     mine = slice(processes.rank * n_rows, (processes.rank + 1) * n_rows)
     parallel = model if processes.world_size == 1 else DistributedDataParallel(model)
-    step = ClassifierStep(parallel, finite, nullcontext, ask=ask)
+    step = make_step(parallel, finite, ask)
     for _ in range(n_steps):
         if objective == "labels":
             tokens = torch.randn(8, 3, generator=generator)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import training.classification.task
+import train
 from configs.reader import read_config
 from data.lra.store import Manifest
 from data.lra.writer import preparing
@@ -108,7 +108,7 @@ def test_stopping_and_going_on_changes_no_loss(
     whole = main([str(config), *options, f"run.out_dir={tmp_path / 'whole'}"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.record", stop_after(10))
+        patch.setattr("train.Trainer.record", stop_after(10))
         with pytest.raises(KeyboardInterrupt):
             main([str(config), *options])
     checkpoint = latest_checkpoint(tmp_path / "run")
@@ -165,12 +165,12 @@ def test_pixels_are_predicted_at_their_places(config: Path, tmp_path: Path):
 def test_a_captured_step_is_the_step(config: Path, tmp_path: Path, monkeypatch):
     options = [str(config), *GPU, "model.attention_dropout=0"]
     main([*options, f"run.out_dir={tmp_path / 'captured'}"])
-    plain = training.classification.task.GraphedStep
+    plain = train.GraphedStep
 
     def without(*args, **keywords):
         return plain(*args, **(keywords | {"capture": False}))
 
-    monkeypatch.setattr(training.classification.task, "GraphedStep", without)
+    monkeypatch.setattr("train.GraphedStep", without)
     main([*options, f"run.out_dir={tmp_path / 'plain'}"])
     assert losses(tmp_path / "captured") == losses(tmp_path / "plain")
 

@@ -1,4 +1,4 @@
-"""A step of a GPT: its micro-batches against one batch, and captured against plain."""
+"""A training step: micro-batches against one batch, and captured against plain."""
 
 from functools import partial
 
@@ -11,10 +11,10 @@ from model.gpt import GPT
 from training.config import AdamWConfig
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps
-from training.graphs import GraphedStep
-from training.language.step import LanguageStep
+from training.language.task import language_loss
 from training.numerics import autocast, deterministic_algorithms
 from training.optim import make_optimizer, set_learning_rate
+from training.step import GraphedStep, train_step
 
 CONTEXT = 32
 
@@ -29,7 +29,8 @@ def make(device="cpu", *, grad_clip=1.0, dtype="float32", **config):
     optimizer = make_optimizer(model, AdamWConfig(max_steps=9, lr=1e-2), capturable=capturable)
     alone = Processes(rank=0, world_size=1, device=device)
     finite = FiniteSteps(optimizer, alone, ["loss"], grad_clip=grad_clip)
-    return model, finite, LanguageStep(model, finite, partial(autocast, dtype, device))
+    loss_of = partial(language_loss, partial(autocast, dtype, device))
+    return model, finite, partial(train_step, loss_of, model, finite)
 
 
 def batches(n_steps, n_micro_batches, *, documents=False):

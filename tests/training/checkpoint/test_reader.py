@@ -1,4 +1,4 @@
-"""What checkpoints hold: goes on bit for bit, and damage is found."""
+"""Checkpoints are restored bit for bit, and damage is found."""
 
 import json
 import pickle
@@ -12,17 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from model.config import MaskConfig
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_steps
-from training.checkpoint.contents import (
-    Progress,
-    load_checkpoint,
-    read_optim,
-    read_progress,
-    read_weights,
-    save_model,
-)
+from training.checkpoint.choice import newest_whole, set_aside
+from training.checkpoint.contents import Progress, save_model
 from training.checkpoint.files import SUMS, write_sums
 from training.checkpoint.folders import checkpoint_folder, latest_checkpoint
-from training.checkpoint.resume import newest_whole, set_aside
+from training.checkpoint.reader import Checkpoint
 from training.config import AdamWConfig
 
 
@@ -33,8 +27,9 @@ def test_goes_on_bit_for_bit(tmp_path):
     take_steps(model, optimizer, 3)
 
     again, again_optimizer = make(1)
-    progress = load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
-    assert progress == Progress(step=3, samples=24, tokens=192, gpu_hours=3 / 7)
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.restore(again, again_optimizer, MUST_MATCH, ALONE)
+    assert checkpoint.progress == Progress(step=3, samples=24, tokens=192, gpu_hours=3 / 7)
     take_steps(again, again_optimizer, 3)  # the inputs come from the restored random state
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -58,7 +53,7 @@ def test_the_learning_rate_may_be_a_tensor_on_one_side(tmp_path, saved_as_tensor
     take_steps(model, optimizer, 3)
     again, again_optimizer = make_one(1, not saved_as_tensor)
     rate = again_optimizer.param_groups[0]["lr"]
-    load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
+    Checkpoint.open(folder).restore(again, again_optimizer, MUST_MATCH, ALONE)
     assert again_optimizer.param_groups[0]["lr"] is rate  # a captured step reads this tensor
     take_steps(again, again_optimizer, 3)
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
@@ -71,7 +66,7 @@ def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
     folder = save(tmp_path, 1, model, optimizer)
     again, again_optimizer = make(1)
     again_optimizer.param_groups[0].update(weight_decay=0.5, betas=(0.1, 0.2))
-    load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
+    Checkpoint.open(folder).restore(again, again_optimizer, MUST_MATCH, ALONE)
     group = again_optimizer.param_groups[0]
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.1, 0.2))
 
@@ -79,7 +74,7 @@ def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
 def test_weights_by_name_leave_the_optimizer_out(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)
-    weights = read_weights(save(tmp_path, 1, model, optimizer))
+    weights = Checkpoint.open(save(tmp_path, 1, model, optimizer)).weights()
     assert weights.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         assert torch.equal(weights[name], value)
@@ -89,9 +84,9 @@ def test_a_checkpoint_older_than_a_setting_goes_on_with_what_was_always_so(tmp_p
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)
     folder = save(tmp_path / "run", 1, model, optimizer)
-    load_checkpoint(folder, model, optimizer, MUST_MATCH | {"model.bias": True}, ALONE)
+    Checkpoint.open(folder).restore(model, optimizer, MUST_MATCH | {"model.bias": True}, ALONE)
     with pytest.raises(ValueError, match="model.bias is True there and False here"):
-        load_checkpoint(folder, model, optimizer, MUST_MATCH | {"model.bias": False}, ALONE)
+        Checkpoint.open(folder).restore(model, optimizer, MUST_MATCH | {"model.bias": False}, ALONE)
 
 
 def test_a_checkpoint_older_than_a_setting_of_a_section_goes_on(tmp_path):
@@ -101,30 +96,30 @@ def test_a_checkpoint_older_than_a_setting_of_a_section_goes_on(tmp_path):
     older = {"model.mask": {name: mask[name] for name in ("pattern", "block_size")}}
     folder = save(tmp_path / "run", 1, model, optimizer, must_match=MUST_MATCH | older)
     wanted = MUST_MATCH | {"model.mask": mask, "model.n_kv_head": None, "optim.name": "adamw"}
-    load_checkpoint(folder, model, optimizer, wanted, ALONE)
+    Checkpoint.open(folder).restore(model, optimizer, wanted, ALONE)
     changed = {"model.mask": mask | {"stride_blocks": 4}}
     with pytest.raises(ValueError, match=r"model\.mask\.stride_blocks is 8 there and 4 here"):
-        load_checkpoint(folder, model, optimizer, wanted | changed, ALONE)
+        Checkpoint.open(folder).restore(model, optimizer, wanted | changed, ALONE)
     with pytest.raises(ValueError, match=r"optim\.name is 'adamw' there and 'muon' here"):
-        load_checkpoint(folder, model, optimizer, wanted | {"optim.name": "muon"}, ALONE)
+        Checkpoint.open(folder).restore(model, optimizer, wanted | {"optim.name": "muon"}, ALONE)
 
 
 def test_another_run_is_refused_with_both_values(tmp_path):
     model, optimizer = make(0)
     folder = save(tmp_path, 1, model, optimizer)
     with pytest.raises(ValueError, match=r"model.n_layer is 2 there and 3 here"):
-        load_checkpoint(folder, model, optimizer, {"model.n_layer": 3}, ALONE)
+        Checkpoint.open(folder).restore(model, optimizer, {"model.n_layer": 3}, ALONE)
 
 
 def test_a_refused_resume_names_the_way_to_start_from_the_weights(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     with pytest.raises(ValueError, match=f"weights, set run.init_from={tmp_path} and another run"):
-        load_checkpoint(folder, *make(1), {"optim.batch_tokens": 3}, ALONE)
+        Checkpoint.open(folder).restore(*make(1), {"optim.batch_tokens": 3}, ALONE)
 
 
 def test_folder_without_a_finished_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
-        read_weights(tmp_path)
+        Checkpoint.open(tmp_path).weights()
 
 
 def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
@@ -134,9 +129,10 @@ def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
     again, again_optimizer = make(1)
     message = rf"holds weights and no state of an optimizer.*run.init_from={tmp_path}$"
     with pytest.raises(ValueError, match=message):
-        load_checkpoint(folder, again, again_optimizer, MUST_MATCH, ALONE)
-    assert read_progress(folder) == (Progress(), {"tokenizer": "b"})
-    again.load_state_dict(read_weights(folder))
+        Checkpoint.open(folder).restore(again, again_optimizer, MUST_MATCH, ALONE)
+    opened = Checkpoint.open(folder)
+    assert (opened.progress, opened.must_match) == (Progress(), {"tokenizer": "b"})
+    again.load_state_dict(Checkpoint.open(folder).weights())
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -155,7 +151,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path, value):
         model[2].bias[0] = value
     folder = save(tmp_path, 3, model, optimizer)
     with pytest.raises(ValueError, match=r"is broken: 2.bias has values that are not finite"):
-        read_weights(folder)
+        Checkpoint.open(folder).weights()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +163,7 @@ def test_nobody_waits_for_the_sum_of_a_file_of_any_size(tmp_path, file):
     with (folder / file).open("r+b") as opened:
         opened.truncate(1 << 42)  # sparse; a sum would take an hour
     with pytest.raises(ValueError, match=f"is damaged.*{file}: "):
-        load_checkpoint(folder, *make(1), MUST_MATCH, ALONE)
+        Checkpoint.open(folder).restore(*make(1), MUST_MATCH, ALONE)
 
 
 def rewrite(folder, **values):
@@ -186,19 +182,19 @@ def test_settings_that_are_newer_than_a_checkpoint_have_their_defaults(tmp_path)
     folder = save(tmp_path, 1, *make(0))
     optim = {"max_steps": 5, "lr": 0.25, "betas": [0.5, 0.75], "batch_tokens": 64}
     rewrite(folder, config={"optim": optim})
-    assert read_optim(folder) == AdamWConfig(max_steps=5, lr=0.25, betas=(0.5, 0.75))
+    assert Checkpoint.open(folder).optim() == AdamWConfig(max_steps=5, lr=0.25, betas=(0.5, 0.75))
     wrong = [{"lr": 0.25}, {"max_steps": 5, "lr": "${oc.env:HOME}"}, {"max_steps": 5, "betas": 1}]
     for optim in [*wrong, {"max_steps": 5, "schedule": "none"}, [], None]:
         rewrite(folder, config={"optim": optim})
         with pytest.raises(ValueError, match="damaged"):
-            read_optim(folder)
+            Checkpoint.open(folder).optim()
 
 
 FILES = ["state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors", SUMS]
 
 
 def load(folder):
-    return load_checkpoint(folder, *make(1), MUST_MATCH, ALONE)
+    return Checkpoint.open(folder).restore(*make(1), MUST_MATCH, ALONE)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -220,7 +216,7 @@ def test_damage_is_named_with_the_older_one_that_is_whole(tmp_path, file, damage
         expected, message = FileNotFoundError, "holds no finished checkpoint"
     else:
         expected = ValueError
-        message = rf"^{folder} is damaged, .*{file}.* go on from {older}, .* run.resume=previous$"
+        message = rf"^{folder} is damaged, .*{file}.* resume from {older}, .* run.resume=previous$"
     with pytest.raises(expected, match=message):
         load(folder)
     assert newest_whole(tmp_path) == older
@@ -320,9 +316,10 @@ def test_a_file_that_holds_code_is_not_run(tmp_path, file, agrees):
     if file != "__0_0.distcp":  # which nobody reads
         with pytest.raises(ValueError, match="step_00000001 (is damaged|was saved by version 0.2)"):
             load(folder)
-    for read in (read_weights, read_optim, lambda folder: newest_whole(folder.parent.parent)):
-        with suppress(ValueError):
-            read(folder)
+    with suppress(ValueError):
+        Checkpoint.open(folder).weights()
+    with suppress(ValueError):
+        newest_whole(tmp_path)
     assert not went_off.exists()
 
 

@@ -1,28 +1,59 @@
-"""Steps of training as CUDA graphs: the GPU is told of all kernels of a step at once.
-
-A small model's kernels take less time than the CPU needs to launch them one by one.
-"""
+"""One training step: forward, backward, clipping and the optimizer, optionally as a CUDA graph."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from kernels.fused.cast_cache import CastCache
+from training.distributed import average_unsharded_gradients
+from training.finite_steps import FiniteSteps
 
 # Calls in which torch.compile, cuBLAS, NCCL and the optimizer allocate what they keep. In the first
 # ten DistributedDataParallel also takes the time of its own doing.
 _WARM_UP = 3
 _WARM_UP_TOGETHER = 12
 
+LossOf = Callable[..., tuple[Tensor, ...]]
+"""Called with a model and the tensors of a micro-batch; returns the mean loss, with a gradient, and
+other values that are averaged over steps, () each."""
+
+
+def train_step(loss_of: LossOf, model: nn.Module, finite: FiniteSteps, *batch: Tensor) -> None:
+    """Take one step on the mean loss of the micro-batches of all processes.
+
+    Nothing here waits for the GPU, so that the step can be captured in a CUDA graph.
+
+    Args:
+        loss_of: the loss of a micro-batch.
+        model: as it is trained, by DistributedDataParallel or FSDP2 if there are more processes.
+        finite: clips gradients and takes the optimizer's step, unless a number is not finite.
+        batch: (M, ...) each, M micro-batches of this process; their gradients add up, and are
+            exchanged once.
+    """
+    finite.optimizer.zero_grad(set_to_none=True)
+    n = len(batch[0])
+    means: list[Tensor] = []
+    for number, micro_batch in enumerate(zip(*batch, strict=True)):
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = number == n - 1
+        values = loss_of(model, *micro_batch)
+        (values[0] / n).backward()
+        shares = [value.detach() / n for value in values]
+        means = list(map(torch.add, means, shares)) if means else shares
+    average_unsharded_gradients(model)
+    finite(*means)
+
 
 class GraphedStep:
-    """A step of training, captured in a CUDA graph after a few calls and replayed from then on.
+    """A training step that is captured in a CUDA graph after a few calls and replayed from then on.
 
-    Every call is a step that counts, also those before and the one that is captured. On a CPU it
-    stays a plain call.
+    A small model's kernels take less time than the CPU needs to launch them one by one. Every call
+    is a step that counts, also those before and the one that is captured. On a CPU it stays a plain
+    call.
     """
 
     def __init__(

@@ -1,0 +1,82 @@
+"""What `train.py` asks of a task: data, a model, its loss and how it is evaluated."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from training.metrics import Record
+from training.step import LossOf
+from training.stop import Stop
+
+
+class Task(Protocol):
+    """A task to learn. When to step, validate, save and stop is up to `train.py`.
+
+    All processes make one and call the same methods in the same order.
+    """
+
+    model: nn.Module
+    can_capture: bool
+    """Whether a step can be captured in a CUDA graph."""
+    value_names: Sequence[str]
+    """Names of the values of a step, the loss first."""
+    unit: str
+    """What records count: tokens or examples."""
+    must_match: dict[str, Any]
+    """Settings that a run shares with the checkpoint from which it resumes."""
+    n_shapes: int
+    """Number of batch shapes that the model is given: code is compiled for each."""
+
+    def take_weights(self, run: Path) -> tuple[str, int | None]:
+        """Start with the weights of another run.
+
+        Returns:
+            Their source, and the step at which they were saved; None if not known.
+        """
+        ...
+
+    def open(self, run: Path, first_step: int) -> None:
+        """Write the files that the task keeps in the run's folder, or read them there."""
+        ...
+
+    def describe(self) -> str:
+        """Lines for the console: the model, the data and the size of a step."""
+        ...
+
+    def samples(self, step: int) -> int:
+        """Number of samples of all steps before `step`, over all processes."""
+        ...
+
+    def count(self, step: int) -> int:
+        """Number of tokens or examples of all steps before `step`, over all processes."""
+        ...
+
+    def stage(self, step: int) -> int:
+        """Stage of the curriculum at `step`: each has its own loss and batch shapes."""
+        ...
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Data of this process for `step`, (M, ...) each, for M micro-batches."""
+        ...
+
+    def loss(self, stage: int) -> LossOf:
+        """Loss of one micro-batch of `batch` in a stage."""
+        ...
+
+    def check_data(self, *, wait: bool) -> None:
+        """Raise what is wrong with the data as far as they are checked; `wait` until all are."""
+        ...
+
+    def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
+        """Means over steps and speed, tokens or examples per second, as a record."""
+        ...
+
+    def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:
+        """Evaluate after `step` steps; looks at `stop` between batches."""
+        ...
+
+    def finish(self, model: nn.Module, validated: Record, stop: Stop) -> Record:
+        """Final record of the run: the last validation and the task's own final evaluation."""
+        ...
