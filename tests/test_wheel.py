@@ -59,6 +59,8 @@ def test_installs_one_name(wheel: Path) -> None:
     kernels = {f.relative_to(ROOT / "kernels") for f in (ROOT / "kernels").rglob("*.py")}
     installed = {f.relative_to("papilio/kernels") for f in files if f.parts[1] == "kernels"}
     assert installed == kernels
+    others = {f for f in files if f.parts[0] == "papilio" and f.parts[1] != "kernels"}
+    assert others == {Path("papilio/__init__.py")}
 
 
 def test_asks_for_no_more_than_attention_needs(wheel: Path) -> None:
