@@ -71,59 +71,59 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
     deterministic: bool = False,
     impl: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(q k^T * softmax_scale) v, exact, in memory linear in the sequence length.
+    """Exact attention, softmax(q k^T * softmax_scale) v, in memory linear in the sequence length.
 
-    Query i stands at key position p = i + T_k - T_q: masks align at the bottom right. With
-    T_q = 2, T_k = 4 and with T_q = 4, T_k = 2, a causal mask shows (1 is seen):
+    Query i is at key position p = i + T_k - T_q, so masks align at the bottom right. A causal mask
+    with T_q = 2, T_k = 4, and with T_q = 4, T_k = 2 (1 is visible):
 
         1 1 1 0         0 0
         1 1 1 1         0 0
                         1 0
                         1 1
 
-    A key is seen where all of causal, window_size, mask, doc_start and kv_lengths allow it. A row
+    A query sees a key if causal, window_size, mask, doc_start and kv_lengths all allow it. A query
     that sees no key has output 0, lse -inf (its sink, if there are sinks) and gradients 0.
 
-    Under autocast q, k and v are cast to its dtype, as PyTorch's scaled_dot_product_attention
-    casts them; their dtypes may differ before that.
+    Under autocast q, k and v are cast to its dtype, as in PyTorch's scaled_dot_product_attention;
+    their dtypes may differ before that.
 
-    Hidden keys and values must be finite, zero say: what is hidden has a weight of 0, and 0 * NaN
-    is NaN. Which of them are multiplied at all depends on the implementation.
+    Hidden keys and values must be finite, for example 0: they have weight 0, and 0 * NaN is NaN.
+    Which of them an implementation multiplies is not specified.
 
     Args:
-        q: (B, T_q, H, D), fp16, bf16 or fp32, D up to 256; any strides with a contiguous last
-            dimension, that of T up to 2^24 elements for the kernels of this project.
-        k, v: (B, T_k, H_kv, D), same dtype and device. H is a multiple of H_kv: head h reads
+        q: (B, T_q, H, D), fp16, bf16 or fp32, D up to 256. The last dimension must be contiguous;
+            this project's kernels take strides of up to 2^24 elements in T.
+        k, v: (B, T_k, H_kv, D), same dtype and device. H must be a multiple of H_kv: head h reads
             key-value head h // (H / H_kv) (grouped-query attention).
         causal: hide from each query the keys that come after it, j > p.
         softmax_scale: positive and finite; default 1 / sqrt(D).
         window_size: W >= 1 hides the keys with |p - j| >= W. With causal, a query sees W keys,
             itself included; without, W - 1 on either side of itself.
-        mask: block-sparse; its layout covers ceil(T_q / block) x ceil(T_k / block) blocks.
+        mask: block-sparse; its layout must have ceil(T_q / block) x ceil(T_k / block) blocks.
         doc_start: (B, T_q) int32 or int64, the key position at which each query's document begins:
-            it sees no key before that (packed documents).
-        kv_lengths: (B,) int32 or int64, the number of keys that are not padding. Keys from there on
-            are hidden; positions still count from T_k.
-        sinks: (H,), any floating dtype: a score for each head that takes part in the softmax and
-            has no value (arXiv 2309.17453; learnable as in gpt-oss), below +inf. lse counts it.
+            earlier keys are hidden (packed documents).
+        kv_lengths: (B,) int32 or int64, the number of keys that are not padding. Later keys are
+            hidden; query positions still depend on T_k.
+        sinks: (H,), any floating dtype, below +inf: for each head a score that takes part in the
+            softmax and has no value (arXiv 2309.17453; learnable as in gpt-oss). lse includes it.
         softcap: c > 0 replaces a score s by c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
         dropout_p: probability, in [0, 1), with which an attention weight is set to zero; the
             others are divided by 1 - dropout_p.
         dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
-            What is dropped is a pure function of (seed, batch, head, query, key), the same in
-            every implementation but "sdpa" and "unfused", which take no seed. None draws from
-            PyTorch's generator of the device, in every implementation.
-        return_lse: also return the log-sum-exp of each row of scores, which has a gradient too.
-        deterministic: promise that a repeated call gives the same bits, gradients included. All
-            implementations but "sdpa" and "unfused" always do; dropout needs the same seed, or the
-            same state of the generator. It is a promise for calls of the same shape: in a batch of
+            Whether a weight is dropped is a pure function of (seed, batch, head, query, key), the
+            same in every implementation except "sdpa" and "unfused", which take no seed. With None,
+            all implementations draw from PyTorch's generator of the device.
+        return_lse: also return the log-sum-exp of each row of scores, which is differentiable.
+        deterministic: require that a repeated call gives the same bits, gradients included. All
+            implementations except "sdpa" and "unfused" always do; dropout needs the same seed, or
+            the same state of the generator. This holds for calls of the same shape: in a batch of
             another size, out of a sequence has the same bits, and its gradients may differ by
             rounding (impl="hopper", causal, without a mask).
-        impl: "hopper" (this project's kernels for H100 and H200), "triton" (its portable ones),
-            "sdpa" (PyTorch's scaled_dot_product_attention), "reference" (standard attention, exact,
-            quadratic memory), "unfused" (standard attention in the dtype of q, to compare speed
-            with). None picks the fastest that serves the call. A named one that cannot serve it
-            raises.
+        impl: "hopper" (kernels for H100 and H200), "triton" (portable kernels), "sdpa" (PyTorch's
+            scaled_dot_product_attention), "reference" (standard attention, exact, quadratic
+            memory) or "unfused" (standard attention in the dtype of q, as a baseline). None picks
+            the fastest one that serves the call. A named one that cannot serve the call raises
+            ValueError.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q, or that of autocast; with return_lse also lse
@@ -168,10 +168,10 @@ def flash_attention_packed(
     impl: str | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attention` of q, k and v in one tensor, as one linear layer makes them.
+    """`flash_attention` of q, k and v in one tensor, the output of one linear layer.
 
-    The gradient is one tensor as well, which the backward pass writes: autograd would copy three
-    gradients into one.
+    The backward pass writes the gradient of that tensor directly; autograd would copy three
+    gradients into it.
 
     Args:
         qkv: (B, T, 3, H, D); q, k and v are qkv[:, :, 0] to qkv[:, :, 2].

@@ -34,15 +34,15 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
         papilio.register_with_transformers()
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="papilio")
 
-    Supported are causal and bidirectional attention, grouped heads, padding on either side, sliding
+    Supports causal and bidirectional attention, grouped heads, padding on either side, sliding
     windows and chunks, packed documents, dropout, softcap, sinks, and dynamic and static caches.
-    Weights in fp32 under autocast, as with Trainer(bf16=True), run in the dtype of autocast.
+    Under autocast, as with Trainer(bf16=True), attention runs in its dtype.
     Outputs at padding are undefined and may differ from those of other implementations.
 
     As in flash_attention_2, a document begins where position_ids are at the minimum of their row,
-    in calls whose cache is empty or absent. Compiled models always use such starts, because values
-    cannot be read there. Chunked layers (Llama 4) with more tokens than a chunk need
-    use_cache=False for that.
+    in calls whose cache is empty or absent. Compiled models always apply these starts, because
+    they cannot read values. Chunked layers (Llama 4) with more tokens than a chunk need
+    use_cache=False for packed documents.
 
     Args:
         name: the name under which models request it.
@@ -50,7 +50,7 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
 
     Raises:
         ImportError: transformers is missing, or is older than 5.4.
-        ValueError: there is no such impl. Later, in a model: it needs what is not supported.
+        ValueError: there is no such impl. A model raises it later if it needs another option.
     """
     if impl is not None and impl not in IMPLS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")

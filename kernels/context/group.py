@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ContextGroup:
-    """The processes that share each sequence. Immutable.
+    """Processes that share each sequence (context parallelism). Immutable.
 
     Args:
         process_group: of torch.distributed; None for this process alone.
@@ -56,13 +56,13 @@ class ContextGroup:
         return f"ContextGroup(rank {self.rank} of {self.size}, {self.name!r})"
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
-        """Part of x that this process holds; x itself in a group of one.
+        """Part of x that belongs to this process; x itself in a group of one.
 
         Args:
             x: (..., T, ...), whole sequences; T is its dimension `dim`.
 
         Returns:
-            (..., T / P, ...): the tokens of its two chunks.
+            (..., T / P, ...): the tokens of this process's two chunks.
 
         Raises:
             ValueError: T is not a multiple of 2 P.

@@ -44,27 +44,27 @@ def context_attention(
     deterministic: bool = False,
     **arguments: Any,
 ) -> Tensor:
-    """Causal attention of sequences that the processes of a group share.
+    """Causal attention of sequences that are sharded over the processes of a group.
 
     Each process passes its tokens (`ContextGroup.shard`) and gets the output of its queries: the
-    rows that `flash_attention` of the whole sequence would have. All processes must call it, with
-    the same arguments but for q, k, v and doc_start, and each on one stream at a time. In a CUDA
-    graph it can be captured when shapes of this size have been called once before.
+    rows of `flash_attention` of the whole sequence. All processes must call it, with the same
+    arguments except q, k, v and doc_start, and each on one stream at a time. It can be captured in
+    a CUDA graph after a first call with tensors of the same size.
 
     Args:
         q: (B, T / P, H, D), as in `flash_attention`; P is the size of the group.
         k, v: (B, T / P, H_kv, D).
-        context: the group. Alone in it, this is `flash_attention`.
-        method: "ring" sends keys and values round, each process holds its own: attention with
-            mask, doc_start, softmax_scale and softcap. "gather" brings all keys and values to
-            all processes, and also serves window_size, kv_lengths and dropout. None picks the
-            ring for what it serves, from 2,048 tokens a process on.
+        context: the group. In a group of one process, this is `flash_attention`.
+        method: "ring" passes keys and values from process to process; it supports mask, doc_start,
+            softmax_scale and softcap. "gather" copies all keys and values to all processes, and
+            also supports window_size, kv_lengths and dropout. None picks the ring if it supports
+            the call and a process has at least 2,048 tokens.
         impl: "hopper", "triton" or "reference", as in `flash_attention`.
-        deterministic: as in `flash_attention`; these all repeat bit for bit.
-        arguments: those of `flash_attention`. causal is True. doc_start (B, T / P) holds positions
-            in the whole sequence, for the queries of this process. mask is for T queries and keys,
-            kv_lengths counts keys of the T. Dropout needs a seed, and drops what it drops in one
-            process.
+        deterministic: as in `flash_attention`; these implementations all are.
+        arguments: those of `flash_attention`. causal must be True. doc_start (B, T / P) has
+            positions in the whole sequence, for the queries of this process. mask is for T queries
+            and keys; kv_lengths counts keys of the whole sequence. Dropout needs a seed, and drops
+            the same weights as in one process.
 
     Returns:
         out (B, T / P, H, D) in the dtype of q, or that of autocast, as in `flash_attention`.

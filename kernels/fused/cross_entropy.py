@@ -38,7 +38,7 @@ def linear_cross_entropy(
     softcap: float | None = None, z_loss: float = 0.0, ignore_index: int = -100,
     impl: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Cross-entropy of `hidden @ weight.T`, with a gradient, in memory linear in N + V.
+    """Cross-entropy of the logits `hidden @ weight.T`, without all logits in memory.
 
     The loss of a row with logits x and target t is lse - x[t] + z_loss * lse^2, where lse is the
     logarithm of the sum of exp(x). Matrix products are in the dtype of `hidden`, or that of
@@ -50,13 +50,13 @@ def linear_cross_entropy(
             after it: the caller shifts the tokens.
         weight: (V, C), of any floating dtype; its gradient has that dtype.
         targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another value makes the loss
-            NaN with impl="triton", as a check would stall the GPU.
-        reduction: the mean over the targets that count, their sum, or "none": the loss of each, 0
-            where it does not count. The mean of no targets at all is NaN, its gradients are 0. With
-            "none" the backward pass computes the logits again.
+            NaN with impl="triton", because a check would wait for the GPU.
+        reduction: "mean" over the targets that count, their "sum", or "none": the loss of each, 0
+            where it does not count. The mean of no targets is NaN, with gradients 0. With "none"
+            the backward pass computes the logits again.
         vocab_size: rows of the weight that count, at most V; the others are padding. None: all.
         softcap: c > 0 replaces a logit x by c * tanh(x / c) (Gemma 2, arXiv 2408.00118).
-        z_loss: weight of lse^2, which keeps logits from drifting (PaLM, arXiv 2204.02311, 5.).
+        z_loss: weight of lse^2, which keeps logits from drifting (PaLM, arXiv 2204.02311).
         ignore_index: target of positions without a loss.
         impl: "triton" (a kernel, for a GPU) or "reference" (PyTorch, any device); None picks.
 

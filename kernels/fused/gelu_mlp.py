@@ -27,24 +27,24 @@ def gelu_mlp(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor,
     *, recompute: bool = False, impl: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """gelu(x @ w_in.T + b_in) @ w_out.T, with the tanh form of the GELU, as in GPT-2.
+    """MLP of GPT-2, gelu(x @ w_in.T + b_in) @ w_out.T, with the tanh form of the GELU.
 
     Matrix products are in the dtype of `x`, or that of autocast. The bias and the gradients of
-    weights are never rounded to it: they accumulate in fp32, or in fp64 for fp64. Repeated calls
-    give the same bits.
+    weights are never rounded to that dtype: they accumulate in fp32, or in fp64 for fp64. Repeated
+    calls give the same bits.
 
     Args:
         x: (..., C), fp16, bf16, fp32 or fp64.
         w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, which is also that of
             their gradients; b_in may be None, for 0.
-        recompute: save (N, F) numbers for the backward pass instead of twice as many, and compute
-            the GELU again there.
+        recompute: save one (N, F) tensor for the backward pass instead of two, and compute the
+            GELU again there.
         impl: "hopper" (kernels for H100 and H200), "triton" (any GPU) or "reference" (PyTorch,
             any device); None picks.
 
     Returns:
-        (..., C) in the dtype of the products. The bias of the second layer is left to the caller,
-        who adds the result to the residual stream anyway.
+        (..., C) in the dtype of the products, without the bias of the second layer: the caller
+        adds it together with the residual stream (`add_layer_norm`).
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.

@@ -24,15 +24,15 @@ def add_layer_norm(
     x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor | None,
     *, eps: float = 1e-5, impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """s = x + (y + bias), and the LayerNorm of s over its last dimension.
+    """Residual sum s = x + (y + bias), and the LayerNorm of s over its last dimension.
 
     Sums over rows accumulate in fp32, and repeated calls give the same bits.
 
     Args:
         x: (..., C), the stream. All tensors are floating-point; dtypes may differ, but either all
             are fp64 or none is.
-        y: (..., C), a layer's output, added to x; None: nothing.
-        bias: (C,), added to y; None: nothing.
+        y: (..., C), the output of a layer, added to x; None for 0.
+        bias: (C,), added to y; None for 0.
         weight, norm_bias: (C,) each, of the normalisation; norm_bias may be None, for 0.
         eps: added to the variance; at least 0.
         impl: "triton" (a kernel for the backward pass, on a GPU) or "reference" (PyTorch, any

@@ -21,10 +21,10 @@ from .matmul import matmul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, as `torch.nn.functional.linear`, by cuBLAS on a GPU.
+    """Linear layer, x @ weight.T + bias, whose weight gradient is not rounded to the dtype of x.
 
     Args:
-        x: (..., C), floating-point; the product is in its dtype, or in that of autocast.
+        x: (..., C), floating-point. The product is in its dtype, or that of autocast.
         weight, bias: (F, C) and (F,), floating-point; their gradients have their dtypes.
 
     Returns:

@@ -35,11 +35,11 @@ MaskPart = tuple[tuple[int, ...], tuple[int, ...]]
 class BlockSparseMask:
     """Block-sparse attention mask: which blocks of keys each block of queries sees. Immutable.
 
-        mask = BlockSparseMask(butterfly(128), 128)  # for 127 * 128 + 1 to 128 * 128 tokens
+        mask = BlockSparseMask(butterfly(128), 128)  # for 16,257 to 16,384 tokens
 
     Args:
         layout: (n_q_blocks, n_k_blocks) bool, the same for all heads, or
-            (H, n_q_blocks, n_k_blocks). True where block i sees block j; see patterns.py.
+            (H, n_q_blocks, n_k_blocks). True where query block i sees key block j.
         block_size: queries and keys in a block: 16, 32, 64, 128 or 256.
 
     Attributes:
@@ -47,7 +47,7 @@ class BlockSparseMask:
         block_size: as given.
         n_head: H_m, 1 for a layout that all heads share.
         is_empty: whether no block sees another.
-        packed_fill: mean number of its blocks in a block of 64 that holds any.
+        packed_fill: mean number of visible blocks in those blocks of 64 that have any.
         digest: hexadecimal sha256 of layout and block size, the same for equal masks.
 
     Raises:
@@ -202,9 +202,9 @@ class BlockSparseMask:
                 self._parts[(rows, keys), n_chunks, seq_len] = part
 
     def to_dense(self, seq_q: int, seq_k: int) -> Tensor:
-        """Expand the layout to elements, without a causal mask or a window; lengths as in `lists`.
+        """Expand the layout to elements, without a causal mask or a window.
 
-        Returns (H_m, seq_q, seq_k) bool, on the layout's device.
+        Returns (H_m, seq_q, seq_k) bool, on the layout's device. The lengths must fit the layout.
         """
         self._check_lengths(seq_q, seq_k)
         expanded = self.layout.repeat_interleave(self.block_size, 1)[:, :seq_q]
@@ -214,7 +214,7 @@ class BlockSparseMask:
         """Share, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
 
         With `causal`, both count only pairs that a causal mask allows. Exact, counted in elements;
-        the mean over the heads. Lengths as in `lists`.
+        the mean over the heads. The lengths must fit the layout.
         """
         self._check_lengths(seq_q, seq_k)
         # Only blocks of the layout: in a long sequence, they are a small part of all.
@@ -236,7 +236,7 @@ class BlockSparseMask:
     ) -> "BlockMask":  # fmt: skip
         """Convert to a mask of torch.nn.attention.flex_attention, with batch 1 and H_m heads.
 
-        Arguments and errors as in `lists`. Its mask_mod also looks up the layout, because
+        The lengths must fit the layout. The mask_mod also looks up the layout, because
         flex_attention without torch.compile reads nothing else.
         """
         from torch.nn.attention.flex_attention import BlockMask  # loads the compiler

@@ -21,8 +21,8 @@ def butterfly(
 ) -> Tensor:  # fmt: skip
     """Flat block butterfly: block i sees block j iff i == j or i XOR j is a power of two.
 
-    The sum of the factors of a butterfly matrix: 1 + n_factors blocks a row, and paths of at most
-    n_factors layers from each block to every other. With 8 blocks and all 3 factors:
+    The sum of the factors of a butterfly matrix. A row has 1 + n_factors blocks, and at most
+    n_factors layers connect each block to every other. With 8 blocks and all 3 factors:
 
         1 1 1 . 1 . . .
         1 1 . 1 . 1 . .
@@ -35,7 +35,7 @@ def butterfly(
 
     Args:
         n_blocks: any positive number. If it is not a power of two, some rows have fewer blocks,
-            because partners from n_blocks on do not exist.
+            because some partners do not exist.
         n_factors: i XOR j is at most 2^(n_factors - 1). Default and maximum: ceil(log2(n_blocks)),
             which connects all blocks.
         global_blocks: number of first rows and columns that are all True.
