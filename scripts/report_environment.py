@@ -1,0 +1,92 @@
+"""Print what a bug report needs: versions, GPUs, and which attention serves a standard call.
+
+python -m scripts.report_environment
+
+Works without a GPU and without Triton.
+"""
+
+from training.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def check_arguments() -> None:
+    """Accept --help alone."""
+    command_parser(__doc__, __spec__).parse_args()
+
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from kernels.attention import UNSUPPORTED_REASONS, pick
+from kernels.options import make_options
+from training.environment import commit
+
+PACKAGES = ("triton", "numpy", "transformers", "datasets", "tokenizers")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "PAPILIO_CACHE", "TRITON_INTERPRET")
+
+
+def report() -> Iterator[tuple[str, str]]:
+    """Lines of the report, as (subject, fact)."""
+    yield "papilio", f"{installed('papilio')}, commit {commit() or 'unknown'}"
+    yield "Python", f"{platform.python_version()} on {platform.platform()}"
+    yield "torch", f"{torch.__version__}, built for CUDA {torch.version.cuda}"
+    for package in PACKAGES:
+        yield package, installed(package)
+    for name in VARIABLES:
+        if name in os.environ:
+            yield name, repr(os.environ[name])
+    for i in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        yield (
+            f"GPU {i}",
+            f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB",
+        )
+    yield "driver", nvidia_driver() or "no NVIDIA driver"
+    yield from attention()
+
+
+def attention() -> Iterator[tuple[str, str]]:
+    """The implementation of a causal call in bf16, and why the others do not serve it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = 1, 1024, 12, 64
+    q, k, v = (torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
+    options = make_options(q, k, v, causal=True)
+    choice = pick(None, q, k, v, options)
+    yield "attention", f"{choice}, for causal=True and q of {shape} in bf16 on {device}"
+    for name, unsupported_reason in UNSUPPORTED_REASONS.items():
+        reason = unsupported_reason(q, k, v, options)
+        yield f"  {name}", "serves it" if reason is None else f"does not serve it: {reason}"
+
+
+def installed(package: str) -> str:
+    """Version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def nvidia_driver() -> str | None:
+    """Version of the NVIDIA driver, or None."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.partition("\n")[0] if done.returncode == 0 else None
+
+
+def main() -> None:
+    """Print the report."""
+    for subject, fact in report():
+        print(f"{subject:20} {fact}")
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        main()
