@@ -1,10 +1,10 @@
 """`ContextGroup`: the processes that share a sequence, and the tokens that each of them holds.
 
-A sequence of T tokens is split into 2 P chunks, for P processes. Rank r holds chunk r and chunk
-2 P - 1 - r, in this order: under a causal mask the late chunk has as much more work than average as
-the early one has less, so all ranks have the same (Llama 3, arXiv 2407.21783, section 3.3.2).
+A sequence of T tokens is split into 2 P chunks, for P processes. Rank r holds chunks r and
+2 P - 1 - r: under a causal mask all ranks have the same work (Llama 3, arXiv 2407.21783, 3.3.2).
 """
 
+import atexit
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -45,8 +45,7 @@ class ContextGroup:
         self.rank: Final[int] = 0 if alone else dist.get_rank(process_group)
         if self.rank < 0:
             raise ValueError(
-                "process_group must hold this process, and does not: make a ContextGroup of the "
-                "one that does"
+                "process_group must hold this process, and does not: pass the one that does"
             )
         self.name: Final[str] = "" if alone else process_group.group_name
         self.chunks: Final = (self.rank, 2 * self.size - 1 - self.rank)
@@ -105,6 +104,7 @@ class ContextGroup:
 
 
 _BY_NAME: dict[str, ContextGroup] = {}
+atexit.register(_BY_NAME.clear)  # gloo aborts if its threads outlive the interpreter
 
 
 def group_named(name: str) -> ContextGroup:
