@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data.files import write_atomically
 
@@ -11,24 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's, which people tell apart whatever colours they see, without their yellow; black is
-# the paper's, and two of ours are warm where others are not
-OURS, OUR_SPARSE, PAPER, PLAIN = "#D55E00", "#E69F00", "#000000", "#999999"
-PEERS = {
-    "SDPA flash": "#0072B2",
-    "SDPA cuDNN": "#56B4E9",
-    "SDPA math": PLAIN,
-    "standard": PLAIN,
-    "FlexAttention": "#009E73",
-    "flash-attn-4": "#CC79A7",
-    "Triton tutorial": "#7B4FA3",
-    "nanoGPT, flash": "#0072B2",  # on the same attention
-    "nanoGPT, cuDNN": "#56B4E9",
-    "Hugging Face, eager": PLAIN,
-    "Hugging Face, sdpa": "#009E73",
-    "Hugging Face, compiled": "#CC79A7",
-}
-COLOURS = (OURS, "#0072B2", "#009E73", "#CC79A7", OUR_SPARSE, "#56B4E9")  # of models beside models
+# Okabe and Ito's, which people tell apart whatever colours they see, without their yellow
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+PLAIN = "#999999"
 MARKERS = "os^Dv<>"
 LINES = ("-", "--", ":", "-.")
 
@@ -53,17 +38,6 @@ def styles_of(labels: Iterable[str]) -> Styles:
             "linestyle": LINES[turn % len(LINES)],
         }
     return looks
-
-
-def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
-    """How the line of an attention is drawn: ours thick, before the others."""
-    if name == "ours, portable":
-        return {"color": OURS, "lw": 1.5, "ls": ":"}
-    if name != "ours":
-        return {"color": PEERS[name], "lw": 1.5}
-    if sparse:  # narrower, so that both are seen where they are equal
-        return {"color": OUR_SPARSE, "lw": 1.5, "zorder": 4}
-    return {"color": OURS, "lw": 4, "zorder": 3}
 
 
 def name_ends(axes: "Axes", ends: Mapping[str, tuple[float, str]], gap: float = 0.06) -> None:

@@ -66,7 +66,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from evaluation.results import Row, Stage, collect_rows
+from evaluation.results import Row
 from evaluation.style import save
 from experiments.attention import hbm_bytes, report
 from experiments.attention.cases import Case, Sparsity
@@ -78,6 +78,7 @@ from experiments.attention.peers import (
     load_tutorial,
     triton_tutorial,
 )
+from experiments.results import Stage, collect_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,11 +30,12 @@ from typing import Any
 
 import torch
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.attention.cases import DROPOUT_SEED, Case, make_tensors
 from experiments.attention.measure import time_ms
 from experiments.attention.report import Result
 from experiments.reports import table
+from experiments.results import collect_rows
 from kernels import flash_attention
 from kernels.testing import relative_error
 

@@ -31,10 +31,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from evaluation.style import OUR_SPARSE, OURS, PLAIN
+from evaluation.style import PLAIN
 from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE
 from experiments.reports import table
+from experiments.style import OUR_SPARSE, OURS
 from kernels.options import AttentionOptions, with_mask
 from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
 

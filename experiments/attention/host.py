@@ -39,11 +39,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError
 from experiments.attention.report import Result
 from experiments.reports import table
+from experiments.results import collect_rows
 from kernels import flash_attention
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions

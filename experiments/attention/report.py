@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evaluation.results import Row
-from evaluation.style import OUR_SPARSE, OURS, PLAIN, line_of, name_ends
+from evaluation.style import PLAIN, name_ends
 from experiments.reports import table
+from experiments.style import OUR_SPARSE, OURS, line_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ import numpy as np
 from data.files import write_atomically
 from data.lra.listops import yardsticks
 from data.lra.store import MANIFEST, Sequences, open_split
-from evaluation.results import Row, add_runs, read_result, write_result
+from evaluation.results import Row, read_result, write_result
 from evaluation.runs import HOW, check_settings
 from evaluation.statistics import Estimate, paired_half_width, widen, wilson
 from experiments.classifier_runs import (
@@ -34,6 +34,7 @@ from experiments.lra.jobs import config_path, suffix_of
 from experiments.lra.tables import draw, markdown
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import publish
+from experiments.results import add_runs
 from training.classification.config import ClassifyConfig
 from training.command_line import errors_as_sentences
 from training.metrics import read_metrics

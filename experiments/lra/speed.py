@@ -49,10 +49,11 @@ from torch import Tensor, nn
 from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.lra.jobs import arguments_of, trainable_tasks
 from experiments.lra.tables import speed_table
 from experiments.lra.tasks import ATTENTIONS
+from experiments.results import collect_rows
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.objectives import answer_loss, ask_labels

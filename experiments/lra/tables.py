@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
-from evaluation.style import OUR_SPARSE, OURS, PAPER, PLAIN
+from evaluation.style import PLAIN
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
+from experiments.style import OUR_SPARSE, OURS, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

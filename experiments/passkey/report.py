@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.passkey import by_length, draw
-from evaluation.results import Row, add_runs, read_result, write_result
+from evaluation.results import Row, read_result, write_result
 from experiments.passkey.attentions import ATTENTIONS
 from experiments.passkey.runs import ASKED
 from experiments.reports import publish, table
+from experiments.results import add_runs
 from training.command_line import errors_as_sentences
 
 if TYPE_CHECKING:

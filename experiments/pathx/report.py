@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from data.lra.store import open_split
 from evaluation.markdown import digits
-from evaluation.results import Row, add_runs, read_result, write_result
+from evaluation.results import Row, read_result, write_result
 from evaluation.statistics import wilson
-from evaluation.style import OUR_SPARSE, OURS
-from evaluation.style import PAPER as PAPER_COLOUR
 from experiments.classifier_runs import describe, finished_folders, read_run_config
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
 from experiments.reports import mean_text, publish, table
+from experiments.results import add_runs
+from experiments.style import OUR_SPARSE, OURS
+from experiments.style import PAPER as PAPER_COLOUR
 from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 

@@ -37,7 +37,8 @@ from functools import cache, partial
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
+from experiments.results import collect_rows
 from experiments.train_steps.contenders import Step, step_of
 from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu

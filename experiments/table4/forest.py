@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evaluation.results import Row
-from evaluation.style import OUR_SPARSE, OURS
+from experiments.style import OUR_SPARSE, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.reports import table
+from experiments.results import collect_rows
 from kernels.fused.cross_entropy import linear_cross_entropy
 from kernels.testing import relative_error
 

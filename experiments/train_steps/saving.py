@@ -33,8 +33,9 @@ from statistics import median
 import torch
 import torch.distributed.checkpoint as dcp
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.reports import table
+from experiments.results import collect_rows
 from experiments.train_steps.contenders import TOKENS_A_STEP, training_step
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT

@@ -53,8 +53,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from evaluation.style import save
+from experiments.results import collect_rows
 from experiments.train_steps.contenders import TOKENS_A_STEP, Step, contenders, our_step
 from experiments.train_steps.tables import draw_speed, parts_table, speed_table
 from model.config import GPT2_SIZES, MaskConfig, ModelConfig

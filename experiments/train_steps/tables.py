@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation.style import OURS, PEERS
 from experiments.reports import table
+from experiments.style import OURS, PEERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

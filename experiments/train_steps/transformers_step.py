@@ -54,8 +54,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.reports import table
+from experiments.results import collect_rows
 from kernels.for_transformers import register_with_transformers
 
 TOKENS_A_STEP = 16_384

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from evaluation.results import Row, collect_rows
+from evaluation.results import Row
 from experiments.reliability import reliability_table
+from experiments.results import collect_rows
 from tests.reliability.damage import cuts, flips
 from tests.reliability.faults import (
     changed_data,

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from evaluation.style import OURS
 from experiments.attention.cases import Case
 from experiments.attention.report import draw_paper, draw_peers
+from experiments.style import OURS
 from tests.experiments.attention.conftest import made_up_rows
 
 LENGTHS = (1024, 4096, 16_384)

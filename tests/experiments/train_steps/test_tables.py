@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evaluation.style import OURS, PEERS
+from experiments.style import OURS, PEERS
 from experiments.train_steps.tables import draw_losses, draw_speed, parts_table
 
 

@@ -1,0 +1,33 @@
+"""Colours and lines of Papilio, its peers and the paper in the pictures of results."""
+
+from typing import Any
+
+from evaluation.style import COLOURS, PLAIN
+
+# black is the paper's, and two of ours are warm where others are not
+OURS, OUR_SPARSE, PAPER = COLOURS[0], COLOURS[4], "#000000"
+PEERS = {
+    "SDPA flash": "#0072B2",
+    "SDPA cuDNN": "#56B4E9",
+    "SDPA math": PLAIN,
+    "standard": PLAIN,
+    "FlexAttention": "#009E73",
+    "flash-attn-4": "#CC79A7",
+    "Triton tutorial": "#7B4FA3",
+    "nanoGPT, flash": "#0072B2",  # on the same attention
+    "nanoGPT, cuDNN": "#56B4E9",
+    "Hugging Face, eager": PLAIN,
+    "Hugging Face, sdpa": "#009E73",
+    "Hugging Face, compiled": "#CC79A7",
+}
+
+
+def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
+    """Matplotlib options of the line of an attention: ours thick, before the others."""
+    if name == "ours, portable":
+        return {"color": OURS, "lw": 1.5, "ls": ":"}
+    if name != "ours":
+        return {"color": PEERS[name], "lw": 1.5}
+    if sparse:  # narrower, so that both are seen where they are equal
+        return {"color": OUR_SPARSE, "lw": 1.5, "zorder": 4}
+    return {"color": OURS, "lw": 4, "zorder": 3}
