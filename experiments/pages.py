@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
-from experiments import glance, provenance, reliability
+from experiments import glance, provenance
 from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
 from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
+from experiments.reliability.table import reliability_table
 from experiments.scale import report as scale
 from experiments.scale import same_losses
 from experiments.table4 import forest
@@ -98,7 +99,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lra_rotary": _of(lra.accuracy_table, "lra_rotary"),
     "lra_text": _of(partial(lra.trials_table, task="text"), *TEXT_TRIALS),
     "lra_speed": _of(lra.speed_table, "lra_speed"),
-    "reliability": _of(reliability.reliability_table, "reliability"),
+    "reliability": _of(reliability_table, "reliability"),
     "saving": _of(saving.saving_table, "saving"),
     "scale_ddp": _of(scale.ddp_table, "scale"),
     "scale_fsdp": _of(scale.fsdp_table, "scale"),

@@ -1,9 +1,9 @@
-"""What docs/reliability.md promises, tried a few times; python -m tests.reliability tries more."""
+"""What docs/reliability.md promises, tried a few times."""
 
 import pytest
 
-from tests.reliability.__main__ import parts
-from tests.reliability.world import World
+from experiments.reliability.__main__ import parts
+from experiments.reliability.world import World
 
 FEW = parts(share=0.05)
 

@@ -6,29 +6,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from threading import Event
-from typing import NamedTuple
 
 import pytest
 
 import train
-from tests.training_runs import call_on_two_processes, losses, start_process
-from training.checkpoint import saver
+from experiments.reliability.processes import start_process
+from experiments.reliability.stops import PHASES, start_alone, train_and_stop
+from tests.training_runs import call_on_two_processes, losses
 from training.checkpoint.folders import checkpoints, step_of
 from training.command_line import errors_as_sentences
-from training.language import task
 from training.metrics import read_metrics
 
 SPEED = "tokens_per_s", "gpu_hours", "memory_gib"
-
-
-class Phase(NamedTuple):
-    """A method or function, for which call of it the signal comes, and the step saved by then."""
-
-    owner: object
-    name: str
-    call: int
-    saved: int | None
 
 
 WORDS = {
@@ -37,48 +26,6 @@ WORDS = {
     signal.SIGHUP: "hung up",
     signal.SIGUSR1: "told to end",
 }
-PHASES = {
-    "first step": Phase(train.Trainer, "take_step", 1, None),
-    "training": Phase(train.Trainer, "take_step", 3, 3),
-    "evaluation": Phase(task.ValidationBatches, "__iter__", 1, 4),
-    "saving": Phase(saver, "write_checkpoint", 1, 4),
-    "last evaluation": Phase(task.ValidationBatches, "__iter__", 2, 8),
-}
-
-
-def train_and_stop(argv, phase, number, rank):
-    """Train, and send this process a signal when it comes to a phase, if it has this rank; None:
-    any."""
-    owner, name, at, saved = PHASES[phase]
-    work, calls, sent = getattr(owner, name), 0, Event()
-    here = rank in (None, int(os.environ.get("RANK", "0")))
-
-    def stopping(*args, **options):
-        nonlocal calls
-        calls += 1
-        if calls == at and here:
-            os.kill(os.getpid(), number)
-            sent.set()
-        return work(*args, **options)
-
-    setattr(owner, name, stopping)
-    if phase == "saving" and here:  # beside the next step, which it may not outrun
-        take_step = train.Trainer.take_step
-
-        def after_the_signal(self, batch):
-            assert self.step < saved or sent.wait(30)
-            take_step(self, batch)
-
-        train.Trainer.take_step = after_the_signal
-    with errors_as_sentences():
-        train.main(argv)
-
-
-def start_alone(log, *arguments):
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    train_and_stop(*arguments)
 
 
 @pytest.fixture(scope="module")

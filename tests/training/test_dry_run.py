@@ -12,9 +12,9 @@ import pytest
 from configs.reader import from_yaml
 from data.text.config import DataConfig
 from data.text.shards import Manifest
+from experiments.reliability.dots import make_config
 from experiments.scale.cases import PARTS, case_of
 from model.config import GPT2_SIZES, ModelConfig
-from tests.training.classification.tiny_classifier import make_config
 from training.config import ParallelConfig, RunConfig
 from training.dry_run import GIB, dry_run_if_asked, estimate, largest_micro_batch
 from training.language.config import OptimConfig, TrainConfig

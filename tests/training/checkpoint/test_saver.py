@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.reliability.processes import start_process
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, saver, take_steps
-from tests.training_runs import start_process
 from training.checkpoint import contents
 from training.checkpoint import saver as module
 from training.checkpoint.contents import Progress, save_model

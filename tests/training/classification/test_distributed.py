@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.classification.tiny_classifier import CPU, losses, make_config, zeros_come_in
+from experiments.reliability.dots import CPU, make_config
+from tests.training.classification.tiny_classifier import zeros_come_in
+from tests.training_runs import losses
 from training.classification.scoring import TEST_LOGITS
 
 from train import main  # isort: skip

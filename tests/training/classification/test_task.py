@@ -14,16 +14,10 @@ import train
 from configs.reader import read_config
 from data.lra.store import Manifest
 from data.lra.writer import preparing
+from experiments.reliability.dots import CPU, SPLITS, make_config, make_dots
 from model.classifier import Classifier
-from tests.training.classification.tiny_classifier import (
-    CPU,
-    SPLITS,
-    losses,
-    make_config,
-    make_dots,
-    zeros_come_in,
-)
-from tests.training_runs import stop_after
+from tests.training.classification.tiny_classifier import zeros_come_in
+from tests.training_runs import losses, stop_after
 from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import TEST_LOGITS, read_best, save_best

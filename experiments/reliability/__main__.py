@@ -1,30 +1,44 @@
 """Try what docs/reliability.md promises, as often as its table says: twenty minutes on two cores.
 
-python -m tests.reliability [--share 0.1] [--out docs/results/reliability.json]
+python -m experiments.reliability [--share 0.1] [--out docs/results/reliability.json]
 """
 
 import argparse
-import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.command_line import command_parser, errors_as_sentences, read_first
+
+
+@read_first
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_parser(__doc__, __spec__)
+    add = parser.add_argument
+    add("--share", type=float, default=1.0, help="of the number of tries")
+    add("--out", type=Path, default=Path("docs/results/reliability.json"), help="the result")
+    return parser.parse_args(argv)
+
+
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from evaluation.results import Row
-from experiments.reliability import reliability_table
-from experiments.results import collect_rows
-from tests.reliability.damage import cuts, flips
-from tests.reliability.faults import (
+from experiments.reliability.damage import cuts, flips
+from experiments.reliability.faults import (
     changed_data,
     changed_records,
     missing_checkpoints,
     ruined_weights,
 )
-from tests.reliability.hostile import hostile
-from tests.reliability.kills import kills
-from tests.reliability.stops import stops
-from tests.reliability.trust import absurd_sizes, other_weights, secrets, wrong_types
-from tests.reliability.world import World
+from experiments.reliability.hostile import hostile
+from experiments.reliability.kills import kills
+from experiments.reliability.stops import stops
+from experiments.reliability.table import reliability_table
+from experiments.reliability.trust import absurd_sizes, other_weights, secrets, wrong_types
+from experiments.reliability.world import World
+from experiments.results import collect_rows
 
 
 def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
@@ -52,25 +66,22 @@ def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--share", type=float, default=1.0, help="of the number of tries")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/reliability.json"))
-    args = parser.parse_args()
+    args = options(argv)
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder) / "world")
 
         def stage(part: Callable[[World], Row]) -> Iterator[list[Row]]:
             row = part(world)
-            sys.stdout.write(f"{row}\n")
-            sys.stdout.flush()
+            print(row, flush=True)
             yield [row]
 
         stages = [partial(stage, part) for part in parts(args.share).values()]
         rows = collect_rows(args.out, stages)
-    sys.stdout.write(reliability_table({"rows": rows}) + "\n")
+    print(reliability_table({"rows": rows}))
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_sentences():
+        main()

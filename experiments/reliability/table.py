@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md: what `python -m tests.reliability` tried, and what failed."""
+"""The table of docs/reliability.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from experiments.reports import table
 
 KINDS = ("silent", "traceback", "hang", "leak")
-"""How a failure begins; one that begins otherwise counts as silent."""
+"""First words of failures: what nobody notices, an error that is not a sentence, an endless wait, and
+what was read or run that must not be. A failure that begins otherwise counts as silent."""
 
 
 def reliability_table(result: Mapping[str, Any]) -> str:

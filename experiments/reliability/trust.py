@@ -1,15 +1,11 @@
 """Somebody else's run, data and model: no word of ours in them, no traceback, and no waiting."""
 
-import io
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,18 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from data.files import sealed
 from evaluation import report
+from evaluation.results import Row
+from experiments.reliability.hostile import commands, copies, prepare
+from experiments.reliability.world import FINE, Tally, World, outcome, remove
 from scripts import evaluate, passkey
-from tests.reliability.hostile import commands, copies, prepare
-from tests.reliability.world import FINE, SENTENCE, TRACEBACK, World, counted
 from training.checkpoint.files import SUMS, write_sums
-from training.command_line import errors_as_sentences as _sentences
 
-HANG = "a hang"
 SECRET = "s3cr3t-of-the-reader"
-PATIENCE = 60
-"""Seconds for a command that takes one or two."""
-MEMORY = 6 << 30
-"""Bytes of address space that a command may take beyond what this process has."""
 
 Change = Callable[[Path], object]
 """What is done to a file of a copy."""
@@ -41,48 +32,6 @@ FILES = (
     *("train_00000.bin", "train_00000.offsets.npy", "val_00000.offsets.npy", "train.images.npy"),
     *(".verified.json", "evaluation.json"),
 )
-
-
-class _TooLongError(BaseException):
-    """Raised by the alarm: nothing between takes it for an error of its own."""
-
-
-def attempt(command: Callable[[list[str]], object], *arguments: object) -> tuple[str, str]:
-    """How a command ended, and all that it said."""
-
-    def ring(*_: object) -> None:
-        raise _TooLongError
-
-    heard, before = io.StringIO(), signal.signal(signal.SIGALRM, ring)
-    signal.alarm(PATIENCE)
-    try:
-        with redirect_stdout(heard), redirect_stderr(heard), _little_memory(), _sentences():
-            command([*map(str, arguments)])
-        ended = FINE
-    except SystemExit as end:
-        ended = SENTENCE if str(end.code).startswith("error: ") or end.code == 2 else FINE
-        heard.write(str(end.code))
-    except _TooLongError:
-        ended = HANG
-    except BaseException as error:  # noqa: BLE001 a panic of a library counts, too
-        ended = TRACEBACK
-        heard.write(f"{type(error).__name__}: {error}")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-    return ended, heard.getvalue()
-
-
-@contextmanager
-def _little_memory() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _all_copies(world: World, command: str) -> list[Path]:
@@ -99,10 +48,6 @@ def _all_commands(world: World) -> dict[str, tuple]:
         "passkey": (passkey.main, run, "--data", data, "--out", out, *keys),
         "report": (report.main, world.folder / "hostile_report"),
     }
-
-
-def _find(name: str, folders: list[Path]) -> list[Path]:
-    return [folder / name for folder in folders if (folder / name).exists()]
 
 
 def _believable(path: Path) -> None:
@@ -140,7 +85,7 @@ def _row(
     changes: dict[tuple[str, str], Change],
     n: int,
     must_refuse: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> dict:
+) -> Row:
     """Apply n changes, of files of a name, each for a command; those in `must_refuse` by how."""
     prepare(world)
     made = world.folder / "made_report"
@@ -156,46 +101,35 @@ def _row(
         if (case[0] == report.RESULT) == (command == "report")
     ]
     random.Random(what).shuffle(cases)
-    tries, failures, refused = 0, [], 0
+    tally = Tally(what)
     os.environ["SECRET"] = SECRET
     try:
         for (name, how), command in cases:
             folders = _all_copies(world, command)
-            paths = _find(name, folders)
+            paths = [folder / name for folder in folders if (folder / name).exists()]
             if not paths:  # this command reads none
                 continue
-            if tries == n:
+            if tally.tries == n:
                 break
             for path in paths:
                 changes[name, how](path)
                 _believable(path)
             held = _holders(world)
             main, *arguments = _all_commands(world)[command]
-            ended, said = attempt(main, *arguments)
-            tries += 1
-            refused += ended != FINE
-            label = {HANG: "hang", TRACEBACK: "traceback"}.get(ended)
+            ended, _, printed = outcome(main, *arguments)
+            where = f"{name}, {how}, by {command}"
+            tally.add(ended, where, printed[-300:])
             if found := _holders(world) - held:
-                said = f"in {', '.join(path.name for path in found)}"
-            if found or SECRET in said:
-                label = "leak"
+                tally.fail("leak", f"{where}: in {', '.join(path.name for path in found)}")
+            elif SECRET in printed:
+                tally.fail("leak", f"{where}: {printed[-300:]}")
             elif ended == FINE and command in must_refuse.get(how, ()):
-                label = "silent"
-            if label:
-                failures.append(f"{label}: {name}, {how}, by {command}: {said[-300:]}")
-            _clean(paths)
+                tally.fail("silent", f"{where}: {printed[-300:]}")
+            for path in paths:  # a copy could not be written over links and pipes
+                remove(path)
     finally:
         del os.environ["SECRET"]
-    return counted(what, tries, failures, refused=refused)
-
-
-def _clean(paths: list[Path]) -> None:
-    """Remove what a copy could not be written over with: links and pipes."""
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    return tally.row(refused=tally.refused)
 
 
 # What somebody writes into a file
@@ -330,7 +264,7 @@ SETTINGS = {
 }
 
 
-def secrets(world: World, n: int) -> dict:
+def secrets(world: World, n: int) -> Row:
     """Interpolations, malformed configurations, and links to what is the reader's alone."""
     changes: dict[tuple[str, str], Change] = {}
     for text in INTERPOLATIONS:
@@ -349,7 +283,7 @@ def secrets(world: World, n: int) -> dict:
         return _row(world, "somebody's run: secrets", changes, n)
 
 
-def wrong_types(world: World, n: int) -> dict:
+def wrong_types(world: World, n: int) -> Row:
     """Values of other types, or out of any range, where sums and seals agree."""
     changes: dict[tuple[str, str], Change] = {}
     for name, keys in SETTINGS.items():
@@ -364,7 +298,7 @@ def wrong_types(world: World, n: int) -> dict:
     return _row(world, "somebody's run: wrong types", changes, n)
 
 
-def absurd_sizes(world: World, n: int) -> dict:
+def absurd_sizes(world: World, n: int) -> Row:
     """Files that have or declare more than a machine holds, pipes and folders in their place."""
     changes: dict[tuple[str, str], Change] = {}
     for name in FILES:
@@ -383,7 +317,7 @@ def absurd_sizes(world: World, n: int) -> dict:
     return _row(world, "somebody's run: absurd sizes", changes, n)
 
 
-def other_weights(world: World, n: int) -> dict:
+def other_weights(world: World, n: int) -> Row:
     """A tokenizer that is not the run's, and weights that are not finite: never silent."""
     changes: dict[tuple[str, str], Change] = {
         ("tokenizer.json", "of other meaning"): _other_meaning,

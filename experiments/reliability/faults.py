@@ -1,38 +1,45 @@
-"""What goes wrong around a run while it trains: its folder, its data and its own weights."""
+"""Faults around a run while it trains: in its folder, its data and its own weights."""
 
 import json
 import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import train
-from tests.reliability.world import FINE, SENTENCE, TRACEBACK, World, counted, outcome, told
-from tests.training.classification.tiny_classifier import CPU
-from tests.training_runs import start_process
+from evaluation.results import Row
+from experiments.reliability.dots import CPU
+from experiments.reliability.processes import print_to, start_process
+from experiments.reliability.world import (
+    FINE,
+    HANG,
+    PATIENCE,
+    SENTENCE,
+    TRACEBACK,
+    TWO_MORE,
+    Tally,
+    World,
+    outcome,
+    records,
+    remove,
+)  # fmt: skip
 from training.checkpoint.folders import checkpoints, step_of
 from training.checkpoint.reader import Checkpoint
 from training.command_line import errors_as_sentences
-from training.metrics import METRICS, read_metrics
-
-HANG = "a hang"
-PATIENCE = 60.0
-"""Seconds for a run of one or two."""
-ON = ("optim.max_steps=10", "optim.schedule=constant", "optim.warmup_steps=0")
-"""Two more steps of the GPT."""
+from training.metrics import METRICS, Record, read_metrics
 
 
 def _train_until(argv: list[str], log: Path, at: int, fault: Callable[[], object]) -> None:
     """Train, and do something after the record of step `at`, a step of training."""
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    log.write_text("")
+    print_to(log, log)
     record = train.Trainer.record
 
-    def disturbed(self, what, **values):
+    def disturbed(self: train.Trainer, what: Record, **values: Any) -> None:
         record(self, what, **values)
         if self.step == at and "lr" in values:
             fault()
@@ -59,15 +66,9 @@ def disturb(world: World, argv: list[str], at: int, fault: Callable[[], object])
     return TRACEBACK, f"exit status {process.exitcode}: {said}"
 
 
-def _failed(ended: str, what: str, said: str) -> Iterator[str]:
-    """A failure that is one whatever was tried."""
-    if ended in (TRACEBACK, HANG):
-        yield f"{'hang' if ended == HANG else 'traceback'}: {what}: {said}"
-
-
-def _has_records(run: Path, expected: list[dict]) -> bool:
+def _has_records(run: Path, expected: list[Row]) -> bool:
     try:
-        return told(run) == expected
+        return records(run) == expected
     except (ValueError, OSError):
         return False
 
@@ -94,11 +95,10 @@ MISSING: dict[str, Callable[[Path], object]] = {
 }
 
 
-def missing_checkpoints(world: World) -> dict:
+def missing_checkpoints(world: World) -> Row:
     """Checkpoints that cannot be read, where there are records: neither starts at step 0."""
-    tries, failures = 0, []
+    tally, run = Tally("missing checkpoints"), world.folder / "missing"
     for name in ("gpt", "classifier"):
-        run = world.folder / "missing"
         start = [world.classes, *CPU] if name == "classifier" else [world.config]
         argv = [*start, f"run.out_dir={run}"]
         for what, put in MISSING.items():
@@ -106,25 +106,18 @@ def missing_checkpoints(world: World) -> dict:
             before = (run / METRICS).read_bytes()
             folder = (run / "checkpoints").rename(world.folder / "elsewhere")
             put(run / "checkpoints")
-            ended, said = outcome(train.main, *argv)
-            tries += 1
+            ended, said, _ = outcome(train.main, *argv)
+            where = f"{name}, {what}"
+            tally.add(ended, where, said)
             if ended == FINE or (run / METRICS).read_bytes() != before:
-                failures.append(f"silent: {name}, {what}: records were dropped")
+                tally.fail("silent", f"{where}: records were dropped")
             elif "checkpoints" not in said:
-                failures.append(f"silent: {name}, {what} is not named: {said}")
-            failures += _failed(ended, f"{name}, {what}", said)
-            _remove(run / "checkpoints")
+                tally.fail("silent", f"{where} is not named: {said}")
+            remove(run / "checkpoints")
             folder.rename(run / "checkpoints")
-            if outcome(train.main, *argv)[0] != FINE:
-                failures.append(f"silent: {name}, {what}: does not resume once they are back")
-    return counted("missing checkpoints", tries, failures)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+            if outcome(train.main, *argv).ended != FINE:
+                tally.fail("silent", f"{where}: does not resume once they are back")
+    return tally.row()
 
 
 # Records that another program changes
@@ -149,23 +142,19 @@ def _change_records(path: Path, what: str) -> None:
     RECORDS[what](path)
 
 
-def changed_records(world: World) -> dict:
+def changed_records(world: World) -> Row:
     """metrics.jsonl, changed during a run: all records are there, or the run does not end well."""
-    tries, failures, refused = 0, [], 0
-    expected = told(world.folder / "gpt")
+    tally, run = Tally("changed records"), world.folder / "changed"
+    expected = records(world.folder / "gpt")
     for what in RECORDS:
         for at in (1, 4, 8):  # the first record, at a checkpoint, the last
-            run = world.folder / "changed"
             shutil.rmtree(run, ignore_errors=True)
             fault = partial(_change_records, run / METRICS, what)
-            argv = [str(world.config), f"run.out_dir={run}"]
-            ended, said = disturb(world, argv, at, fault)
-            tries += 1
-            refused += ended == SENTENCE
+            ended, said = disturb(world, [str(world.config), f"run.out_dir={run}"], at, fault)
+            tally.add(ended, f"{what} at step {at}", said)
             if ended == FINE and not _has_records(run, expected):
-                failures.append(f"silent: {what} at step {at}: other records, exit status 0")
-            failures += _failed(ended, f"{what} at step {at}", said)
-    return counted("changed records", tries, failures, refused=refused)
+                tally.fail("silent", f"{what} at step {at}: other records, exit status 0")
+    return tally.row(refused=tally.refused)
 
 
 # Data that change
@@ -195,12 +184,12 @@ def _change_data(path: Path, what: str, share: float) -> None:
     DATA[what](path, share)
 
 
-def changed_data(world: World, n: int) -> dict:
+def changed_data(world: World, n: int) -> Row:
     """A file of the data, changed during a run: the same losses, or a sentence that names it."""
-    generator = random.Random("changed data")
+    tally, generator = Tally("changed data"), random.Random("changed data")
     data, run = world.folder / "changed_text", world.folder / "changed"
     argv = [str(world.config), f"data.path={data}", f"run.out_dir={run}"]
-    expected, failures, refused = told(world.folder / "gpt"), [], 0
+    expected = records(world.folder / "gpt")
     for number in range(n):
         what = [*DATA][number % len(DATA)]
         split, at = generator.choice(["train", "val"]), generator.randrange(1, 8)
@@ -210,47 +199,47 @@ def changed_data(world: World, n: int) -> dict:
         fault = partial(_change_data, path, what, generator.uniform(0.0, 0.99))
         ended, said = disturb(world, argv, at, fault)
         where = f"{path.name} {what} at step {at}"
-        refused += ended == SENTENCE
+        tally.add(ended, where, said)
         if ended == FINE and not _has_records(run, expected):
-            failures.append(f"silent: {where}: other records")
+            tally.fail("silent", f"{where}: other records")
         elif ended == SENTENCE and path.name not in said:
-            failures.append(f"silent: {where} is not named: {said}")
-        failures += _failed(ended, where, said)
-    return counted("changed data", n, failures, refused=refused)
+            tally.fail("silent", f"{where} is not named: {said}")
+    return tally.row(refused=tally.refused)
 
 
 # Weights that a step ruins
 
 
-def ruined_weights(world: World, n: int) -> dict:
+def ruined_weights(world: World, n: int) -> Row:
     """A learning rate that ruins the weights: a good checkpoint is named, and kept."""
-    generator = random.Random("ruined weights")
-    run, failures = world.folder / "ruined", []
+    tally, generator = Tally("ruined weights"), random.Random("ruined weights")
+    run = world.folder / "ruined"
     for number in range(n):
         shutil.rmtree(run, ignore_errors=True)
         good_steps, save_every = generator.randrange(2, 9), generator.randrange(1, 4)
-        argv = [
-            *(world.config, *ON, f"run.out_dir={run}", f"run.save_every={save_every}"),
-            *(f"run.keep_last={generator.randrange(1, 3)}", "run.max_skipped=6"),
-            *(f"run.log_every={generator.choice([1, 3])}",),
-        ]
-        assert outcome(train.main, *argv, f"optim.max_steps={good_steps}")[0] == FINE
+        how = (
+            *(f"run.save_every={save_every}", f"run.keep_last={generator.randrange(1, 3)}"),
+            *("run.max_skipped=6", f"run.log_every={generator.choice([1, 3])}"),
+        )
+        argv = [world.config, *TWO_MORE, f"run.out_dir={run}", *how]
+        assert outcome(train.main, *argv, f"optim.max_steps={good_steps}").ended == FINE
         ruin = ("optim.lr=1e20", f"run.eval_every={generator.randrange(1, 12)}")
-        ended, said = outcome(train.main, *argv, "optim.max_steps=60", *ruin)
-        where = f"{number}: {good_steps} good steps, {' '.join([*map(str, argv[4:]), *ruin])}"
-        failures += _failed(ended, where, said)
+        ended, said, _ = outcome(train.main, *argv, "optim.max_steps=60", *ruin)
+        where = f"{number}: {good_steps} good steps, {' '.join([*how, *ruin])}"
+        tally.add(ended, where, said)
         named = re.search(r"(\S+) is the newest with a good step after it", said)
-        good = [] if named is None else [f for f in checkpoints(run) if str(f) == named[1]]
-        if not good or (step_of(good[0]) or 0) > good_steps:
-            failures.append(f"silent: {where}: no good checkpoint is named: {said}")
+        good = next((f for f in checkpoints(run) if named and str(f) == named[1]), None)
+        if good is None or (step_of(good) or 0) > good_steps:
+            tally.fail("silent", f"{where}: no good checkpoint is named: {said}")
             continue
-        if not all(x.isfinite().all() for x in Checkpoint.open(good[0]).weights().values()):
-            failures.append(f"silent: {where}: {good[0]} is not finite")
+        if not all(x.isfinite().all() for x in Checkpoint.open(good).weights().values()):
+            tally.fail("silent", f"{where}: {good} is not finite")
         for folder in checkpoints(run):
-            if (step_of(folder) or 0) > (step_of(good[0]) or 0):
+            if (step_of(folder) or 0) > (step_of(good) or 0):
                 shutil.rmtree(folder)
-        ended, said = outcome(train.main, *argv)
-        losses = [json.dumps(r["loss"]) for r in read_metrics(run) if "loss" in r]
-        if ended != FINE or "NaN" in losses or any("skipped" in r for r in read_metrics(run)):
-            failures.append(f"silent: {where}: does not resume from {good[0]}: {said}")
-    return counted("ruined weights", n, failures)
+        ended, said, _ = outcome(train.main, *argv)
+        steps = read_metrics(run)
+        losses = [json.dumps(r["loss"]) for r in steps if "loss" in r]
+        if ended != FINE or "NaN" in losses or any("skipped" in r for r in steps):
+            tally.fail("silent", f"{where}: does not resume from {good}: {said}")
+    return tally.row()

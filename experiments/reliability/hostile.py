@@ -5,29 +5,16 @@ import shutil
 from pathlib import Path
 
 import train
+from evaluation.results import Row
+from experiments.reliability.dots import CPU
+from experiments.reliability.world import FINE, Tally, World, outcome
 from scripts import evaluate, export_hf, import_hf, plot_run, prepare_text, sample
-from tests.reliability.world import FINE, TRACEBACK, World, counted, outcome
-from tests.training.classification.tiny_classifier import CPU
 
 HOSTILE = (
-    "state.json",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "processes.safetensors",
-    "SHA256SUMS",
-    ".metadata",
-    "__0_0.distcp",
-    "config.yaml",
-    "tokenizer.json",
-    "metrics.jsonl",
-    "environments.json",
-    "best.safetensors",
-    "manifest.json",
-    "train_00000.bin",
-    "train_00000.offsets.npy",
-    "val_00000.offsets.npy",
-    "train.images.npy",
-    "config.json",
+    *("state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors"),
+    *("SHA256SUMS", ".metadata", "__0_0.distcp", "config.yaml", "tokenizer.json", "metrics.jsonl"),
+    *("environments.json", "best.safetensors", "manifest.json", "train_00000.bin"),
+    *("train_00000.offsets.npy", "val_00000.offsets.npy", "train.images.npy", "config.json"),
     "pytorch_model.bin",
 )
 
@@ -112,24 +99,20 @@ def prepare(world: World) -> None:
         export_hf.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])
 
 
-def hostile(world: World) -> dict:
+def hostile(world: World) -> Row:
     """Each file that is hostile, for each command, which reads it or does not."""
     prepare(world)
     for command, (main, *arguments) in commands(world).items():
         copies(world, command)
-        assert outcome(main, *arguments)[0] == FINE, command  # so that each reads its files
-    tries, failures, refused = 0, [], 0
+        assert outcome(main, *arguments).ended == FINE, command  # so that each reads its files
+    tally, went_off = Tally("hostile files"), world.folder / "went_off"
     for name in HOSTILE:
         for command, (main, *arguments) in commands(world).items():
-            went_off = world.folder / "went_off"
             for payload in _payloads(name, went_off):
                 _put(name, payload, copies(world, command))
-                ended, said = outcome(main, *arguments)
-                tries += 1
-                refused += ended != FINE
+                ended, said, _ = outcome(main, *arguments)
+                tally.add(ended, f"{name} by {command}", said)
                 if went_off.exists():
-                    failures.append(f"leak: {name} by {command} was executed")
+                    tally.fail("leak", f"{name} by {command} was executed")
                     went_off.unlink()
-                elif ended == TRACEBACK:
-                    failures.append(f"traceback: {name} by {command}: {said}")
-    return counted("hostile files", tries, failures, refused=refused)
+    return tally.row(refused=tally.refused)

@@ -1,0 +1,1 @@
+"""Damaged, hostile and interrupted runs: what docs/reliability.md promises, tried."""

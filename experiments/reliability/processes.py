@@ -1,0 +1,71 @@
+"""Functions called in processes of their own, alone or in a group as torchrun makes one."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import torch
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["train"])
+
+
+def start_process(function: Callable[..., object], *arguments: object) -> ForkServerProcess:
+    """Start a process that calls a function: a fork of one that loaded PyTorch once."""
+    process = _FORKS.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def print_to(stdout: Path, stderr: Path) -> None:
+    """Send all that this process prints to files."""
+    for number, path in ((1, stdout), (2, stderr)):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), number)
+
+
+def start_group(
+    n: int, logs: list[Path], function: Callable[..., object], *arguments: object
+) -> list[ForkServerProcess]:
+    """Start n processes that find each other as those of torchrun do; stderr goes to `logs`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [
+        start_process(_as_rank, rank, n, port, log, function, arguments)
+        for rank, log in enumerate(logs)
+    ]
+
+
+def call_on_processes(
+    n: int, folder: Path, function: Callable[..., object], *arguments: object
+) -> list[tuple[int | None, str]]:
+    """Call a function in a group of n processes; the exit status and the stderr of each."""
+    logs = [folder / f"stderr_{rank}.log" for rank in range(n)]
+    processes = start_group(n, logs, function, *arguments)
+    for process in processes:
+        process.join(120)
+        if process.is_alive():  # it waits for another one, which may have said why
+            process.kill()
+            process.join()
+    return [
+        (process.exitcode, log.read_text()) for process, log in zip(processes, logs, strict=True)
+    ]
+
+
+def _as_rank(
+    rank: int,
+    n: int,
+    port: int,
+    log: Path,
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    log.write_text("")
+    print_to(Path(os.devnull), log)
+    function(*arguments)
