@@ -203,15 +203,13 @@ def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:
     return next((cost for folder in folders if (cost := whole_cost(folder)) is not None), None)
 
 
-def check_same_settings(
-    folder: Path, config: TrainConfig, *, may_differ: Collection[str] = ()
-) -> None:
+def check_same_settings(folder: Path, config: Config, *, may_differ: Collection[str] = ()) -> None:
     """Refuse a folder whose run, if there is one, was begun with other settings.
 
     Where a run lies may differ, and what else `may_differ` names, as "optim.max_steps".
     """
     if (folder / RUN_CONFIG).exists():
-        check_settings(folder, config_of(folder, TrainConfig), config, may_differ=may_differ)
+        check_settings(folder, config_of(folder, type(config)), config, may_differ=may_differ)
 
 
 def check_settings(

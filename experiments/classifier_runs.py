@@ -1,67 +1,15 @@
-"""Runs of train.py on classifiers: how sweeps start them, and what reports tell of them."""
+"""Finished runs of train.py on classifiers, as reports describe them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.reader import read_config
-from evaluation.runs import HOW, check_settings
-from experiments.gpu_pool import Task, python_command
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts
 from training.metrics import read_metrics
 from training.tasks import config_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifierRun:
-    """One run of a sweep."""
-
-    seed: int
-    folder: Path
-    settings: tuple[str, ...]
-    """Arguments of train.py, but those that the other fields tell."""
-    before: Path | None = None
-    """Folder of the run whose best weights it begins with."""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Of train.py."""
-        origin = () if self.before is None else (f"run.init_from={self.before}",)
-        return *self.settings, f"run.seed={self.seed}", f"run.out_dir={self.folder}", *origin
-
-    @cached_property
-    def config(self) -> ClassifyConfig:
-        """What the arguments mean."""
-        return read_config(ClassifyConfig, self.arguments)
-
-    def check_folder(self) -> None:
-        """Raise ValueError where the folder holds a run with other settings."""
-        if (self.folder / RUN_CONFIG).exists():
-            check_settings(self.folder, read_run_config(self.folder), self.config, may_differ=HOW)
-
-    def gpu_task(
-        self, waiting: Sequence["ClassifierRun"], started: Callable[[Path], object] = lambda _: None
-    ) -> Task:
-        """Train, or go on, and score the best weights.
-
-        `waiting` are all runs of this call; `started` is called with the folder at the start.
-        """
-
-        def commands(n_gpu: int) -> list[list[str]]:
-            started(self.folder)
-            return [python_command(n_gpu, "train.py", *self.arguments)]
-
-        return Task(
-            name=self.folder.name,
-            needs=frozenset(run.folder.name for run in waiting if run.folder == self.before),
-            commands=commands,
-            log=self.folder.with_suffix(".log"),
-        )
 
 
 def is_finished(folder: Path) -> bool:

@@ -74,9 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         prepare_sets(
             path for job in waiting for phase in job.config.data.phases for path in phase.paths
         )
-    started = partial(note_sharing, most=args.jobs_per_gpu)
     train_and_report(
-        [job.gpu_task(waiting, started) for job in waiting],
+        [job.task(partial(note_sharing, job.folder, args.jobs_per_gpu)) for job in waiting],
         lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),
         runs_per_gpu=args.jobs_per_gpu,
     )

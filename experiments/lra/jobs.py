@@ -10,9 +10,9 @@ from pathlib import Path
 
 from configs.reader import read_config
 from data.lra.store import MANIFEST
-from experiments.classifier_runs import ClassifierRun
+from evaluation.runs import HOW, check_same_settings
 from experiments.lra.tasks import TASKS
-from experiments.sweep import refuse_overrides
+from experiments.sweep import Run, refuse_overrides, run_in
 from training.classification.config import ClassifyConfig
 
 CONFIGS = Path("configs/lra")
@@ -106,7 +106,7 @@ def make_jobs(
     out: Path,
     recipe: str = "paper",
     overrides: Sequence[str] = (),
-) -> list[ClassifierRun]:
+) -> list[Run[ClassifyConfig]]:
     """All runs: those of the first seed first, of a seed the most expensive first.
 
     Every task with every attention and seed is a run in `out`, TASK_ATTENTION_seedN or
@@ -127,12 +127,11 @@ def make_jobs(
             stages = {"_masked": ("objective=masked", *PRETRAINING_LR.get(task, ()))} | stages
         before = None
         for suffix, changes in stages.items():
-            folder = out / f"{task}{suffix}_{attention}_seed{seed}"
-            settings = (path, *changes, *shared)
-            jobs.append(ClassifierRun(seed=seed, folder=folder, settings=settings, before=before))
-            before = folder
-    for job in jobs:
-        job.check_folder()
+            name, settings = f"{task}{suffix}_{attention}", (path, *changes, *shared)
+            job = run_in(out, name, seed, ClassifyConfig, settings, before=before)
+            check_same_settings(job.folder, job.config, may_differ=HOW)
+            jobs.append(job)
+            before = name
     return sorted(jobs, key=lambda job: (seeds.index(job.seed), -cost(job.config)))
 
 

@@ -35,10 +35,17 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 from itertools import product
 
-from experiments.passkey.report import write_report
-from experiments.passkey.runs import PasskeyRun, Taught
-from experiments.sweep import refuse_overrides, train_and_report
+from configs.reader import read_config
+from evaluation.runs import HOW, check_same_settings
+from experiments.gpu_pool import Task, python_command
+from experiments.passkey.attentions import settings_of
+from experiments.passkey.report import ASKED, write_report
+from experiments.sweep import Run, refuse_overrides, run_in, task_of, train_and_report
+from training.language.config import TrainConfig
 
+CONFIG = "configs/passkey_4k.yaml"
+QUESTIONS: tuple[str, ...] = ()
+"""Options of scripts.passkey."""
 SET_HERE = {
     "run.seed": "--seeds",
     "run.out_dir": "--out",
@@ -50,36 +57,54 @@ SET_HERE = {
 }
 
 
-def make_runs(args: argparse.Namespace) -> list[PasskeyRun]:
-    """The runs of all contexts, attentions and seeds.
+def text_folder(out: Path, context: int) -> Path:
+    """Token shards of documents with keys for a context."""
+    return out / f"text_{context}"
+
+
+def prepare_text(args: argparse.Namespace, context: int) -> Task:
+    """Prepare documents of up to two contexts, as training cuts texts anywhere, if missing."""
+    folder = text_folder(args.out, context)
+    numbers = ("--longest", str(2 * context), "--documents", str(args.documents))
+    words = ("scripts.prepare_passkey", str(args.data), "--out", str(folder), *numbers)
+    return task_of(folder, lambda _: [python_command(1, "-m", *words)])
+
+
+def make_runs(args: argparse.Namespace) -> list[Run[TrainConfig]]:
+    """The runs of all contexts, attentions and seeds, in OUT/ATTENTION_CONTEXT_seedN.
 
     Raises:
         ValueError: --set sets what is set here, or a folder holds a run with other settings.
     """
     refuse_overrides(args.set, SET_HERE)
-    runs = [
-        PasskeyRun(
-            taught=Taught(data=args.data, out=args.out, context=context, documents=args.documents),
-            attention=attention,
-            seed=seed,
-            overrides=tuple(args.set),
+    runs = []
+    for seed, context, attention in product(args.seeds, args.contexts, args.attentions):
+        text, length = text_folder(args.out, context), f"model.context_length={context}"
+        small = read_config(TrainConfig, [CONFIG, length, "optim.micro_batch_size=1", *args.set])
+        at_once = small.optim.batch_tokens // context  # as one micro-batch
+        settings = (
+            *(CONFIG, f"data.path={args.data}", f"data.mix=[{{path: {text}}}]", length),
+            *(f"optim.micro_batch_size={at_once}", *settings_of(attention, context), *args.set),
         )
-        for seed, context, attention in product(args.seeds, args.contexts, args.attentions)
-    ]
-    for run in runs:
-        run.check_folder()
+        name = f"{attention}_{context}"
+        folder = args.out / f"{name}_seed{seed}"
+        ask = ("-m", "scripts.passkey", str(folder), "--out", str((folder / ASKED).parent))
+        run = run_in(
+            args.out, name, seed, TrainConfig, settings, needs=(text,), then=(*ask, *QUESTIONS)
+        )
+        check_same_settings(run.folder, run.config, may_differ=HOW)
+        runs.append(run)
     return runs
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    runs = []
-    if not args.report_only:
-        runs = [run for run in make_runs(args) if not run.is_asked]
-    texts = dict.fromkeys(run.taught for run in runs)
+    runs = [] if args.report_only else make_runs(args)
+    runs = [run for run in runs if not (run.folder / ASKED).exists()]
+    contexts = dict.fromkeys(run.config.model.context_length for run in runs)
     train_and_report(
-        [*(text.task() for text in texts), *(run.task() for run in runs)],
+        [*(prepare_text(args, context) for context in contexts), *(run.task() for run in runs)],
         lambda _: write_report(args.out, args.results, args.add),
     )
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from evaluation.passkey import by_length, draw
 from evaluation.results import Row, read_result, write_result
 from experiments.passkey.attentions import ATTENTIONS
-from experiments.passkey.runs import ASKED
 from experiments.reports import publish, table
 from experiments.results import add_runs
 from training.command_line import errors_as_sentences
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
+
+ASKED = Path("asked/passkey.json")
+"""In a run's folder: what scripts.passkey wrote."""
 
 
 def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:

@@ -36,10 +36,12 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 from itertools import product
 
-from experiments.classifier_runs import ClassifierRun, is_finished
+from evaluation.runs import HOW, check_same_settings
+from experiments.classifier_runs import is_finished
 from experiments.example_sets import prepare_sets
 from experiments.pathx.report import write_report
-from experiments.sweep import refuse_overrides, train_and_report
+from experiments.sweep import Run, refuse_overrides, run_in, train_and_report
+from training.classification.config import ClassifyConfig
 
 CONFIGS = Path("configs/pathx")
 SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--out"}
@@ -47,7 +49,7 @@ SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--o
 
 def make_runs(
     stages: Sequence[str], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()
-) -> list[ClassifierRun]:
+) -> list[Run[ClassifyConfig]]:
     """The runs of some of STAGES with each seed, OUT/STAGE_seedN, earlier stages first.
 
     Raises:
@@ -58,16 +60,16 @@ def make_runs(
     runs = []
     for seed, stage in product(dict.fromkeys(seeds), (s for s in STAGES if s in stages)):
         name = STAGES[stage].before
-        before = None if name is None else out / f"{name}_seed{seed}"
-        if before is not None and name not in stages and not is_finished(before):
-            raise ValueError(
-                f"{stage} begins with the weights of {name}, and {before} is not finished: add "
-                f"{name} to --stages"
-            )
-        folder, settings = out / f"{stage}_seed{seed}", (str(CONFIGS / f"{stage}.yaml"), *overrides)
-        runs.append(ClassifierRun(seed=seed, folder=folder, settings=settings, before=before))
-    for run in runs:
-        run.check_folder()
+        settings = (str(CONFIGS / f"{stage}.yaml"), *overrides)
+        run = run_in(out, stage, seed, ClassifyConfig, settings, before=name)
+        check_same_settings(run.folder, run.config, may_differ=HOW)
+        for before in run.needs:
+            if name not in stages and not is_finished(before):
+                raise ValueError(
+                    f"{stage} begins with the weights of {name}, and {before} is not finished: add "
+                    f"{name} to --stages"
+                )
+        runs.append(run)
     return runs
 
 
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         unfinished = [run for run in runs if not is_finished(run.folder)]
         prepare_sets(path for run in unfinished for path in run.config.data.training_paths)
     train_and_report(
-        [run.gpu_task(unfinished) for run in unfinished],
+        [run.task() for run in unfinished],
         lambda _: write_report(args.out, args.results, args.add),
         gpus_per_run=args.gpus_per_run,
     )

@@ -6,8 +6,8 @@ from typing import Any
 from experiments.reports import table
 
 KINDS = ("silent", "traceback", "hang", "leak")
-"""First words of failures: what nobody notices, an error that is not a sentence, an endless wait, and
-what was read or run that must not be. A failure that begins otherwise counts as silent."""
+"""First words of failures: what nobody notices, an error that is not a sentence, an endless wait,
+and what was read or run that must not be. A failure that begins otherwise counts as silent."""
 
 
 def reliability_table(result: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ from evaluation.sums import Scored, Text, describe_text
 from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
 from experiments.gpu_pool import Task, python_command
-from experiments.sweep import train_and_report
+from experiments.sweep import task_of, train_and_report
 from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
@@ -120,7 +120,7 @@ def check_scorable(
     return texts
 
 
-def task_of(
+def train_and_score(
     job: Job, plan: Plan, score_on: Sequence[Path], sums: Path, here: Collection[Path]
 ) -> Task:
     """Train a run, one of those `here`, and score it on all corpora."""
@@ -137,12 +137,7 @@ def task_of(
         scoring = python_command(n_gpu, "-m", *words)
         return [scoring] if job.is_finished else [train, scoring]
 
-    return Task(
-        name=job.folder.name,
-        needs=frozenset(folder.name for folder in job.needs),
-        commands=commands,
-        log=job.folder.with_suffix(".log"),
-    )
+    return task_of(job.folder, commands, job.needs)
 
 
 def report(
@@ -217,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         here = jobs_here(jobs, args.only or ["*"], sums, reasons)
         print_skipped(jobs, here, reasons, sums)
         folders = {job.folder for job in here}
-        tasks = [task_of(job, plan, score_on, sums, folders) for job in here]
+        tasks = [train_and_score(job, plan, score_on, sums, folders) for job in here]
     train_and_report(
         tasks,
         partial(report, jobs, plan, args.budget, texts, sums, out),

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from data.text.shards import Manifest, SplitInfo
 from evaluation.runs import check_same_settings, check_settings
 from evaluation.sums import Scored, read_scored
-from experiments.sweep import refuse_overrides
+from experiments.sweep import Run, refuse_overrides
 from experiments.table4.models import MODELS, Budget, Model
 from model.config import DEFAULT_ROPE_BASE
 from model.flops import train_flops_per_token
@@ -33,24 +33,15 @@ SET_HERE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run: a model with a seed."""
+class Job(Run[TrainConfig]):
+    """One run: a model with a seed.
 
-    name: str
-    """Of the model."""
-    seed: int
-    folder: Path
-    recipe: tuple[str, ...]
-    """Arguments of train.py, but the number of steps where that follows from other runs."""
+    Its arguments lack the number of steps where that follows from other runs.
+    """
+
+    schema: type[TrainConfig] = TrainConfig
     overrides: tuple[str, ...]
     """Arguments that come last."""
-    needs: tuple[Path, ...]
-    """Runs that must be finished before it starts."""
-
-    @cached_property
-    def config(self) -> TrainConfig:
-        """The configuration that the arguments give."""
-        return load_config([*self.recipe, *self.overrides])
 
     @property
     def is_finished(self) -> bool:
@@ -168,7 +159,7 @@ def make_jobs(
             name=name,
             seed=seed,
             folder=out / f"{name}_seed{seed}",
-            recipe=_recipe(name, seed, budget, out, for_all, most),
+            arguments=(*_recipe(name, seed, budget, out, for_all, most), *overrides),
             overrides=tuple(overrides),
             needs=tuple(sorted(out / f"{other}_seed{n}" for other, n in _needs(name, seed))),
         )
@@ -201,7 +192,7 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
-        return *job.recipe, *job.overrides
+        return job.arguments
     first = job.folder.with_name(f"{job.name}_seed1")
     begun = [path for f in (job.folder, first) if (path := f / RUN_CONFIG).exists()]
     if begun:
@@ -210,7 +201,7 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
         steps = cost["step"]
     else:
         steps = _affordable_steps(job, model, sums)
-    return *job.recipe, *_schedule(steps), *job.overrides
+    return *job.arguments, *_schedule(steps), *job.overrides
 
 
 def _affordable_steps(job: Job, model: Model, sums: Path) -> int:

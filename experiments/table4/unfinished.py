@@ -90,7 +90,7 @@ def jobs_here(
             f"runs here (where only their time counts, their files in {sums} will do), or name "
             "them, too"
         )
-    return [replace(job, needs=tuple(f for f in job.needs if f in folders)) for job in here]
+    return here
 
 
 def _weights(job: Job) -> set[Path]:

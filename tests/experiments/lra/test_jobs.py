@@ -72,7 +72,7 @@ def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
         "text_masked_butterfly_seed3",
         "text_pretrained_butterfly_seed3",
     )
-    assert (first.before, then.before) == (None, first.folder)
+    assert (first.needs, then.needs) == ((), (first.folder,))
     assert (first.config.objective, then.config.objective) == ("masked", "labels")
     assert then.config.run.init_from == str(first.folder)
     assert first.config.model == then.config.model

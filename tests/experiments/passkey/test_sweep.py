@@ -1,14 +1,14 @@
 """The sweep trains, asks, and tells."""
 
+import argparse
 import json
-from pathlib import Path
 
 import pytest
 
 from experiments.passkey import __main__ as sweep
-from experiments.passkey import report, runs
+from experiments.passkey import report
+from experiments.passkey.__main__ import make_runs, options, prepare_text
 from experiments.passkey.attentions import ATTENTIONS
-from experiments.passkey.runs import PasskeyRun, Taught
 
 TINY = (
     *("model.n_layer=1", "model.n_embd=32", "model.n_head=2", "run.compile=false"),
@@ -21,7 +21,7 @@ TINY = (
 @pytest.mark.slow
 def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, capsys):
     few = ("--depths", "0", "1", "--trials", "2", "--lengths", "256", "512")
-    monkeypatch.setattr(runs, "QUESTIONS", few)
+    monkeypatch.setattr(sweep, "QUESTIONS", few)
     out, results = tmp_path / "out", tmp_path / "results"
     results.mkdir()
     command = [
@@ -64,11 +64,14 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
         sweep.main([*command, "optim.lr=0.1"])
 
 
+def arguments(*more: str) -> argparse.Namespace:
+    folders = ["--data", "books", "--out", "out"]
+    return options([*folders, "--contexts", "4096", "--seeds", "2", *more])
+
+
 def test_what_a_run_has_beside_dense_attention() -> None:
-    taught = Taught(data=Path("books"), out=Path("out"), context=4096, documents=100)
-    configs = {
-        name: PasskeyRun(taught=taught, attention=name, seed=2).config for name in ATTENTIONS
-    }
+    args = arguments()
+    configs = dict(zip(ATTENTIONS, (run.config for run in make_runs(args)), strict=True))
     assert [config.model.window_size for config in configs.values()] == [None, 512, None]
     masks = [config.model.mask.pattern for config in configs.values()]
     assert masks == ["dense", "dense", "butterfly"]
@@ -79,9 +82,9 @@ def test_what_a_run_has_beside_dense_attention() -> None:
 
 
 def test_documents_come_before_what_learns_from_them() -> None:
-    taught = Taught(data=Path("books"), out=Path("out"), context=4096, documents=100)
-    run = PasskeyRun(taught=taught, attention="dense", seed=1)
-    assert run.task().needs == {taught.task().name}
+    args = arguments("--attentions", "dense")
+    (run,) = make_runs(args)
+    assert run.task().needs == {prepare_text(args, 4096).name}
 
 
 def test_refusals(tmp_path, corpus):

@@ -112,7 +112,7 @@ def test_extension_has_the_time_that_is_left(tmp_path):
         final_arguments(job, tmp_path / "sums")[-3:]
         == final_arguments(second, tmp_path / "sums")[-3:]
     )  # the same for all seeds
-    assert f"run.init_from={tmp_path / '1k_seed2'}" in second.recipe
+    assert f"run.init_from={tmp_path / '1k_seed2'}" in second.arguments
     finish(job.folder, step=10, gpu_hours=0.1, max_steps=240)  # begun when times were other
     for each in (job, second):  # or were those of another machine
         assert load_config(final_arguments(each, tmp_path / "sums")).optim.max_steps == 240
@@ -138,7 +138,7 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
     assert config.optim.max_steps == 2500
     assert config.model.mask.pattern == "butterfly"
     assert jobs["16k"].is_finished and not jobs["16k_butterfly_same_time"].is_finished
-    assert final_arguments(jobs["16k"], tmp_path / "sums") == jobs["16k"].recipe
+    assert final_arguments(jobs["16k"], tmp_path / "sums") == jobs["16k"].arguments
 
 
 @pytest.mark.parametrize(
