@@ -10,13 +10,13 @@ from experiments.reliability.dots import CPU
 from experiments.reliability.world import FINE, Tally, World, outcome
 from scripts import evaluate, export_hf, import_hf, plot_run, prepare_text, sample
 
-HOSTILE = (
-    *("state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors"),
-    *("SHA256SUMS", ".metadata", "__0_0.distcp", "config.yaml", "tokenizer.json", "metrics.jsonl"),
-    *("environments.json", "best.safetensors", "manifest.json", "train_00000.bin"),
-    *("train_00000.offsets.npy", "val_00000.offsets.npy", "train.images.npy", "config.json"),
-    "pytorch_model.bin",
+RUN_FILES = (
+    *("config.yaml", "state.json", "SHA256SUMS", "metrics.jsonl", "environments.json"),
+    *("tokenizer.json", "manifest.json", "config.json", "model.safetensors"),
+    *("optimizer.safetensors", "processes.safetensors", "best.safetensors"),
+    *("train_00000.bin", "train_00000.offsets.npy", "val_00000.offsets.npy", "train.images.npy"),
 )
+HOSTILE = (*RUN_FILES, ".metadata", "__0_0.distcp", "pytorch_model.bin")
 
 
 class Bomb:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from data.files import sealed
 from evaluation import report
 from evaluation.results import Row
-from experiments.reliability.hostile import commands, copies, prepare
+from experiments.reliability.hostile import RUN_FILES, commands, copies, prepare
 from experiments.reliability.world import FINE, Tally, World, outcome, remove
 from scripts import evaluate, passkey
 from training.checkpoint.files import SUMS, write_sums
@@ -25,13 +25,7 @@ SECRET = "s3cr3t-of-the-reader"
 
 Change = Callable[[Path], object]
 """What is done to a file of a copy."""
-FILES = (
-    *("config.yaml", "state.json", "SHA256SUMS", "metrics.jsonl", "environments.json"),
-    *("tokenizer.json", "manifest.json", "config.json", "model.safetensors"),
-    *("optimizer.safetensors", "processes.safetensors", "best.safetensors"),
-    *("train_00000.bin", "train_00000.offsets.npy", "val_00000.offsets.npy", "train.images.npy"),
-    *(".verified.json", "evaluation.json"),
-)
+FILES = (*RUN_FILES, ".verified.json", "evaluation.json")
 
 
 def _all_copies(world: World, command: str) -> list[Path]:
@@ -135,55 +129,56 @@ def _row(
 # What somebody writes into a file
 
 
-def _text(content: str | bytes) -> Change:
-    return lambda path: path.write_bytes(
-        content if isinstance(content, bytes) else content.encode()
-    )
+def _of(change: Callable[..., object]) -> Callable[..., Change]:
+    """Take the arguments of a change first, and the path later."""
+    return lambda *arguments, **values: lambda path: change(path, *arguments, **values)
 
 
-def _replaced(old: str, new: str) -> Change:
+@_of
+def _text(path: Path, content: str | bytes) -> None:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@_of
+def _replaced(path: Path, old: str, new: str) -> None:
     """In a text file; the rest of its line goes."""
-
-    def change(path: Path) -> None:
-        lines = path.read_text().split("\n")
-        path.write_text("\n".join(l.split(old)[0] + old + new if old in l else l for l in lines))
-
-    return change
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join(l.split(old)[0] + old + new if old in l else l for l in lines))
 
 
-def _json(**values: object) -> Change:
+@_of
+def _json(path: Path, **values: object) -> None:
     """Values at the top, or in sections as section__name."""
-
-    def change(path: Path) -> None:
-        content = json.loads(path.read_text())
-        for key, value in values.items():
-            place, names = content[0] if isinstance(content, list) else content, key.split("__")
-            for name in names[:-1]:
-                place = place.setdefault(name, {})
-            place[names[-1]] = value
-        path.write_text(json.dumps(content))
-
-    return change
+    content = json.loads(path.read_text())
+    for key, value in values.items():
+        place, names = content[0] if isinstance(content, list) else content, key.split("__")
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+        place[names[-1]] = value
+    path.write_text(json.dumps(content))
 
 
-def _record(line: str) -> Change:
-    return lambda path: path.write_text(path.read_text() + line + "\n")
+@_of
+def _record(path: Path, line: str) -> None:
+    path.write_text(path.read_text() + line + "\n")
 
 
-def _link(target: Path) -> Change:
-    def change(path: Path) -> None:
-        path.unlink()
-        path.symlink_to(target)
-
-    return change
+@_of
+def _link(path: Path, target: Path) -> None:
+    path.unlink()
+    path.symlink_to(target)
 
 
-def _sparse(size: int) -> Change:
-    def change(path: Path) -> None:
-        with path.open("r+b") as file:
-            file.truncate(size)
+@_of
+def _not_finite(path: Path, value: float) -> None:
+    tensors = load_file(path)
+    name = next(name for name, x in tensors.items() if x.is_floating_point())
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, path)
 
-    return change
+
+def _sparse_terabyte(path: Path) -> None:
+    os.truncate(path, 1 << 40)
 
 
 def _pipe(path: Path) -> None:
@@ -200,16 +195,6 @@ def _header(shape: str, descr: str = "'<i8'") -> Change:
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     header = header.ljust(117) + b"\n"
     return _text(b"\x93NUMPY\x01\x00\x76\x00" + header + bytes(64))
-
-
-def _not_finite(value: float) -> Change:
-    def change(path: Path) -> None:
-        tensors = load_file(path)
-        name = next(name for name, x in tensors.items() if x.is_floating_point())
-        tensors[name].view(-1)[0] = value
-        save_file(tensors, path)
-
-    return change
 
 
 def _other_meaning(path: Path) -> None:
@@ -290,11 +275,9 @@ def wrong_types(world: World, n: int) -> Row:
         for key in keys:
             for value in WRONG:
                 how = f"{key} = {value!r}"[:60]
-                changes[name, how] = _json(**{key: value})
-                if name == "metrics.jsonl":
-                    changes[name, how] = _record(
-                        json.dumps({"step": 8, "loss": 1.0} | {key: value})
-                    )
+                record = json.dumps({"step": 8, "loss": 1.0} | {key: value})
+                lines = name == "metrics.jsonl"
+                changes[name, how] = _record(record) if lines else _json(**{key: value})
     return _row(world, "somebody's run: wrong types", changes, n)
 
 
@@ -302,7 +285,7 @@ def absurd_sizes(world: World, n: int) -> Row:
     """Files that have or declare more than a machine holds, pipes and folders in their place."""
     changes: dict[tuple[str, str], Change] = {}
     for name in FILES:
-        changes[name, "a sparse terabyte"] = _sparse(1 << 40)
+        changes[name, "a sparse terabyte"] = _sparse_terabyte
         changes[name, "a pipe"] = _pipe
         changes[name, "a folder"] = _folder
         if name.endswith(".npy"):
@@ -325,7 +308,6 @@ def other_weights(world: World, n: int) -> Row:
         ("model.safetensors", "NaN"): _not_finite(torch.nan),
         ("model.safetensors", "infinite"): _not_finite(-np.inf),
     }
-    must_refuse = {how: OPENS for _, how in changes} | {
-        "another decoder": OPENS - {"run.init_from"}
-    }
+    must_refuse = dict.fromkeys((how for _, how in changes), OPENS)
+    must_refuse["another decoder"] = OPENS - {"run.init_from"}
     return _row(world, "another tokenizer, broken weights", changes, n, must_refuse)
