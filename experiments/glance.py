@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.pathx.report import best_guess
 from experiments.pathx.stages import DENSE, SPARSE
+from experiments.reports import table
 from experiments.table4.forest import differences
 
 Results = Mapping[str, Mapping[str, Any]]  # by the names of their files
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 def glance_table(**results: Mapping[str, Any]) -> str:
     """All of `LINES`, of the results that `RESULTS` names."""
-    return dict_table(
+    return table(
         {
             "question": line.question,
             "ours": ours,

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+_MENDABLE = (ValueError, OSError)  # by the user
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -85,14 +87,10 @@ def run_tasks(
             for future in finished:
                 task, gpus = running.pop(future)
                 free.append(gpus)
-                crash = future.exception()
-                if crash is None:
-                    problem = future.result()
-                elif isinstance(crash, ValueError | OSError):  # for the user to mend
-                    problem = str(crash)
-                else:
-                    problem = f"{type(crash).__name__}: {crash}"
-                    crashes.append(crash)
+                problem = future.exception() or future.result()
+                if isinstance(problem, BaseException) and not isinstance(problem, _MENDABLE):
+                    crashes.append(problem)
+                    problem = f"{type(problem).__name__}: {problem}"
                 (failed if problem else done).add(task.name)
                 say(f"{task.name}: {f'FAILED: {problem}' if problem else 'done'}")
     if crashes:  # a defect, which must not go by as a run that failed, nor stop the other runs

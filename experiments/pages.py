@@ -15,7 +15,9 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from matplotlib.figure import Figure
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
@@ -33,9 +35,6 @@ from experiments.table4 import forest
 from experiments.table4 import report as table4
 from experiments.train_steps import saving, transformers_step
 from experiments.train_steps import tables as train_steps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
@@ -118,7 +117,7 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
     return _of(lambda result: draw(result["rows"]), name)
 
 
-PICTURES: dict[Path, Callable[[], "Figure"]] = {
+PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
     RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),

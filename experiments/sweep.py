@@ -97,7 +97,11 @@ def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]
 
 
 def refuse_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
-    """Raise ValueError where --set names a setting that one of the sweep's options decides."""
+    """Raise ValueError where --set names a setting that one of the sweep's options decides.
+
+    `options` are by setting; --seeds and --out are those of every sweep.
+    """
+    options = {"run.seed": "--seeds", "run.out_dir": "--out", **options}
     for override in overrides:
         key = override.partition("=")[0]
         if key in options:

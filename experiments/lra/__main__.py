@@ -47,12 +47,77 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 from functools import partial
+from itertools import product
 
+from evaluation.runs import HOW, check_same_settings
 from experiments.classifier_runs import is_finished
 from experiments.example_sets import prepare_sets
-from experiments.lra.jobs import make_jobs, trainable_tasks
 from experiments.lra.report import note_sharing, write_report
-from experiments.sweep import train_and_report
+from experiments.lra.tasks import arguments_of, suffix_of, trainable_tasks
+from experiments.sweep import Run, refuse_overrides, run_in, train_and_report
+from training.classification.config import ClassifyConfig
+
+PRETRAINING_LR = {"text": ("optim.lr=0.0005",)}
+"""Learning rates on hidden tokens, where they are not those on labels."""
+
+SET_HERE = {
+    "data.path": "--data",
+    "model.attention": "--attentions",
+    "model.mask.pattern": "--attentions",
+    "objective": "--recipe",
+    "run.init_from": "--recipe",
+}
+"""Settings that a run's name tells, and the options that decide them."""
+
+
+def make_runs(
+    tasks: Sequence[str],
+    attentions: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    data: Path,
+    out: Path,
+    recipe: str = "paper",
+    overrides: Sequence[str] = (),
+) -> list[Run[ClassifyConfig]]:
+    """All runs: those of the first seed first, of a seed the most expensive first.
+
+    Every task with every attention and seed is a run in `out`, TASK_ATTENTION_seedN or
+    TASK_RECIPE_ATTENTION_seedN; with the recipe pretrained, TASK_masked_ATTENTION_seedN comes
+    before each. `overrides`, key=value, come last in all of them.
+
+    Raises:
+        ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
+            holds a run with other settings.
+    """
+    refuse_overrides(overrides, SET_HERE)
+    runs = []
+    cases = product(dict.fromkeys(tasks), dict.fromkeys(attentions), dict.fromkeys(seeds))
+    for task, attention, seed in cases:
+        path, *shared = arguments_of(task, attention, data, recipe=recipe, overrides=overrides)
+        stages = {suffix_of(recipe): ()}
+        if recipe == "pretrained":
+            stages = {"_masked": ("objective=masked", *PRETRAINING_LR.get(task, ()))} | stages
+        before = None
+        for suffix, changes in stages.items():
+            name, settings = f"{task}{suffix}_{attention}", (path, *changes, *shared)
+            run = run_in(out, name, seed, ClassifyConfig, settings, before=before)
+            check_same_settings(run.folder, run.config, may_differ=HOW)
+            runs.append(run)
+            before = name
+    return sorted(runs, key=lambda run: (seeds.index(run.seed), -cost(run.config)))
+
+
+def cost(config: ClassifyConfig) -> float:
+    """About how long a run takes, in an arbitrary unit, to start the longest runs first.
+
+    A token costs a fixed share and one for every key it sees, several times as much where the
+    scores go through memory.
+    """
+    model, optim = config.model, config.optim
+    T = model.context_length
+    keys = model.mask.density(T, causal=False) * T * (8 if model.attention == "unfused" else 1)
+    return optim.max_steps * optim.batch_size * model.documents * T * (1000 + keys)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,20 +127,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.report_only:
         if args.jobs_per_gpu < 1:
             raise ValueError(f"--jobs-per-gpu={args.jobs_per_gpu} must be at least 1")
-        names = trainable_tasks(args.tasks, args.data, args.recipe)
-        folders = {"data": args.data, "out": args.out}
-        jobs = make_jobs(
-            names, args.attentions, args.seeds, **folders, recipe=args.recipe, overrides=args.set
-        )
-        waiting = [job for job in jobs if not is_finished(job.folder)]
-        finished = [job.folder.name for job in jobs if job not in waiting]
+        runs = make_runs(
+            trainable_tasks(args.tasks, args.data, args.recipe), args.attentions, args.seeds,
+            data=args.data, out=args.out, recipe=args.recipe, overrides=args.set,
+        )  # fmt: skip
+        waiting = [run for run in runs if not is_finished(run.folder)]
+        finished = [run.folder.name for run in runs if run not in waiting]
         if finished:
             print(f"finished before: {', '.join(finished)}")
         prepare_sets(
-            path for job in waiting for phase in job.config.data.phases for path in phase.paths
+            path for run in waiting for phase in run.config.data.phases for path in phase.paths
         )
     train_and_report(
-        [job.task(partial(note_sharing, job.folder, args.jobs_per_gpu)) for job in waiting],
+        [run.task(partial(note_sharing, run.folder, args.jobs_per_gpu)) for run in waiting],
         lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),
         runs_per_gpu=args.jobs_per_gpu,
     )

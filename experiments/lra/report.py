@@ -30,13 +30,11 @@ from experiments.classifier_runs import (
     is_finished,
     read_run_config,
 )
-from experiments.lra.jobs import config_path, suffix_of
 from experiments.lra.tables import draw, markdown
-from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
-from experiments.reports import publish
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS, config_path, suffix_of
+from experiments.reports import publish, redraw_file
 from experiments.results import add_runs
 from training.classification.config import ClassifyConfig
-from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 PAPER = (
@@ -262,6 +260,4 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     return {"device": device, **{name: speed[name] for name in ("geometric_means", "rows")}}
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+redraw_file(FILE, redraw)

@@ -50,9 +50,8 @@ from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
 from evaluation.results import Row
-from experiments.lra.jobs import arguments_of, trainable_tasks
 from experiments.lra.tables import speed_table
-from experiments.lra.tasks import ATTENTIONS
+from experiments.lra.tasks import ATTENTIONS, arguments_of, trainable_tasks
 from experiments.results import collect_rows
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig

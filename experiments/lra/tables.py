@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
@@ -10,9 +14,6 @@ from evaluation.style import PLAIN
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
 from experiments.style import OUR_SPARSE, OURS, PAPER
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Result = dict[str, Any]
 
@@ -54,8 +55,6 @@ def accuracy_table(result: Result) -> str:
     the slowest, aside; there is none of a single task. Nor are there speed-ups of recipes of which
     neither side has any.
     """
-    import pandas as pd
-
     rows = pd.DataFrame(result["rows"])
     rows["cell"] = [mean_text(row["test_accuracy"], row["interval"]) for row in result["rows"]]
     trained = [attention for attention in ATTENTIONS if attention in {*rows["attention"]}]
@@ -197,12 +196,8 @@ def _timed_title(row: Row) -> str:
 COLOUR_OF = {"standard": PLAIN, "dense": OURS, "butterfly": OUR_SPARSE}
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     """Test accuracy with its interval: a panel a task that was trained, a row a model."""
-    # matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     found = {(row["task"], row["attention"]): row for row in result["rows"]}
     tasks = [task for task in TASKS if any(task == of for of, _ in found)]
     trained = [name for name in ATTENTIONS if any(name == of for _, of in found)]
@@ -231,13 +226,11 @@ def draw(result: Result) -> "Figure":
     return figure
 
 
-def draw_speed(speed: Mapping[str, Any], references: Sequence[Row]) -> "Figure":
+def draw_speed(speed: Mapping[str, Any], references: Sequence[Row]) -> Figure:
     """How many times faster a step is than with standard attention, of experiments.lra.speed.
 
     A row a task, and their geometric mean, beside which that of `references` stands.
     """
-    from matplotlib.figure import Figure
-
     titles = {"captured": "as CUDA graphs, as trained", "plain": "launched kernel by kernel"}
     modes = {mode: titles[mode] for mode in titles if mode in speed["geometric_means"]}
     ours = [name for name in ATTENTIONS if name != "standard"]

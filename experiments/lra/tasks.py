@@ -1,6 +1,16 @@
-"""The tasks of Long Range Arena, and the attentions and recipes that are compared on them."""
+"""The tasks of Long Range Arena, and the attentions and recipes that are compared on them.
 
+Table 3 of the FlashAttention paper (arXiv 2205.14135): standard attention, FlashAttention and
+block-sparse FlashAttention in one small Transformer.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from configs.reader import read_config
+from data.lra.store import MANIFEST
+from training.classification.config import ClassifyConfig
 
 
 class LraTask(NamedTuple):
@@ -37,3 +47,70 @@ RECIPES = ("paper", "rotary", "pretrained")
 """paper: learned positions, as those of the paper's table. rotary: rotary ones. pretrained: these,
 after as many steps in which the model learns the hidden tokens of these examples, as in "Never
 Train From Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
+
+CONFIGS = Path("configs/lra")
+OVERRIDES = {
+    "standard": ("model.attention=unfused",),
+    "dense": ("model.attention=auto", "model.mask.pattern=dense"),
+    "butterfly": (
+        *("model.attention=auto", "model.mask.pattern=butterfly"),
+        *("model.mask.window_blocks=1", "model.mask.global_blocks=1"),
+    ),
+}
+"""Settings of each attention."""
+
+
+def suffix_of(recipe: str) -> str:
+    """What stands after the task in the names of a recipe's runs and report."""
+    return "" if recipe == "paper" else f"_{recipe}"
+
+
+def config_path(task: str, recipe: str) -> Path:
+    """The YAML file of a task under a recipe, which need not exist."""
+    return CONFIGS / f"{TASKS[task].config}{'' if recipe == 'paper' else '_rotary'}.yaml"
+
+
+def arguments_of(
+    task: str, attention: str, data: Path, *, recipe: str = "paper", overrides: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The arguments of train.py for a task with an attention.
+
+    `data` is the folder of the prepared tasks. `overrides`, key=value, may set the block size of a
+    butterfly, too, which otherwise follows from the context length.
+    """
+    given = (str(config_path(task, recipe)), f"data.path={data / TASKS[task].folder}")
+    ours = OVERRIDES[attention]
+    if attention == "butterfly":
+        length = read_config(ClassifyConfig, [*given, *overrides]).model.context_length
+        # of blocks of 128, it would keep most of so few
+        ours = (*ours, f"model.mask.block_size={64 if length <= 1024 else 128}")
+    return *given, *ours, *overrides
+
+
+def trainable_tasks(tasks: Sequence[str], data: Path, recipe: str = "paper") -> list[str]:
+    """The tasks that can be trained; prints why others are left out.
+
+    Only Retrieval, whose texts cannot be downloaded without asking for them, and tasks without a
+    configuration of the recipe may be missing.
+
+    Raises:
+        FileNotFoundError: another task is not prepared.
+    """
+    there = []
+    for task in tasks:
+        folder = data / TASKS[task].folder
+        if not config_path(task, recipe).exists():
+            print(f"{task} is left out: there is no {config_path(task, recipe)}")
+        elif (folder / MANIFEST).exists():
+            there.append(task)
+        elif task == "retrieval":
+            print(
+                f"{task} is left out: {folder} is not prepared (python -m scripts.prepare_lra "
+                "retrieval --source FOLDER, with the published lra_release)"
+            )
+        else:
+            raise FileNotFoundError(
+                f"{folder} is not prepared: python -m scripts.prepare_lra {TASKS[task].folder} "
+                f"--out {data}, or leave {task} out of --tasks"
+            )
+    return there

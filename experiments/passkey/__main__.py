@@ -47,8 +47,6 @@ CONFIG = "configs/passkey_4k.yaml"
 QUESTIONS: tuple[str, ...] = ()
 """Options of scripts.passkey."""
 SET_HERE = {
-    "run.seed": "--seeds",
-    "run.out_dir": "--out",
     "data.path": "--data",
     "data.mix": "--data",
     "model.context_length": "--contexts",

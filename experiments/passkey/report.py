@@ -10,17 +10,15 @@ FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, whi
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from evaluation.passkey import by_length, draw
 from evaluation.results import Row, read_result, write_result
 from experiments.passkey.attentions import ATTENTIONS
-from experiments.reports import publish, table
+from experiments.reports import publish, redraw_file, table
 from experiments.results import add_runs
-from training.command_line import errors_as_sentences
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -89,7 +87,7 @@ def _share(of_context: Fraction) -> str:
     return "whole context" if of_context == 1 else f"{of_context} of it"
 
 
-def draw_runs(result: Result) -> "Figure":
+def draw_runs(result: Result) -> Figure:
     """Heat maps of the runs of the first seed, those of a context side by side."""
     seed = result["runs"][0]["seed"]
     runs = [run for run in result["runs"] if run["seed"] == seed]
@@ -99,6 +97,4 @@ def draw_runs(result: Result) -> "Figure":
     )
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+redraw_file(FILE, redraw)

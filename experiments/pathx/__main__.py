@@ -44,7 +44,6 @@ from experiments.sweep import Run, refuse_overrides, run_in, train_and_report
 from training.classification.config import ClassifyConfig
 
 CONFIGS = Path("configs/pathx")
-SET_HERE = {"run.seed": "--seeds", "run.out_dir": "--out", "run.init_from": "--out"}
 
 
 def make_runs(
@@ -56,7 +55,7 @@ def make_runs(
         ValueError: a stage begins with one that is neither named nor finished, `overrides`,
             key=value, set what is set here, or a folder holds a run with other settings.
     """
-    refuse_overrides(overrides, SET_HERE)
+    refuse_overrides(overrides, {"run.init_from": "--out"})
     runs = []
     for seed, stage in product(dict.fromkeys(seeds), (s for s in STAGES if s in stages)):
         name = STAGES[stage].before

@@ -10,23 +10,20 @@ FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, whi
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from data.lra.store import open_split
 from evaluation.markdown import digits
 from evaluation.results import Row, read_result, write_result
 from evaluation.statistics import wilson
+from experiments import style
 from experiments.classifier_runs import describe, finished_folders, read_run_config
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
-from experiments.reports import mean_text, publish, table
+from experiments.reports import mean_text, publish, redraw_file, table
 from experiments.results import add_runs
-from experiments.style import OUR_SPARSE, OURS
-from experiments.style import PAPER as PAPER_COLOUR
-from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -165,14 +162,11 @@ def _last_devices(starts: list[Row]) -> str:
     return device if n == 1 else f"{n} x {device}"
 
 
-def draw(result: Result, yardsticks: Result | None = None) -> "Figure":
+def draw(result: Result, yardsticks: Result | None = None) -> Figure:
     """Test accuracy of each stage that the paper has, too: a bar a seed, from chance on.
 
     Dotted is the best guess from the markers alone, if the `yardsticks` have one of that size.
     """
-    # matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.figure import Figure
-
     stages: dict[str, list[Row]] = {}
     for run in result["runs"]:
         if STAGES[run["stage"]].beside:
@@ -184,7 +178,7 @@ def draw(result: Result, yardsticks: Result | None = None) -> "Figure":
         for number, run in enumerate(runs):
             y, accuracy = line + 0.26 * (number - (len(runs) - 1) / 2), run["test_accuracy"]
             low, high = run["test_interval"]
-            colour = OURS if run["attention"] == "dense" else OUR_SPARSE
+            colour = style.OURS if run["attention"] == "dense" else style.OUR_SPARSE
             axes.barh(y, accuracy - CHANCE, 0.24, left=CHANCE, color=colour)
             ends = {"xerr": [[accuracy - low], [high - accuracy]], "capsize": 2}
             axes.errorbar([accuracy], [y], color="black", lw=1, **ends)
@@ -192,7 +186,7 @@ def draw(result: Result, yardsticks: Result | None = None) -> "Figure":
             axes.text(LABELS, y, text, va="center", fontsize=9)
         model, images = STAGES[name].beside or ("", "")
         theirs = paper[model][images]
-        axes.plot([theirs] * 2, [line - 0.4, line + 0.4], color=PAPER_COLOUR, lw=2.5)
+        axes.plot([theirs] * 2, [line - 0.4, line + 0.4], color=style.PAPER, lw=2.5)
         words = {"ha": "center", "va": "bottom", "fontsize": 9}
         axes.text(theirs, line - 0.42, f"the paper's {theirs:.1f}", **words)
         size = runs[0]["size"]
@@ -209,6 +203,4 @@ def draw(result: Result, yardsticks: Result | None = None) -> "Figure":
     return figure
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+redraw_file(FILE, redraw)

@@ -1,14 +1,14 @@
 """What a longer context and a butterfly mask are worth: differences and their intervals, drawn."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from evaluation.results import Row
 from experiments.style import OUR_SPARSE, OURS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from experiments.table4.questions import by_pair
 
 Result = Mapping[str, Any]
 
@@ -48,15 +48,11 @@ ROWS = {
 
 def differences(result: Result) -> dict[tuple[str, str], Row]:
     """By pair of models, their difference on identical tokens, of a result with one corpus."""
-    (rows,) = result["comparisons"].values()
-    return {(row["label"], row["to_label"]): row["strided"] for row in rows}
+    return {pair: row["strided"] for pair, row in by_pair(result).items()}
 
 
-def draw(larger: Result, smaller: Result) -> "Figure":
+def draw(larger: Result, smaller: Result) -> Figure:
     """A row a comparison, of a result of much training (filled) and of one of less (open)."""
-    # matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.figure import Figure
-
     found = {_name(result): differences(result) for result in (larger, smaller)}
     groups = {
         title: kept
@@ -107,7 +103,7 @@ def _name(result: Result) -> str:
     return f"{models[0]['tokens'] / 1e6:.0f}M training tokens, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def _mark(axes: "Axes", gap: Row, y: float, colour: str, *, filled: bool) -> None:
+def _mark(axes: Axes, gap: Row, y: float, colour: str, *, filled: bool) -> None:
     """A mean and its interval, or an arrow towards them."""
     nats, (low, high) = gap["nats"], gap["interval"]
     if abs(nats) > LIMIT:

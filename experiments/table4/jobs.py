@@ -23,8 +23,6 @@ from training.metrics import read_evaluations, read_metrics
 LOG_STEPS = 10  # between records of the training loss
 
 SET_HERE = {
-    "run.seed": "--seeds",
-    "run.out_dir": "--out",
     "run.init_from": "--models",
     "data.path": "--data",
     "model.context_length": "--models",

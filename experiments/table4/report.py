@@ -11,21 +11,19 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
-from evaluation.markdown import dict_table, digits, is_known, markdown_table, with_interval
+from evaluation.markdown import digits, is_known, markdown_table, with_interval
 from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
-from experiments.reports import publish
-from experiments.table4.questions import PAIRS, QUESTION_OF
-from training.command_line import errors_as_sentences
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from experiments.reports import publish, redraw_file, table
+from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
 
 PAPER = [
     {"model": "Megatron-LM, 1K", "perplexity": 18.2, "days_on_8_a100": 4.7},
@@ -152,7 +150,7 @@ def markdown(result: dict[str, Any]) -> str:
 def models_table(result: Mapping[str, Any]) -> str:
     """Cost and perplexity of each model, of a result with a single corpus."""
     (models,) = result["rows"].values()
-    return dict_table(
+    return table(
         {
             name.removeprefix("training "): cell
             for name, cell in cells.items()
@@ -205,7 +203,7 @@ def _interval_kind(models: Sequence[Row]) -> str:
 
 def comparisons_table(comparisons: Sequence[Row]) -> str:
     """Every question with the differences, of `evaluation.tables.compare`, that answer it."""
-    return dict_table(
+    return table(
         {
             "question": QUESTION_OF[row["label"], row["to_label"]].asks,
             "model": row["label"],
@@ -222,13 +220,9 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
 def answers_table(larger: Mapping[str, Any], smaller: Mapping[str, Any]) -> str:
     """Differences between models, in a result of much training and one of less, a corpus each."""
 
-    def by_pair(result: Mapping[str, Any]) -> dict[tuple[str, str], Row]:
-        (rows,) = result["comparisons"].values()
-        return {(row["label"], row["to_label"]): row for row in rows}
-
     more, less = by_pair(larger), by_pair(smaller)
     none = {"chunk": None, "strided": None}
-    return dict_table(
+    return table(
         {
             "question": QUESTION_OF[pair].asks,
             "model": pair[0],
@@ -248,16 +242,12 @@ def nats(difference: Row | None) -> str:
     return "" if difference is None else with_interval(difference["nats"], difference["interval"])
 
 
-def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> "Figure":
+def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> Figure:
     """Validation perplexity over tokens and over GPU-hours, one line a model, few models a row.
 
     Models that started with the weights of another have rows of their own: their curves would
     lie on the ends of the others'.
     """
-    # matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
-
     groups = []
     for kind in (False, True):
         models = [model for model in curves if (model in going_on) == kind]
@@ -304,6 +294,4 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
         out.unlink(missing_ok=True)
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+redraw_file(FILE, redraw)

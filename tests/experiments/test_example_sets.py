@@ -9,7 +9,7 @@ from data.lra.request import Request
 from data.lra.store import MANIFEST
 from experiments import example_sets
 from experiments.example_sets import REQUESTS, prepare_sets
-from experiments.lra.jobs import CONFIGS as LRA
+from experiments.lra.tasks import CONFIGS as LRA
 from experiments.pathx.__main__ import CONFIGS as PATHX
 from training.classification.config import ClassifyConfig
 

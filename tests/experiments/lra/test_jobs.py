@@ -4,14 +4,14 @@ import pytest
 
 from configs.reader import to_yaml
 from experiments.classifier_runs import is_finished
-from experiments.lra.jobs import make_jobs, trainable_tasks
-from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
+from experiments.lra.__main__ import make_runs
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS, trainable_tasks
 from kernels.limits import BLOCK_SIZES
 from tests.experiments.tiny_lra import make_tasks
 
 
 def jobs_of(tmp_path, *overrides, tasks=BENCHMARK, attentions=tuple(ATTENTIONS), seeds=(1, 2)):
-    return make_jobs(
+    return make_runs(
         tasks, attentions, seeds, data=tmp_path / "data", out=tmp_path / "out", overrides=overrides
     )
 
@@ -67,7 +67,7 @@ def test_only_retrieval_may_be_missing(tmp_path, capsys):
 
 def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
     options = {"data": tmp_path, "out": tmp_path / "out", "recipe": "pretrained"}
-    first, then = make_jobs(["text"], ["butterfly"], [3], **options)
+    first, then = make_runs(["text"], ["butterfly"], [3], **options)
     assert (first.folder.name, then.folder.name) == (
         "text_masked_butterfly_seed3",
         "text_pretrained_butterfly_seed3",
@@ -78,8 +78,8 @@ def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
     assert first.config.model == then.config.model
     assert (first.config.optim.lr, then.config.optim.lr) == (5e-4, 1e-4)
     with pytest.raises(ValueError, match=r"objective=causal: the sweep itself .*take --recipe"):
-        make_jobs(["text"], ["dense"], [3], **options, overrides=["objective=causal"])
-    same = make_jobs(["text"], ["dense"], [3], **options, overrides=["optim.lr=1e-3"])
+        make_runs(["text"], ["dense"], [3], **options, overrides=["objective=causal"])
+    same = make_runs(["text"], ["dense"], [3], **options, overrides=["optim.lr=1e-3"])
     assert [job.config.optim.lr for job in same] == [1e-3, 1e-3]
-    hidden, labels = make_jobs(["image"], ["dense"], [3], **options)
+    hidden, labels = make_runs(["image"], ["dense"], [3], **options)
     assert hidden.config.objective == "masked" and hidden.config.optim == labels.config.optim

@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from configs.reader import to_yaml
 from experiments.lra import report
-from experiments.lra.jobs import make_jobs
+from experiments.lra.__main__ import make_runs
 from experiments.lra.report import (
     finished_runs,
     note_sharing,
@@ -26,7 +26,7 @@ def make_up(out: Path, task: str, attention: str, seed: int, accuracy: float, **
     """The folder of a finished run."""
     steps = ("optim.warmup_steps=0", "optim.max_steps=5000", "data.phases=[]")
     overrides = (*steps, *options.get("overrides", ()))
-    (job,) = make_jobs([task], [attention], [seed], data=out, out=out, overrides=overrides)
+    (job,) = make_runs([task], [attention], [seed], data=out, out=out, overrides=overrides)
     steps = job.config.optim.max_steps
     job.folder.mkdir(parents=True)
     (job.folder / "config.yaml").write_text(to_yaml(job.config))

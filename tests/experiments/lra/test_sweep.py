@@ -12,8 +12,8 @@ from data.lra.curriculum import Curriculum
 from experiments import reports
 from experiments.classifier_runs import is_finished
 from experiments.lra import __main__ as reproduce_lra
-from experiments.lra.jobs import arguments_of
 from experiments.lra.speed import WARM_UP, Contender
+from experiments.lra.tasks import arguments_of
 from model.classifier import Classifier
 from tests.experiments.table4.tiny_sweep import FinishedProcess
 from tests.experiments.tiny_lra import SPLITS, TINY, make_tasks
