@@ -7,7 +7,7 @@ import torch
 
 from experiments.attention import __main__ as benchmark_attention
 from experiments.lra import speed as lra_speed
-from experiments.train_steps import head, speed
+from experiments.train_steps import speed
 
 NAMES = ("ours", "nanoGPT, cuDNN")
 
@@ -102,7 +102,7 @@ def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
     assert capsys.readouterr().out.count("tokens/s\n") == 2  # those of the second context
 
 
-@pytest.mark.parametrize("command", [benchmark_attention, speed, head, lra_speed])
+@pytest.mark.parametrize("command", [benchmark_attention, speed, lra_speed])
 def test_a_gpu_is_needed(command, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="measured on a GPU, and PyTorch sees none"):
