@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
-from experiments import glance, provenance
+from experiments import glance, provenance, same_losses
 from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -30,7 +30,6 @@ from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
 from experiments.reliability.table import reliability_table
 from experiments.scale import report as scale
-from experiments.scale import same_losses
 from experiments.table4 import forest
 from experiments.table4 import report as table4
 from experiments.train_steps import saving, transformers_step
@@ -107,7 +106,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale_long": _of(scale.long_table, "scale_long"),
     "scale_longest": _of(scale.longest_table, "scale_longest"),
     "scale_foretold": _of(scale.foretold_table, "scale_long"),
-    "scale_losses": _of(same_losses.losses_table, "scale_losses"),
+    "scale_losses": _of(same_losses.sharing_table, "scale_losses"),
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }
 

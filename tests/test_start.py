@@ -12,10 +12,16 @@ FILES = [
     for room in ("scripts", "experiments", "evaluation")
     for path in ROOT.glob(f"{room}/**/*.py")
 ]
+ENDINGS = (
+    '"__main__":\n    with errors_as_sentences():\n',
+    "\n@command.main\n",
+    "redraw_file(FILE",
+    "main())",
+)
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for path in FILES
-    if "errors_as_sentences():\n" in (text := path.read_text()) or "main())" in text
+    if any(ending in path.read_text() for ending in ENDINGS)
 )
 HELP = """
 import runpy, sys

@@ -16,58 +16,51 @@ of a mask, and 2.5 times that backward. Memory is the peak of a forward and back
 inputs. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
-import argparse
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, Result, measure_rows
 
 PRESET_NAMES = ("peers", "butterfly", "blocks", "paper", "sparsity", "io")
+OWNERS = {"full": "paper", "tutorial": "peers", "against": "peers", "one_run": "io"}
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--preset", choices=PRESET_NAMES, required=True)
-    add("--full", action="store_true", help="paper: all lengths of all variants")
-    add(
-        "--tutorial",
-        type=Path,
-        metavar="FILE",
-        help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, "
-        "as one more peer",
-    )
-    add(
-        "--against",
-        nargs="+",
-        metavar="NAME",
-        help='peers: dense attention alone, and these peers, such as "SDPA cuDNN" flash-attn-4',
-    )
-    add("--resume", action="store_true", help="go on with a run that was stopped")
-    add("--out", type=Path, help="default: docs/results/attention_PRESET.json")
-    add("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
-    args = parser.parse_args(argv)
-    owners = {"full": "paper", "tutorial": "peers", "against": "peers", "one_run": "io"}
-    for option, preset in owners.items():
+def check(args: Namespace) -> None:
+    """Refuse options of another preset than the one that is asked for."""
+    for option, preset in OWNERS.items():
         if getattr(args, option) and args.preset != preset:
             name = option.replace("_", "-")
-            parser.error(f"--{name} is an option of --preset {preset}, not of {args.preset}")
-    return args
+            raise ValueError(f"--{name} is an option of --preset {preset}, not of {args.preset}")
 
+
+command = Command(__name__, on_gpu=True)
+command.add("--preset", choices=PRESET_NAMES, required=True)
+command.add("--full", action="store_true", help="paper: all lengths of all variants")
+command.add(
+    "--tutorial", type=Path, metavar="FILE",
+    help="peers: Triton's tutorial 06-fused-attention.py, of the installed version, as one more "
+    "peer",
+)  # fmt: skip
+command.add(
+    "--against", nargs="+", metavar="NAME",
+    help='peers: dense attention alone, and these peers, such as "SDPA cuDNN" flash-attn-4',
+)  # fmt: skip
+command.add("--resume", action="store_true", help="go on with a run that was stopped")
+command.add("--out", type=Path, help="default: docs/results/attention_PRESET.json")
+command.add("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
+command.read(check=check)
 
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 
 from evaluation.results import Row
-from evaluation.style import save
 from experiments.attention import hbm_bytes, report
 from experiments.attention.cases import Case, Sparsity
 from experiments.attention.measure import measure_case
@@ -78,10 +71,7 @@ from experiments.attention.peers import (
     load_tutorial,
     triton_tutorial,
 )
-from experiments.results import Stage, collect_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from experiments.results import Stage
 
 PEERS = [
     "ours",
@@ -119,37 +109,32 @@ def dense_cases() -> Iterator[Case]:
         yield Case(16_384 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
 
 
-def peers(full: bool) -> Iterator[Stage]:
-    """Dense attention, all contenders."""
-    names = [name for name in PEERS if name in CONTENDERS]  # the tutorial with --tutorial only
-    for case in dense_cases():
-        yield partial(measure_stage, case, names)
-
-
-def peers_named(names: Sequence[str]) -> Iterator[Stage]:
-    """Dense attention, ours and the contenders of these names."""
-    if unknown := set(names) - set(CONTENDERS):
+def peers(args: Namespace) -> Iterator[Stage]:
+    """Dense attention, ours and all contenders, or those of --against."""
+    if unknown := set(args.against or ()) - set(CONTENDERS):
         known = ", ".join(CONTENDERS)
         raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
+    names = ["ours", PORTABLE, *args.against] if args.against else PEERS
     for case in dense_cases():
-        yield partial(measure_stage, case, ["ours", PORTABLE, *names])
+        # the tutorial is one with --tutorial only
+        yield stage(case, [name for name in names if name in CONTENDERS])
 
 
-def measure_stage(case: Case, names: Sequence[str]) -> Iterator[list[Row]]:
+def stage(case: Case, names: Sequence[str]) -> Stage:
     """One case by these contenders."""
-    yield measure_case(case, names)
+    return lambda: [measure_case(case, names)]
 
 
 # ---- butterfly
 
 
-def butterflies(full: bool) -> Iterator[Stage]:
+def butterflies(args: Namespace) -> Iterator[Stage]:
     """Each head dimension, mask and length of `measure_butterfly`."""
     for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), BUTTERFLY_LENGTHS):
         case = Case(65_536 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
         yield partial(measure_butterfly, case)
     longest = Case(1, LONGEST, 32, 64, sparsity=Sparsity("butterfly"))
-    yield partial(measure_stage, longest, ["ours"])
+    yield stage(longest, ["ours"])
 
 
 def measure_butterfly(case: Case) -> Iterator[list[Row]]:
@@ -166,13 +151,13 @@ def measure_butterfly(case: Case) -> Iterator[list[Row]]:
 # ---- blocks
 
 
-def blocks(full: bool) -> Iterator[Stage]:
+def blocks(args: Namespace) -> Iterator[Stage]:
     """Butterflies of 16,384 tokens in blocks of each size, for each head dimension and mask."""
     sizes = (16, 32, 64, 128)
     for head_dim, causal, size in itertools.product((64, 128), (True, False), sizes):
         mask = Sparsity("butterfly", block_size=size)
         case = Case(4, 16_384, 2048 // head_dim, head_dim, causal=causal, sparsity=mask)
-        yield partial(measure_stage, case, ["ours", PORTABLE])
+        yield stage(case, ["ours", PORTABLE])
 
 
 # ---- paper
@@ -188,10 +173,10 @@ def paper_sparsity(seq_len: int) -> Sparsity:
     return Sparsity("butterfly", 0, max(16, seq_len // 8))
 
 
-def paper(full: bool) -> Iterator[Stage]:
+def paper(args: Namespace) -> Iterator[Stage]:
     """All variants and lengths of `measure_paper`, as in Appendix E."""
     for variant in PAPER_VARIANTS:
-        for seq_len in PAPER_LENGTHS if full or variant == "plain" else VARIANT_LENGTHS:
+        for seq_len in PAPER_LENGTHS if args.full or variant == "plain" else VARIANT_LENGTHS:
             yield partial(measure_paper, variant, seq_len)
 
 
@@ -240,53 +225,49 @@ def io() -> Iterator[list[Row]]:
 
 
 class Preset(NamedTuple):
-    """What is measured, with --full or without; compare the rows; print some columns; draw them,
-    where a table would not say it better."""
+    """One --preset: what it measures and compares, and how its rows are printed and drawn."""
 
-    stages: Callable[[bool], Iterable[Stage]]
+    stages: Callable[[Namespace], Iterable[Stage]]
     relate: Callable[[list[Row]], None]
-    columns: list[str]
-    draw: Callable[[list[Row]], "Figure"] | None = None
+    text: Callable[[list[Row]], str]
+    draw: Callable[[list[Row]], Figure] | None = None  # None: a table says it better
 
 
 PRESETS = {
-    "peers": Preset(peers, report.add_best_peer, report.PEERS, report.draw_peers),
+    "peers": Preset(peers, report.add_best_peer, report.peers_text, report.draw_peers),
     "butterfly": Preset(
-        butterflies, report.relate_butterflies, report.BUTTERFLY, report.draw_butterflies
+        butterflies, report.relate_butterflies, report.butterfly_text, report.draw_butterflies
     ),
-    "blocks": Preset(blocks, report.add_portable, report.BLOCKS),
-    "paper": Preset(paper, add_speedup, report.PAPER, report.draw_paper),
+    "blocks": Preset(blocks, report.add_portable, report.blocks_text),
+    "paper": Preset(paper, add_speedup, report.paper_text, report.draw_paper),
     "sparsity": Preset(
-        lambda full: [sparsity], report.add_proportion, report.SPARSITY, report.draw_sparsity
+        lambda args: [sparsity], report.add_proportion, report.sparsity_text, report.draw_sparsity
     ),
-    "io": Preset(lambda full: [io], lambda rows: None, [], hbm_bytes.draw),
+    "io": Preset(lambda args: [io], lambda rows: None, hbm_bytes.text, hbm_bytes.draw),
 }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("attention is measured on a GPU, and PyTorch sees none")
+@command.main
+def main(args: Namespace) -> None:
+    """Measure a preset.
+
+    Raises:
+        SystemExit: some results are wrong.
+    """
     if args.one_run:
         return hbm_bytes.one_run(args.one_run)
     if args.tutorial:
         CONTENDERS[TUTORIAL] = partial(triton_tutorial, load_tutorial(args.tutorial))
     preset = PRESETS[args.preset]
-    out = args.out or Path(f"docs/results/attention_{args.preset}.json")
-    stages = peers_named(args.against) if args.against else preset.stages(args.full)
-    rows = collect_rows(out, stages, preset.relate, resume=args.resume, preset=args.preset)
-    if args.preset == "io":
-        hbm_bytes.show(rows)
-    else:
-        report.show(rows, preset.columns)
-    if preset.draw and any(row["status"] == "ok" for row in rows):  # else there is nothing to draw
-        save(preset.draw(rows), out.with_suffix(".png"))
-    print(f"wrote {out}")
+    args.out = args.out or Path(f"docs/results/attention_{args.preset}.json")
+
+    def draw(result: Result) -> Figure | None:
+        some = any(row["status"] == "ok" for row in result["rows"])  # else there is nothing to draw
+        return preset.draw(result["rows"]) if preset.draw and some else None
+
+    rows = measure_rows(
+        args, preset.stages(args), lambda result: preset.text(result["rows"]), preset.relate,
+        draw=draw, preset=args.preset,
+    )  # fmt: skip
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong, and have no speed")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

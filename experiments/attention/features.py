@@ -7,23 +7,12 @@ one option at a time: 16,384 tokens a batch, 2,048 channels, bfloat16. Times are
 both agree. Medians of the GPU's time.
 """
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from experiments.harness import Command, measure_rows
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+command = Command(__name__, on_gpu=True)
+command.read(out="docs/results/attention_features.json", resume=True)
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--resume", action="store_true", help="go on with a run that was stopped")
-    add("--out", type=Path, default=Path("docs/results/attention_features.json"))
-    return parser.parse_args(argv)
-
-
+from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -32,10 +21,9 @@ import torch
 
 from evaluation.results import Row
 from experiments.attention.cases import DROPOUT_SEED, Case, make_tensors
-from experiments.attention.measure import time_ms
 from experiments.attention.report import Result
 from experiments.reports import table
-from experiments.results import collect_rows
+from experiments.timing import gpu_ms
 from kernels import flash_attention
 from kernels.testing import relative_error
 
@@ -58,10 +46,7 @@ def option_sets(asked: Case, device: str) -> dict[str, dict[str, Any]]:
     lengths = [asked.seq_len - 20 * (i + 1) for i in range(asked.batch)]
     return {
         "": {},
-        "dropout": {
-            "dropout_p": 0.1,
-            "dropout_seed": torch.tensor([DROPOUT_SEED], device=device),
-        },
+        "dropout": {"dropout_p": 0.1, "dropout_seed": torch.tensor([DROPOUT_SEED], device=device)},
         "padding": {"kv_lengths": torch.tensor(lengths, dtype=torch.int32, device=device)},
         "sinks": {"sinks": torch.zeros(asked.n_head, device=device)},
         "softcap": {"softcap": 30.0},
@@ -83,8 +68,8 @@ def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
             backward = partial(torch.autograd.grad, out, (q, k, v), dout, retain_graph=True)
             results.append((out, *backward()))
             forward = partial(attend, *(x.detach() for x in (q, k, v)))
-            times[f"{kernels}forward_ms"] = time_ms(forward)["ms"]
-            times[f"{kernels}backward_ms"] = time_ms(backward)["ms"]
+            times[f"{kernels}forward_ms"] = gpu_ms(forward)["ms"]
+            times[f"{kernels}backward_ms"] = gpu_ms(backward)["ms"]
         difference = max(map(relative_error, *results))
         if not difference <= AGREE:
             raise SystemExit(
@@ -114,17 +99,6 @@ def features_table(result: Result) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("options are measured on a GPU, and PyTorch sees none")
-    stages = [partial(measure, head_dim) for head_dim in (*ALL_OPTIONS, *PLAIN)]
-    rows = collect_rows(args.out, stages, print_last, resume=args.resume)
-    print(features_table({"rows": rows}))
-    print(f"wrote {args.out}")
-
-
 def print_last(rows: list[Row]) -> None:
     """The last row in one line."""
     row = rows[-1]
@@ -135,6 +109,8 @@ def print_last(rows: list[Row]) -> None:
     print(f"{row['head_dim']:4} {row['name'] or 'plain':24}", *speeds, flush=True)
 
 
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+@command.main
+def main(args: Namespace) -> None:
+    """Measure each head dimension in a stage of its own."""
+    stages = [partial(measure, head_dim) for head_dim in (*ALL_OPTIONS, *PLAIN)]
+    measure_rows(args, stages, features_table, print_last)

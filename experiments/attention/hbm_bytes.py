@@ -24,9 +24,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,9 +39,6 @@ from experiments.reports import table
 from experiments.style import OUR_SPARSE, OURS
 from kernels.options import AttentionOptions, with_mask
 from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PARTS = ("forward", "backward")
 METRICS = {"dram__bytes_read.sum": "read_bytes", "dram__bytes_write.sum": "written_bytes"}
@@ -213,8 +211,8 @@ def with_bytes(rows: dict[str, dict[str, Any]], device: str = "cuda") -> list[di
     return results
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print GB counted and measured, with the times."""
+def text(rows: Sequence[dict[str, Any]]) -> str:
+    """GB counted and measured, with the times."""
 
     def line(row: dict[str, Any], part: str) -> dict[str, str]:
         moved = row["bytes"][part]
@@ -231,17 +229,16 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             "note": "; ".join(notes),
         }
 
-    print("HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal\n")
-    print(table(line(row, part) for row in rows for part in PARTS))
     paper = ", ".join(f"{name} {gb} GB" for name, gb in PAPER_GB.items())
-    print(f"the paper, forward and backward on an A100: {paper}")
+    return (
+        "HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal\n\n"
+        f"{table(line(row, part) for row in rows for part in PARTS)}\n"
+        f"the paper, forward and backward on an A100: {paper}"
+    )
 
 
-def draw(rows: Sequence[dict[str, Any]]) -> "Figure":
+def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     """GB of the forward and the backward pass as bars: measured, and two ways to count them."""
-    # matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.figure import Figure
-
     kinds = {"measured": 1.0, "counted, each byte once": 0.55, "counted, tile loads": 0.25}
     colours = {"standard": PLAIN, "ours": OURS, "ours, butterfly": OUR_SPARSE}
     figure = Figure(figsize=(8.5, 4), layout="constrained")

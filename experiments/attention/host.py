@@ -12,23 +12,13 @@ the least of batches of calls that alternate between contenders: others take CPU
 machine.
 """
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from experiments.harness import Command, measure_rows
 
-from training.command_line import command_parser, errors_as_sentences, read_first
-
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/attention_host.json"))
-    return parser.parse_args(argv)
-
+command = Command(__name__, on_gpu=True)
+command.read(out="docs/results/attention_host.json")
 
 import importlib
-import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -37,14 +27,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
-from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError
+from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, compiled_flex
 from experiments.attention.report import Result
 from experiments.reports import table
-from experiments.results import collect_rows
+from experiments.timing import cpu_seconds, in_turns
 from kernels import flash_attention
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
@@ -58,15 +48,9 @@ CALLS, BATCHES = 48, 40
 
 def host_us(calls: dict[str, Callable[[], Any]], n: int = CALLS) -> dict[str, float]:
     """CPU time of each call in microseconds: the least of `BATCHES`, of n calls each."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(BATCHES + 1):  # the first compiles
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(n):
-                call()
-            times[name].append((time.perf_counter() - start) / n * 1e6)
-    return {name: min(of_name[1:]) for name, of_name in times.items()}
+    # the first round compiles
+    times = in_turns(calls, BATCHES + 1, partial(cpu_seconds, n=n))
+    return {name: 1e6 * min(of_name[1:]) for name, of_name in times.items()}
 
 
 def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
@@ -103,14 +87,7 @@ def documents(name: str, case: Case, device: torch.device) -> Attention:
             lambda b, h, i, j: (i >= j) & (i // DOCUMENT == j // DOCUMENT),
             None, None, case.seq_len, case.seq_len, device=str(device),
         )  # fmt: skip
-        torch._dynamo.reset()
-        compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            return compiled(q, k, v, block_mask=mask).transpose(1, 2)
-
-        return attend
+        return compiled_flex(mask)
     try:
         from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -155,22 +132,14 @@ def contender(name: str, case: Case, device: torch.device) -> Attention:
 
 # By call: its case, the contenders, and how each is made.
 CALLED: dict[str, tuple[Case, list[str], Callable[[str, Case, torch.device], Attention]]] = {
-    "causal": (
-        CASE,
-        ["ours", PORTABLE, "SDPA", "flash-attn-4", NO_KERNEL],
-        contender,
-    ),
+    "causal": (CASE, ["ours", PORTABLE, "SDPA", "flash-attn-4", NO_KERNEL], contender),
     "butterfly": (
         replace(CASE, sparsity=Sparsity("butterfly")),
         ["ours", "FlexAttention", "flash-attn-4"],
         contender,
     ),
     "documents": (CASE, ["ours", "FlexAttention", "flash-attn-4"], documents),
-    "dropout": (
-        replace(CASE, dropout_p=0.1),
-        ["ours", "SDPA"],
-        contender,
-    ),
+    "dropout": (replace(CASE, dropout_p=0.1), ["ours", "SDPA"], contender),
 }
 
 
@@ -230,16 +199,7 @@ def host_table(result: Result) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("a launch is measured on a GPU, and PyTorch sees none")
-    rows = collect_rows(args.out, [measure])
-    print(host_table({"rows": rows}))
-    print(f"wrote {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+@command.main
+def main(args: Namespace) -> None:
+    """Measure all calls."""
+    measure_rows(args, [measure], host_table)

@@ -1,10 +1,7 @@
 """The measurements of experiments.attention: time and memory, and a row of them."""
 
 import gc
-import math
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -13,70 +10,7 @@ from experiments.attention.cases import Attention, Case, Tensors, make_tensors
 from experiments.attention.check import Answer, answer, checked_case, errors, verdict
 from experiments.attention.peers import CONTENDERS, TENSORS, UnsupportedError
 from experiments.attention.report import heading, label
-
-LONG_MS = 20.0  # a run this long is timed three times
-TIMED_MS = 100.0  # how long a shorter one is timed in all, at most MAX_RUNS times
-MAX_RUNS = 200
-L2_BYTES = 2**28  # more than any GPU's L2 cache holds
-GPU_HZ = 2e9  # at least the clock of any GPU: at a lower one it sleeps longer
-
-
-def time_ms(run: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds that the GPU takes for a run: the median, and its 20% and 80% quantiles.
-
-    The CPU's share is left out, which on short sequences is the larger: the GPU sleeps while the
-    CPU queues the run, as in training it would be busy with what was queued before. L2 is emptied
-    before each run.
-    """
-    run()  # compiles
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    queue_s = time.perf_counter() - start
-    torch.cuda.synchronize()
-    l2 = torch.empty(L2_BYTES, dtype=torch.int8, device="cuda")
-
-    def record() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        l2.zero_()
-        torch.cuda._sleep(int((2 * queue_s + 1e-4) * GPU_HZ))
-        start.record()
-        run()
-        end.record()
-        return start, end
-
-    def times(runs: int) -> list[float]:
-        recorded = [record() for _ in range(runs)]
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in recorded]
-
-    (first,) = times(1)
-    if first < LONG_MS:
-        found = times(min(math.ceil(TIMED_MS / first), MAX_RUNS))
-    else:
-        found = [first, *times(2)]
-    ms, ms_20, ms_80 = torch.tensor(found).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
-    return {"ms": ms, "ms_20": ms_20, "ms_80": ms_80}
-
-
-def eager_ms(run: Callable[[], Any]) -> float:
-    """Milliseconds from call to call, where nothing else keeps CPU or GPU busy: the median.
-
-    On short sequences that is the time in which the CPU launches the kernels.
-    """
-    from triton.testing import do_bench
-
-    ms: Any = do_bench(run, return_mode="median")
-    return ms
-
-
-def peak_mib(run: Callable[[], Any]) -> float:
-    """The most memory that a run takes beside what is allocated already, MiB."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib
 
 
 def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
@@ -88,13 +22,11 @@ def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, floa
 
     both()  # what compiles may take memory of its own
     result = {"peak_mib": peak_mib(both)}
-    times = {"both": time_ms(both), "forward": time_ms(lambda: attention(q, k, v))}
+    times = {"both": gpu_ms(both), "forward": gpu_ms(lambda: attention(q, k, v))}
     if times["both"]["ms"] < LONG_MS:
         result["both_eager_ms"] = eager_ms(both)
     out = attention(q, k, v)
-    times["backward"] = time_ms(
-        lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
-    )
+    times["backward"] = gpu_ms(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
     for part, flops in (("forward", 1.0), ("backward", 2.5), ("both", 3.5)):
         result |= {f"{part}_{key}": x for key, x in times[part].items()}
         result[f"{part}_tflops"] = flops * case.forward_flops / times[part]["ms"] / 1e9

@@ -4,8 +4,6 @@ A contender is a function of q, k and v (B, T, H, D) that returns out of the sam
 contenders of a case get the same tensors, but for those in TENSORS.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from experiments.attention.cases import DROPOUT_SEED, Attention, Case, Tensors
+from experiments.harness import load_module
 from kernels import flash_attention
 
 TUTORIAL = "Triton tutorial"
@@ -80,10 +79,6 @@ def sdpa(backend: SDPBackend, case: Case, device: torch.device) -> Attention:
 
 def flex(case: Case, device: torch.device) -> Attention:
     """PyTorch's compiled FlexAttention, with a block mask for causal and for sparse attention."""
-    # Past a few recompilations PyTorch would run it uncompiled. A saved forward is run backward
-    # many times here, which buffers that the backward gives away do not survive.
-    torch._dynamo.reset()
-    functorch_config.donated_buffer = False
     mask = None
     if case.sparsity is not None:
         ours = case.sparsity.mask(case.seq_len, device)
@@ -95,6 +90,15 @@ def flex(case: Case, device: torch.device) -> Attention:
         mask = create_block_mask(
             lambda b, h, i, j: i >= j, None, None, case.seq_len, case.seq_len, device=str(device)
         )
+    return compiled_flex(mask)
+
+
+def compiled_flex(mask: BlockMask | None) -> Attention:
+    """FlexAttention under a block mask, compiled for it."""
+    # Past a few recompilations PyTorch would run it uncompiled. A saved forward is run backward
+    # many times here, which buffers that the backward gives away do not survive.
+    torch._dynamo.reset()
+    functorch_config.donated_buffer = False
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,12 +163,9 @@ def load_tutorial(file: Path) -> ModuleType:
     advice = "give Triton's 06-fused-attention.py, of the installed version"
     if not file.is_file():
         raise FileNotFoundError(f"--tutorial={file} is no file: {advice}")
-    spec = importlib.util.spec_from_file_location("triton_tutorial", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise ValueError(f"--tutorial={file} is no Python file: {advice}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["triton_tutorial"] = module
-    spec.loader.exec_module(module)
+    module = load_module("triton_tutorial", file)
     if not hasattr(module, "attention") or not hasattr(module, "_attn_fwd"):
         raise ValueError(f"--tutorial={file} has no attention or no _attn_fwd: {advice}")
     return module

@@ -6,24 +6,21 @@ Rows are queries, columns keys. The blocks of a block-sparse mask are coloured b
 kernels walk; those of the other masks by the definition of the mask.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command
 
+command = Command(__name__)
+command.add("--out", type=Path, default=Path("docs/masks.png"), help="picture")
+command.read()
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--out", type=Path, default=Path("docs/masks.png"), help="picture")
-    return parser.parse_args(argv)
-
-
+from argparse import Namespace
 from typing import Any
 
 import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor
 
 from evaluation.style import save
@@ -96,24 +93,12 @@ def picture(arguments: dict[str, Any]) -> Tensor:
 
 def draw(out: Path) -> None:
     """Draw all masks as a grid of pictures, into `out`."""
-    # Not at the top: matplotlib takes a second to load, which --help should not wait for.
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     figure = Figure(figsize=(9, 10.7), facecolor="white", layout="constrained")
     grid = figure.subplots(3, 3)
     for axes, (title, arguments) in zip(grid.flat, masks().items(), strict=True):
-        shown = ListedColormap(COLOURS)
-        extent = (0, N_BLOCKS, N_BLOCKS, 0)
-        axes.imshow(
-            picture(arguments),
-            shown,
-            vmin=SKIPPED,
-            vmax=FULL,
-            interpolation="nearest",
-            extent=extent,
-        )
+        kinds, extent = picture(arguments), (0, N_BLOCKS, N_BLOCKS, 0)
+        how = {"vmin": SKIPPED, "vmax": FULL, "interpolation": "nearest", "extent": extent}
+        axes.imshow(kinds, ListedColormap(COLOURS), **how)
         axes.hlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         axes.vlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         visited = int((block_kinds(arguments) != SKIPPED).sum())
@@ -132,13 +117,8 @@ def draw(out: Path) -> None:
     save(figure, out)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
+@command.main
+def main(args: Namespace) -> None:
+    """Draw the picture."""
     draw(args.out)
     print(f"drew {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

@@ -1,34 +1,22 @@
-"""What the rows of experiments.attention say: beside each other, on the terminal, in pages, drawn.
-
-pandas and matplotlib take a second to load, which --help should not wait for: each function loads
-what it needs.
-"""
+"""The rows of experiments.attention: compared, on the terminal, in tables of pages, and drawn."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from evaluation.results import Row
 from evaluation.style import PLAIN, name_ends
 from experiments.reports import table
 from experiments.style import OUR_SPARSE, OURS, line_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Result = Mapping[str, Any]
 
 PASSES = ("forward", "backward")
-
-# What the terminal shows of a row beside its problem and contender, by preset
-TIMES = ["forward_ms", "backward_ms"]
-PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
-BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
-PEERS = ["forward_tflops", "backward_tflops", "peak_mib", *BEST_PEER]
-BUTTERFLY = [*TIMES, "peak_mib", *BEST_PEER, *PROPORTION]
-PAPER = [*TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
-SPARSITY = ["density", *TIMES, *PROPORTION]
-BLOCKS = ["block_size", *TIMES, "forward_portable_over_ours", "backward_portable_over_ours"]
-
 
 # ---- rows beside each other
 
@@ -107,15 +95,27 @@ def label(row: Row) -> str:
     return row["name"] if row["mask"] == "dense" else f"{row['name']}, {row['mask']}"
 
 
-def show(rows: list[Row], columns: list[str]) -> None:
-    """Print the `columns` of rows that are right, and of others what is wrong."""
-    import pandas as pd
-
+def _text(rows: list[Row], columns: list[str]) -> str:
+    """The `columns` of rows that are right, and of others what is wrong."""
     frame = pd.DataFrame(rows).reindex(columns=["status", *columns])
     frame.insert(0, "problem", [heading(row) for row in rows])
     frame.insert(1, "contender", [label(row) for row in rows])
     frame.columns = frame.columns.str.replace("forward", "fwd").str.replace("backward", "bwd")
-    print(frame.to_string(index=False, na_rep="", float_format="{:,.4g}".format))
+    return frame.to_string(index=False, na_rep="", float_format="{:,.4g}".format)
+
+
+# The rows of a preset as the terminal shows them
+_TIMES = ["forward_ms", "backward_ms"]
+_PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
+_BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
+_PORTABLE = ["forward_portable_over_ours", "backward_portable_over_ours"]
+peers_text = partial(_text, columns=["forward_tflops", "backward_tflops", "peak_mib", *_BEST_PEER])
+butterfly_text = partial(_text, columns=[*_TIMES, "peak_mib", *_BEST_PEER, *_PROPORTION])
+blocks_text = partial(_text, columns=["block_size", *_TIMES, *_PORTABLE])
+sparsity_text = partial(_text, columns=["density", *_TIMES, *_PROPORTION])
+paper_text = partial(
+    _text, columns=[*_TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
+)
 
 
 # ---- in pages
@@ -220,7 +220,7 @@ def _both(row: Row, what: str, how: str) -> str:
 # ---- drawn
 
 
-def draw_peers(rows: list[Row]) -> "Figure":
+def draw_peers(rows: list[Row]) -> Figure:
     """TFLOP/s of dense attention over length: a panel for each pass, mask and head dimension.
 
     Lengths at which ours ran alone are left out; a cross is where memory did not suffice.
@@ -228,7 +228,7 @@ def draw_peers(rows: list[Row]) -> "Figure":
     return _over_length([row for row in rows if row["mask"] == "dense"], "tflops", "TFLOP/s")
 
 
-def draw_butterflies(rows: list[Row]) -> "Figure":
+def draw_butterflies(rows: list[Row]) -> Figure:
     """Time of a full butterfly over length, in that which is in proportion to our dense time."""
     butterflies = [row for row in rows if row["mask"] == "butterfly"]
     # of the longest there is no dense time
@@ -238,11 +238,8 @@ def draw_butterflies(rows: list[Row]) -> "Figure":
     return _over_length(butterflies, "over_proportional", "time / proportional")
 
 
-def _over_length(rows: list[Row], what: str, unit: str) -> "Figure":
+def _over_length(rows: list[Row], what: str, unit: str) -> Figure:
     """A number of each pass over length, of all lengths at which some peer ran."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
-
     lengths = sorted({row["seq_len"] for row in rows if row["name"] != "ours"})
     rows = [row for row in rows if row["seq_len"] in lengths]
     panels = sorted({(not row["causal"], row["head_dim"]) for row in rows})
@@ -268,11 +265,8 @@ def _over_length(rows: list[Row], what: str, unit: str) -> "Figure":
                     axes.plot(*at, "x", ms=7, mew=2, color=colour, clip_on=False)
                     above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
                     axes.annotate("OOM", at, **above, fontsize=8, color=colour)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, [f"{n // 1024}K" for n in lengths])
-            axes.xaxis.set_minor_locator(NullLocator())
             axes.margins(x=0.1)
-            axes.grid(alpha=0.3)
+            _over_lengths(axes, lengths)
     grid[0, 0].set_ylim(bottom=0)
     figure.supxlabel("tokens", size=10)
     for part, axes in zip(PASSES, grid[:, 0], strict=True):
@@ -281,11 +275,16 @@ def _over_length(rows: list[Row], what: str, unit: str) -> "Figure":
     return figure
 
 
-def draw_paper(rows: list[Row]) -> "Figure":
-    """Time and memory against length, as Figure 3 has them, for the plain variant."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
+def _over_lengths(axes: Axes, lengths: list[int]) -> None:
+    """Make x a logarithmic axis of these lengths."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3)
 
+
+def draw_paper(rows: list[Row]) -> Figure:
+    """Time and memory against length, as Figure 3 has them, for the plain variant."""
     lines: dict[tuple[str, bool], list[Row]] = {}
     ends_early = set()
     for row in rows:
@@ -304,22 +303,16 @@ def draw_paper(rows: list[Row]) -> "Figure":
             axes.plot(x, y, marker="o", ms=4, **look)
             name += ",\nblock-sparse" if sparse else ",\nthen OOM" * ((name, sparse) in ends_early)
             ends[name] = y[-1], look["color"]
-        axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        lengths = sorted({row["seq_len"] for line in lines.values() for row in line})[::3]
-        axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
-        axes.xaxis.set_minor_locator(NullLocator())
+        _over_lengths(axes, sorted({r["seq_len"] for line in lines.values() for r in line})[::3])
         axes.set_title(title, size=10)
         axes.set_xlabel("tokens")
-        axes.grid(alpha=0.3)
         name_ends(axes, ends, gap=0.09)
     return figure
 
 
-def draw_sparsity(rows: list[Row]) -> "Figure":
+def draw_sparsity(rows: list[Row]) -> Figure:
     """Time against density, with the line of proportionality."""
-    from matplotlib.figure import Figure
-
     right = [row for row in rows if row["status"] == "ok"]
     looks = {"dense": ("o", OURS), "butterfly": ("o", OUR_SPARSE), "window": ("^", OUR_SPARSE)}
     figure = Figure(figsize=(8.5, 3.8), layout="constrained")

@@ -6,24 +6,16 @@ Generating is timed on one thread and on all cores of this machine, in images of
 each time; drawing in batches, on a GPU where there is one. Compiling comes before.
 """
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from experiments.harness import Command, write_and_print
 
-from training.command_line import command_parser, errors_as_sentences, read_first
-
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/pathfinder_speed.json"))
-    return parser.parse_args(argv)
-
+command = Command(__name__)
+command.read(out="docs/results/pathfinder_speed.json")
 
 import os
 import time
+from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,9 +23,8 @@ import torch
 from data.pathfinder.generator import generate
 from data.pathfinder.parameters import DIFFICULTIES, Pathfinder
 from data.pathfinder.render import Renderer, pack
-from evaluation.results import write_result
-from experiments.lra.speed import wait_for
 from experiments.reports import table
+from experiments.timing import wall_seconds
 
 IMAGES = {32: 4000, 64: 200, 128: 300, 256: 2000}
 """Of one thread's timing; as many more as there are cores for all of them."""
@@ -48,18 +39,11 @@ def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
     lists = generate(parameters, 0, range(n), n_threads=1)
     one_cpu = time.process_time() - clock
     one = time.perf_counter() - started
-    started = time.perf_counter()
-    generate(parameters, 0, range(n, n + n * cores))
-    all_cores = time.perf_counter() - started
+    all_cores = wall_seconds(partial(generate, parameters, 0, range(n, n + n * cores)))
     renderer, packed = Renderer(parameters, device), pack(lists[:256], device)
     renderer(packed)
     repeats = 50 if device.type == "cuda" else 2
-    wait_for(device)
-    started = time.perf_counter()
-    for _ in range(repeats):
-        renderer(packed)
-    wait_for(device)
-    drawing = time.perf_counter() - started
+    drawing = wall_seconds(partial(renderer, packed), repeats)
     return {
         "size": size,
         "difficulty": difficulty,
@@ -70,7 +54,7 @@ def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
         "cores": cores,
         "images_per_s_all_cores": n * cores / all_cores,
         "bytes": lists.dtype.itemsize,
-        "images_drawn_per_s": repeats * len(packed) / drawing,
+        "images_drawn_per_s": len(packed) / drawing,
     }
 
 
@@ -84,26 +68,23 @@ def times_table(result: Mapping[str, Any]) -> str:
     return table(lines.values())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = [measure(size, name, device) for size in IMAGES for name in DIFFICULTIES]
-    write_result(args.out, {"rows": rows, "drawn_on": device.type})
-    print(
-        table(
-            {
-                "size": f"{row['size']}",
-                "difficulty": row["difficulty"],
-                "ms an image, one core": f"{row['ms_one_core']:.3f}",
-                "images/s, all cores": f"{row['images_per_s_all_cores']:,.0f}",
-                f"drawn/s, {device.type}": f"{row['images_drawn_per_s']:,.0f}",
-            }
-            for row in rows
-        )
+def speeds_table(result: Mapping[str, Any]) -> str:
+    """All speeds, a line a kind of images."""
+    return table(
+        {
+            "size": f"{row['size']}",
+            "difficulty": row["difficulty"],
+            "ms an image, one core": f"{row['ms_one_core']:.3f}",
+            "images/s, all cores": f"{row['images_per_s_all_cores']:,.0f}",
+            f"drawn/s, {result['drawn_on']}": f"{row['images_drawn_per_s']:,.0f}",
+        }
+        for row in result["rows"]
     )
 
 
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+@command.main
+def main(args: Namespace) -> None:
+    """Time all sizes and difficulties."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = [measure(size, name, device) for size in IMAGES for name in DIFFICULTIES]
+    write_and_print(args.out, {"rows": rows, "drawn_on": device.type}, speeds_table)

@@ -8,35 +8,30 @@ ring is around the marker that pays. Colours say how many times as much as if it
 alike.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command
 
+command = Command(__name__)
+command.add("run", type=Path, metavar="RUN", help="folder of train.py")
+command.add("--image", type=int, default=0, metavar="N", help="of the test split")
+command.add("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
+command.add(
+    "--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)"
+)
+command.read()
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of train.py")
-    add("--image", type=int, default=0, metavar="N", help="of the test split")
-    add("--out", type=Path, required=True, metavar="FILE", help="picture, PNG")
-    add("--task", type=Path, metavar="FOLDER", help="prepared task (default: the run's data.path)")
-    return parser.parse_args(argv)
-
-
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from torch import Tensor
 
 from evaluation.style import save
 from experiments.contours.rollout import Trace, trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # From light to dark through one hue, so that it does not matter which colours one sees; the rings
 # are Okabe and Ito's orange-red and green-blue, which no pixel has.
@@ -52,14 +47,8 @@ def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
     return picture.reshape(size, size)
 
 
-def draw(found: Trace, number: int) -> "Figure":
+def draw(found: Trace, number: int) -> Figure:
     """The image of this number, then a column a layer and one for the rollout; a row a marker."""
-    # not at the top: matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Circle
-
     shades = LinearSegmentedColormap.from_list("attention", SHADES).with_extremes(bad="white")
     norm = LogNorm(LEAST, MOST, clip=True)
     n_layer, size = len(found.layers), len(found.image)
@@ -92,15 +81,10 @@ def draw(found: Trace, number: int) -> "Figure":
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
+@command.main
+def main(args: Namespace) -> None:
+    """Draw the picture."""
     found = trace(args.run, args.image, args.task)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     save(draw(found, args.image), args.out)
     print(f"drew {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

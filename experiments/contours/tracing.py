@@ -10,39 +10,32 @@ always. Controls are classifiers of endpoint geometry (yardsticks.py, which must
 of these, "held_out" had no part in the matching.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.contours.geometry import PREDICTIONS
 from experiments.contours.matching import Tolerance
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, write_and_print
 
+command = Command(__name__)
+command.add("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+command.add("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
+command.add("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
+command.add(
+    "--add", type=Path, metavar="FILE",
+    help="an earlier result, whose other runs are kept as they are",
+)  # fmt: skip
+command.add("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
+command.add(
+    "--tolerance", type=float, default=Tolerance.geometry, metavar="STROKES",
+    help="how differently the ends of a pair may lie and point (default: %(default)s)",
+)  # fmt: skip
+command.add(
+    "--caliper", type=float, default=Tolerance.log_odds, metavar="NATS",
+    help="by how much the odds that geometry gives may differ (default: %(default)s)",
+)  # fmt: skip
+command.read()
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
-    add("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
-    add("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
-    add(
-        "--add", type=Path, metavar="FILE",
-        help="an earlier result, whose other runs are kept as they are",
-    )  # fmt: skip
-    add("--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER")
-    add(
-        "--tolerance", type=float, default=Tolerance.geometry, metavar="STROKES",
-        help="how differently the ends of a pair may lie and point (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--caliper", type=float, default=Tolerance.log_odds, metavar="NATS",
-        help="by how much the odds that geometry gives may differ (default: %(default)s)",
-    )  # fmt: skip
-    return parser.parse_args(argv)
-
-
+from argparse import Namespace
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -50,7 +43,7 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
-from evaluation.results import read_result, write_result
+from evaluation.results import read_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import read_endpoints
@@ -168,7 +161,7 @@ def accuracies(
     return found
 
 
-def classifiers_table(rows: Sequence[dict[str, Any]]) -> str:
+def classifiers_table(result: Mapping[str, Any]) -> str:
     """Each run on its pairs, and the classifiers of geometry on them, in percent."""
     return table(
         {
@@ -179,7 +172,7 @@ def classifiers_table(rows: Sequence[dict[str, Any]]) -> str:
             "accuracy on pairs, %": _percent(row, name, "accuracy"),
             "pairs in order, %": _percent(row, name, "ordered"),
         }
-        for row in rows
+        for row in result["rows"]
         for name in ("run", CONTROL, *MATCHED_BY)
     )
 
@@ -204,9 +197,9 @@ def _percent(row: dict[str, Any], classifier: str, share: str) -> str:
     return mean_text(found[share], found[f"{share}_interval"], 100)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
+@command.main
+def main(args: Namespace) -> None:
+    """Measure the runs, and add those of an earlier result."""
     tolerance = Tolerance(geometry=args.tolerance, log_odds=args.caliper)
     rows = [measure(run, args.data, args.predictions, tolerance) for run in args.runs]
     matching = {
@@ -223,10 +216,5 @@ def main(argv: Sequence[str] | None = None) -> None:
                 " give it the same --tolerance and --caliper, or leave --add out"
             )
         rows += [row for row in earlier["rows"] if row["run"] not in here]
-    write_result(args.out, {"unit": "share", "matching": matching, "rows": rows})
-    print(f"{classifiers_table(rows)}\nwrote {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+    result = {"unit": "share", "matching": matching, "rows": rows}
+    write_and_print(args.out, result, classifiers_table)

@@ -8,37 +8,30 @@ the training split and are scored on the whole test split. --predictions keeps w
 test image, which experiments.contours.tracing needs.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from data.lra.request import PATHFINDER_SIZES
 from experiments.contours.geometry import PREDICTIONS
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, write_and_print
 
 TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add(
-        "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
-        help="folders with prepared tasks; the first that has a task counts",
-    )  # fmt: skip
-    add("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
-    add("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
-    add(
-        "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
-        help="where what is said of each test image goes (default: %(default)s)",
-    )  # fmt: skip
-    return parser.parse_args(argv)
-
+command = Command(__name__)
+command.add(
+    "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
+    help="folders with prepared tasks; the first that has a task counts",
+)  # fmt: skip
+command.add("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
+command.add("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
+command.add(
+    "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
+    help="where what is said of each test image goes (default: %(default)s)",
+)  # fmt: skip
+command.read()
 
 import io
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +39,6 @@ import numpy as np
 from data.arrays import load_npz
 from data.files import write_atomically
 from data.lra.store import Manifest
-from evaluation.results import write_result
 from evaluation.statistics import wilson
 from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints, views
 from experiments.reports import mean_text, table
@@ -182,21 +174,6 @@ def _test_sha256(task: Path) -> str:
     return Manifest.load(task).splits["test"].arrays["display_lists"].sha256
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    result: dict[str, dict[str, Any]] = {}
-    for size in args.sizes:
-        task = find_task(args.data, TASKS[size])
-        about, logits = measure(task)
-        for name, value in about.items():
-            result.setdefault(name, {})[str(size)] = value
-        write_predictions(args.predictions, task, **logits)
-        print(f"measured {task}", flush=True)
-    write_result(args.out, {"unit": "share of test images", **result})
-    print(f"\n{accuracies_table(result)}\nwrote {args.out}")
-
-
 def find_task(folders: Sequence[Path], name: str) -> Path:
     """The first of the folders' prepared tasks of this name.
 
@@ -212,6 +189,15 @@ def find_task(folders: Sequence[Path], name: str) -> Path:
     )
 
 
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+@command.main
+def main(args: Namespace) -> None:
+    """Measure the task of each size."""
+    result: dict[str, Any] = {"unit": "share of test images"}
+    for size in args.sizes:
+        task = find_task(args.data, TASKS[size])
+        about, logits = measure(task)
+        for name, value in about.items():
+            result.setdefault(name, {})[str(size)] = value
+        write_predictions(args.predictions, task, **logits)
+        print(f"measured {task}", flush=True)
+    write_and_print(args.out, result, accuracies_table)

@@ -13,33 +13,26 @@ and as long in memory, but have more padding. A run that is stopped leaves what 
 NAME.unfinished.json; --resume goes on.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.harness import Command, measure_rows
 from experiments.lra.tasks import BENCHMARK, TASKS
-from training.command_line import command_parser, errors_as_sentences, read_first
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--data", type=Path, default=Path("out/data/lra"))
-    add("--out", type=Path, default=Path("docs/results/lra_speed.json"))
-    add("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
-    add("--steps", type=int, default=100, help="steps of one timing")
-    add("--repeats", type=int, default=5, help="timings of each attention")
-    add("--resume", action="store_true", help="go on with a run that was stopped")
-    add("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
-    return parser.parse_args(argv)
-
+command = Command(__name__, on_gpu=True)
+add = command.add
+add("--data", type=Path, default=Path("out/data/lra"))
+add("--out", type=Path, default=Path("docs/results/lra_speed.json"))
+add("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
+add("--steps", type=int, default=100, help="steps of one timing")
+add("--repeats", type=int, default=5, help="timings of each attention")
+add("--resume", action="store_true", help="go on with a run that was stopped")
+add("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
+command.read()
 
 import gc
 import statistics
-import time
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,7 +45,7 @@ from data.lra.store import MANIFEST
 from evaluation.results import Row
 from experiments.lra.tables import speed_table
 from experiments.lra.tasks import ATTENTIONS, arguments_of, trainable_tasks
-from experiments.results import collect_rows
+from experiments.timing import in_turns, spread, wall_seconds
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.objectives import answer_loss, ask_labels
@@ -92,15 +85,15 @@ class Contender:
     def prepare(self, *, captured: bool) -> None:
         """Steps are CUDA graphs from now on, or not; takes some, of which the first compiles."""
         self._take = GraphedStep(self._step, self._optimizer, self._device, capture=captured)
-        self.steps(WARM_UP)
+        for _ in range(WARM_UP):
+            self.step()
 
-    def steps(self, n: int) -> None:
-        """Train for n steps, once `prepare` was called."""
-        for _ in range(n):
-            set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
-            numbers, changes = self._curriculum.draw(self._next)
-            self._take(numbers[None], changes[None])
-            self._next += 1
+    def step(self) -> None:
+        """Train for one step, once `prepare` was called."""
+        set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
+        numbers, changes = self._curriculum.draw(self._next)
+        self._take(numbers[None], changes[None])
+        self._next += 1
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -173,7 +166,7 @@ def measure(
             contender.prepare(captured=False)
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats()
-                contender.steps(1)
+                contender.step()
             peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
         difference = logit_difference(logits, task)
         # the share of the places in a batch that hold no padding, over many examples
@@ -186,7 +179,8 @@ def measure(
             if captured:
                 for contender in contenders.values():
                     contender.prepare(captured=True)
-            seconds = step_seconds(contenders, device, steps=steps, repeats=repeats)
+            calls = {attention: contender.step for attention, contender in contenders.items()}
+            seconds = in_turns(calls, repeats, partial(wall_seconds, n=steps))
             for attention, times in seconds.items():
                 mask = configs[attention].model.mask
                 rows.append(
@@ -202,9 +196,7 @@ def measure(
                         "captured": captured,
                         "block_size": None if mask.pattern == "dense" else mask.block_size,
                         "density": mask.density(config.model.context_length, causal=False),
-                        "step_ms": 1e3 * statistics.median(times),
-                        "step_ms_fastest": 1e3 * min(times),
-                        "step_ms_slowest": 1e3 * max(times),
+                        **spread("step_ms", [1e3 * seconds for seconds in times]),
                         "peak_gib": peaks[attention] / 2**30,
                         "logits_differ_by": difference if attention == EXACT else None,
                     }
@@ -228,21 +220,6 @@ def logit_difference(logits: dict[str, Tensor], task: str) -> float:
     return found
 
 
-def step_seconds(
-    contenders: dict[str, Contender], device: torch.device, *, steps: int, repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of a step, the mean of `steps` in a row, of each contender in each repeat."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
-        for name, contender in contenders.items():
-            wait_for(device)
-            start = time.perf_counter()
-            contender.steps(steps)
-            wait_for(device)
-            seconds[name].append((time.perf_counter() - start) / steps)
-    return seconds
-
-
 def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     """Add `speedup` over standard attention to the rows, and the means over tasks to `means`.
 
@@ -263,17 +240,9 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
             }
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has done all that was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
+@command.main
+def main(args: Namespace) -> None:
+    """Measure each task in a stage of its own."""
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda", torch.cuda.current_device())
     how = {"steps": args.steps, "repeats": args.repeats}
@@ -281,11 +250,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     stages = [partial(measure, *task, device, **how) for task in tasks.items()]
     means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
     relate = partial(add_speedups, means=means)
-    rows = collect_rows(args.out, stages, relate, resume=args.resume, **how, geometric_means=means)
-    print(speed_table({"rows": rows, "geometric_means": means}))
-    print(f"wrote {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+    measure_rows(args, stages, speed_table, relate, **how, geometric_means=means)

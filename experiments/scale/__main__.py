@@ -7,30 +7,19 @@ same time. Beside the peak of a GPU's memory stands what `train.py --dry-run` te
 is printed of a step whose first loss differs from that of the others of its model.
 """
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
-
+from experiments.harness import Command, measure_rows
 from experiments.scale.cases import PARTS, Case, case_of, cases
-from training.command_line import command_parser, errors_as_sentences, read_first
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    add("--only", nargs="+", metavar="TEXT", default=[""], help="cases with one of these in a name")
-    add("--seconds", type=float, default=2.0, help="of each of three timings, about")
-    add("--resume", action="store_true", help="go on with a run that was stopped")
-    add("--out", type=Path, default=Path("docs/results/scale.json"))
-    return parser.parse_args(argv)
-
+command = Command(__name__, on_gpu=True)
+add = command.add
+add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+add("--only", nargs="+", metavar="TEXT", default=[""], help="cases with one of these in a name")
+add("--seconds", type=float, default=2.0, help="of each of three timings, about")
+command.read(out="docs/results/scale.json", resume=True)
 
 import gc
-import statistics
 import time
+from argparse import Namespace
 from dataclasses import asdict, replace
 from functools import cache, partial
 
@@ -38,15 +27,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row
-from experiments.results import collect_rows
-from experiments.train_steps.contenders import Step, step_of
+from experiments.timing import spread, wall_seconds
+from experiments.train_steps.contenders import check_first_loss, step_of
 from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu
 from training.distributed import Processes, start_processes
 from training.dry_run import GIB
 
 LONG_S, VERY_LONG_S = 2.0, 4.0
-LOSS_TOLERANCE = 0.05  # nats: weights and tokens are others
 
 
 def measure(case: Case, processes: Processes, seconds: float) -> Row:
@@ -78,25 +66,24 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     first_s = time.perf_counter() - start
     torch.cuda.reset_peak_memory_stats()
     # captured in a graph, and clocks have settled; in a long one they do before it ends
-    step_s = processes.agree(_timed(step, 1, processes))
+    timed = partial(wall_seconds, step, barrier=processes.barrier)
+    step_s = processes.agree(timed(1))
     if step_s < LONG_S:
-        _timed(step, 14, processes)
-        step_s = _timed(step, 2, processes)
+        timed(14)
+        step_s = timed(2)
     taken = [step_s]
     if step_s < VERY_LONG_S:
         n_steps = processes.agree(max(1, int(seconds / step_s)))
-        taken = [_timed(step, n_steps, processes) for _ in range(3)]
-    step_s = statistics.median(taken)
-    per_gpu = config.optim.batch_tokens / step_s / case.n_gpus
-    utilisation = mfu(per_gpu, config.model, torch.cuda.get_device_name(device))
+        taken = [timed(n_steps) for _ in range(3)]
+    times = spread("step_s", taken)
+    tokens_per_s = config.optim.batch_tokens / times["step_s"]
+    utilisation = mfu(tokens_per_s / case.n_gpus, config.model, torch.cuda.get_device_name(device))
     return {
         **case.row,
         "first_loss": first_loss,
         "first_step_s": first_s,
-        "step_s": step_s,
-        "step_s_fastest": min(taken),
-        "step_s_slowest": max(taken),
-        "tokens_per_s": config.optim.batch_tokens / step_s,
+        **times,
+        "tokens_per_s": tokens_per_s,
         "mfu": asdict(utilisation) if utilisation else None,
         "peak_gib": (torch.cuda.max_memory_allocated(device) + receive_buffer_bytes()) / GIB,
         # with what PyTorch holds ready
@@ -112,26 +99,11 @@ def _mesh(processes: Processes, context: int) -> DeviceMesh | None:
     return init_device_mesh("cuda", shape, mesh_dim_names=("data", "context"))
 
 
-def _timed(step: Step, n_steps: int, processes: Processes) -> float:
-    """Seconds of a step, mean of so many, from when all processes begin."""
-    torch.cuda.synchronize()
-    processes.barrier()
-    start = time.perf_counter()
-    for _ in range(n_steps):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / n_steps
-
-
 def check_loss(rows: list[Row]) -> None:
     """Print the last row, if its first loss is that of the first of its model."""
     last = rows[-1]
     first = next(row for row in rows if row["model"] == last["model"])
-    if not abs(last["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
-        raise SystemExit(
-            f"{last['model']}, {last['way']}: the first loss is {last['first_loss']:.4f}, and that "
-            f"of {first['way']} {first['first_loss']:.4f}: no speed is reported"
-        )
+    check_first_loss(last, first, lambda row: f"{row['model']}, {row['way']}")
     print(
         f"{last['part']:6} {last['model']:12} {last['context_length']:8} {last['batch_tokens']:8} "
         f"{last['n_gpus']} {last['way']:16} {last['tokens_per_s']:10,.0f} tokens/s "
@@ -142,11 +114,9 @@ def check_loss(rows: list[Row]) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("steps are measured on GPUs, and PyTorch sees none")
+@command.main
+def main(args: Namespace) -> None:
+    """Measure each case in a stage of its own, by all processes together."""
     torch.set_float32_matmul_precision("high")
     with start_processes("cuda") as processes:
         chosen = [
@@ -160,13 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         stages = [partial(stage, case) for case in chosen]
         if processes.is_main:
-            collect_rows(args.out, stages, check_loss, resume=args.resume)
-            print(f"wrote {args.out}")
+            measure_rows(args, stages, relate=check_loss)
         else:
             for one in stages:
                 one()
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

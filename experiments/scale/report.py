@@ -1,7 +1,9 @@
 """Tables and pictures of steps on several GPUs."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from evaluation.results import Row
 from evaluation.style import COLOURS, PLAIN
@@ -10,9 +12,6 @@ from experiments.scale.cases import MASKS, case_of, long_case
 from experiments.scale.model import Growth, fit
 from kernels.limits import RING_LEAST_TOKENS
 from model.config import ModelConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 N_GPUS = (1, 2, 8, 64, 512)
 CARD = 141  # GiB, of an H200
@@ -144,12 +143,11 @@ def foretold_table(result: Row) -> str:
     )
 
 
-def draw(result: Row) -> "Figure":
+def draw(result: Row) -> Figure:
     """Memory of a GPU and speed by length: measured on one and two, foretold for more."""
-    import matplotlib.pyplot as plt
-
     rows = _of(result, "long")
-    figure, (memory, speed) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    memory, speed = figure.subplots(1, 2)
     lengths = [2**n for n in range(16, 26)]
     looks = dict(zip(N_GPUS, COLOURS, strict=False))
     for n_gpus, colour in looks.items():

@@ -1,7 +1,5 @@
 """Whose training step is measured: ours, nanoGPT's and Hugging Face's, each as its users run it."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -14,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from data.text.config import DataConfig
-from model.config import ModelConfig
+from evaluation.results import Row
+from experiments.harness import load_module
+from model.config import MaskConfig, ModelConfig
 from model.gpt import GPT
 from training.config import RunConfig
 from training.distributed import Processes
@@ -33,6 +33,8 @@ from training.parallel import (
 from training.step import GraphedStep, train_step
 
 TOKENS_A_STEP = 32_768
+LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
+BUTTERFLY = "ours, butterfly"
 
 Step = Callable[[], Tensor]
 """A step of training; gives its loss in a tensor that the next one may overwrite."""
@@ -54,15 +56,17 @@ def contenders(
     tokens: Tensor,
     targets: Tensor,
     *,
-    attentions: bool,
-    nanogpt: Path | None,
-    hugging_face: bool,
+    butterfly: bool = False,
+    attentions: bool = False,
+    nanogpt: Path | None = None,
+    hugging_face: bool = False,
 ) -> dict[str, Callable[[], Step]]:
     """What makes a step, by name; ours first.
 
     Args:
         config: of our model; the others get its shape.
         tokens, targets: (B, T) int64, what each step learns.
+        butterfly: also ours under a butterfly.
         attentions: also ours on other attention than its fastest.
         nanogpt: folder of a checkout of karpathy/nanoGPT, for its model; and ours without biases,
             of which it has none.
@@ -71,6 +75,8 @@ def contenders(
     ours = partial(our_step, tokens=tokens, targets=targets)
     # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
     found: dict[str, Callable[[], Step]] = {"ours": partial(ours, config, deterministic=True)}
+    if butterfly:
+        found[BUTTERFLY] = partial(ours, with_butterfly(config), deterministic=True)
     if nanogpt is not None:  # whose model has no biases
         found["ours, no biases"] = partial(ours, replace(config, bias=False), deterministic=True)
     if attentions:
@@ -84,6 +90,20 @@ def contenders(
         for name, how in _HUGGING_FACE.items():
             found[name] = partial(hugging_face_step, config, tokens, *how)
     return found
+
+
+def with_butterfly(config: ModelConfig) -> ModelConfig:
+    """The same model under a butterfly."""
+    return replace(config, mask=MaskConfig(pattern="butterfly"))
+
+
+def check_first_loss(row: Row, first: Row, name: Callable[[Row], str]) -> None:
+    """Raise SystemExit if the first loss of a row is not that of the `first` row."""
+    if not abs(row["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
+        raise SystemExit(
+            f"{name(row)}: the first loss is {row['first_loss']:.4f}, and that of {name(first)} "
+            f"{first['first_loss']:.4f}: no speed is reported"
+        )
 
 
 def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
@@ -130,12 +150,10 @@ def nanogpt_step(
     folder: Path, config: ModelConfig, tokens: Tensor, targets: Tensor, backend: SDPBackend
 ) -> Step:
     """A step of nanoGPT's model, set up as in its train.py, on a backend of SDPA."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    if spec is None or spec.loader is None or not (folder / "model.py").exists():
+    file = folder / "model.py"
+    if not file.exists():
         raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["nanogpt_model"] = module
-    spec.loader.exec_module(module)
+    module = load_module("nanogpt_model", file)
     shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
     model = module.GPT(
         module.GPTConfig(

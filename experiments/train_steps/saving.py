@@ -6,27 +6,19 @@ A run of steps of 32,768 tokens, compiled, saves several times into --folder. `D
 torch.distributed.checkpoint takes for the same tensors while training waits.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, measure_rows
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--folder", type=Path, default=Path("out/saving"), help="on the disk to be measured")
-    add("--saves", type=int, default=5)
-    add("--out", type=Path, default=Path("docs/results/saving.json"))
-    return parser.parse_args(argv)
-
+command = Command(__name__, on_gpu=True)
+command.add("--folder", type=Path, default=Path("out/saving"), help="on the disk to be measured")
+command.add("--saves", type=int, default=5)
+command.read(out="docs/results/saving.json")
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 
@@ -35,7 +27,7 @@ import torch.distributed.checkpoint as dcp
 
 from evaluation.results import Row
 from experiments.reports import table
-from experiments.results import collect_rows
+from experiments.timing import wall_seconds
 from experiments.train_steps.contenders import TOKENS_A_STEP, training_step
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
@@ -47,15 +39,6 @@ from training.numerics import deterministic_algorithms
 from training.optim import make_optimizer
 
 CONTEXT = 1024
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Seconds that the GPU and what follows it are kept waiting."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
@@ -78,7 +61,7 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
 
     for _ in range(5):
         step()
-    alone = [seconds(step) for _ in range(30)]
+    alone = [wall_seconds(step) for _ in range(30)]
     yield row("a step", alone)
 
     def save_by_dcp() -> None:
@@ -88,17 +71,17 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
 
     folder.mkdir(parents=True)
     save_by_dcp()
-    yield row("DCP, training waits", [seconds(save_by_dcp) for _ in range(saves)])
+    yield row("DCP, training waits", [wall_seconds(save_by_dcp) for _ in range(saves)])
     one = Processes(rank=0, world_size=1, device=device)
     waits, beside, written = [], [], []
     with CheckpointSaver(folder, one, {}, {}, keep_last=1, keep_best=False) as saver:
         for number in range(saves + 1):
             save = partial(saver.save, Progress(step=number), model, optimizer)
             start = time.perf_counter()
-            waits.append(seconds(save))
+            waits.append(wall_seconds(save))
             saver.confirm(number)  # so that the disk holds two of them
             while not saver.is_idle():
-                beside.append(seconds(step))
+                beside.append(wall_seconds(step))
             written.append(time.perf_counter() - start)
     yield row("ours, the first time", waits[:1])
     yield row("ours, a step waits", waits[1:])
@@ -114,16 +97,7 @@ def saving_table(result: Row) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
-    rows = collect_rows(args.out, [partial(measure, args.folder, args.saves)])
-    print(saving_table({"rows": rows}))
-    print(f"wrote {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+@command.main
+def main(args: Namespace) -> None:
+    """Measure one run."""
+    measure_rows(args, [partial(measure, args.folder, args.saves)], saving_table)

@@ -11,42 +11,35 @@ alone, dense and under a butterfly. Nothing is printed for a contender whose los
 others'. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
 """
 
-import argparse
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, Result, measure_rows
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--sizes", nargs="+", choices=["small", "medium"], help="both; under a butterfly small")
-    add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384], help="medium: to 4096")
-    add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
-    add("--hugging-face", action="store_true", help="transformers' GPT-2, to compare")
-    add("--attentions", action="store_true", help="also ours on portable kernels and on PyTorch's")
-    add("--butterfly", action="store_true", help="ours alone, dense and under a butterfly")
-    add("--steps", type=int, default=20, help="steps of one of five timings")
-    add("--resume", action="store_true", help="go on with a run that was stopped")
-    add("--out", type=Path, default=Path("docs/results/train_speed.json"))
-    args = parser.parse_args(argv)
+def check(args: Namespace) -> None:
+    """Refuse peers and sizes under --butterfly."""
     if args.butterfly and (args.nanogpt or args.hugging_face or args.attentions or args.sizes):
-        parser.error(
+        raise ValueError(
             "--butterfly measures our GPT-2 small alone: leave out --nanogpt, --hugging-face, "
             "--attentions and --sizes"
         )
-    args.sizes = args.sizes or (["small"] if args.butterfly else ["small", "medium"])
-    return args
 
+
+command = Command(__name__, on_gpu=True)
+add = command.add
+add("--sizes", nargs="+", choices=["small", "medium"], help="both; under a butterfly small")
+add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384], help="medium: to 4096")
+add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
+add("--hugging-face", action="store_true", help="transformers' GPT-2, to compare")
+add("--attentions", action="store_true", help="also ours on portable kernels and on PyTorch's")
+add("--butterfly", action="store_true", help="ours alone, dense and under a butterfly")
+add("--steps", type=int, default=20, help="steps of one of five timings")
+command.read(out="docs/results/train_speed.json", resume=True, check=check)
 
 import gc
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -54,15 +47,20 @@ import torch
 from torch import Tensor
 
 from evaluation.results import Row
-from evaluation.style import save
-from experiments.results import collect_rows
-from experiments.train_steps.contenders import TOKENS_A_STEP, Step, contenders, our_step
+from experiments.timing import spread, wall_seconds
+from experiments.train_steps.contenders import (
+    BUTTERFLY,
+    TOKENS_A_STEP,
+    Step,
+    check_first_loss,
+    contenders,
+    with_butterfly,
+)
 from experiments.train_steps.tables import draw_speed, parts_table, speed_table
-from model.config import GPT2_SIZES, MaskConfig, ModelConfig
+from model.config import GPT2_SIZES, ModelConfig
 from model.flops import mfu, train_flops_per_token
 from training.profiling import time_by_part
 
-LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
 LONGEST = {"small": 2**30, "medium": 4096}  # contexts
 HUGGING_FACE_CONTEXT = 1024
 
@@ -84,22 +82,12 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     for _ in range(6):
         step()
-    torch.cuda.synchronize()
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - start) / steps)
-    step_s = statistics.median(seconds)
+    times = spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
     peak = torch.cuda.max_memory_allocated()
-    parts = time_by_part(step, 1000 * step_s)
+    parts = time_by_part(step, 1000 * times["step_s"])
     return {
         "first_loss": first_loss,
-        "step_s": step_s,
-        "step_s_fastest": min(seconds),
-        "step_s_slowest": max(seconds),
+        **times,
         "peak_gib": peak / 2**30,
         "parts": {name: part._asdict() for name, part in parts.items()},
     }
@@ -113,37 +101,18 @@ def batch_of(context_length: int) -> tuple[Tensor, Tensor]:
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def butterflies(size: str, context_length: int, steps: int) -> Iterator[list[Row]]:
-    """A row for dense attention, and one for a butterfly."""
-    tokens, targets = batch_of(context_length)
-    dense = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
-    sparse = replace(dense, mask=MaskConfig(pattern="butterfly"))
-    for name, config in (("ours", dense), ("ours, butterfly", sparse)):
-        make = partial(our_step, config, tokens, targets, deterministic=True)
-        yield [row_of(size, name, config, make, steps)]
-
-
-def benchmark(
-    size: str,
-    context_length: int,
-    nanogpt: Path | None,
-    hugging_face: bool,
-    attentions: bool,
-    steps: int,
-) -> Iterator[list[Row]]:
-    """One row for each contender."""
+def benchmark(size: str, context_length: int, args: Namespace) -> Iterator[list[Row]]:
+    """One row for each contender that the options name."""
     tokens, targets = batch_of(context_length)
     config = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
     found = contenders(
-        config,
-        tokens,
-        targets,
-        attentions=attentions,
-        nanogpt=nanogpt,
-        hugging_face=hugging_face and context_length == HUGGING_FACE_CONTEXT,
-    )
+        config, tokens, targets,
+        butterfly=args.butterfly, attentions=args.attentions, nanogpt=args.nanogpt,
+        hugging_face=args.hugging_face and context_length == HUGGING_FACE_CONTEXT,
+    )  # fmt: skip
     for name, make in found.items():
-        yield [row_of(size, name, config, make, steps)]
+        model = with_butterfly(config) if name == BUTTERFLY else config
+        yield [row_of(size, name, model, make, args.steps)]
 
 
 def row_of(size: str, name: str, config: ModelConfig, make: Callable[[], Step], steps: int) -> Row:
@@ -167,37 +136,21 @@ def check_loss(rows: list[Row]) -> None:
     """Print the speed of the last row, if its first loss is that of the first of its size."""
     last = rows[-1]
     first = next(row for row in rows if row["size"] == last["size"])
-    if not abs(last["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
-        raise SystemExit(
-            f"{last['name']} at {last['context_length']}: the first loss is "
-            f"{last['first_loss']:.4f}, and that of {first['name']} at {first['context_length']} "
-            f"{first['first_loss']:.4f}: no speed is reported"
-        )
+    check_first_loss(last, first, lambda row: f"{row['name']} at {row['context_length']}")
     speed = f"{last['tokens_per_s']:10,.0f} tokens/s"
     print(f"{last['size']:6} {last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
+def tables(result: Result) -> str:
+    """Speeds, and where the time goes."""
+    return f"{speed_table(result)}\n{parts_table(result)}"
+
+
+@command.main
+def main(args: Namespace) -> None:
+    """Measure each size and context in a stage of its own."""
     torch.set_float32_matmul_precision("high")
-    shapes = [(size, n) for size in args.sizes for n in args.contexts if n <= LONGEST[size]]
-    if args.butterfly:
-        stages = [partial(butterflies, *shape, args.steps) for shape in shapes]
-    else:
-        peers = args.nanogpt, args.hugging_face, args.attentions
-        stages = [partial(benchmark, *shape, *peers, args.steps) for shape in shapes]
-    rows = collect_rows(
-        args.out, stages, check_loss, resume=args.resume, tokens_a_step=TOKENS_A_STEP
-    )
-    save(draw_speed({"rows": rows}), args.out.with_suffix(".png"))
-    print(speed_table({"rows": rows}))
-    print(parts_table({"rows": rows}))
-    print(f"wrote {args.out} and its picture")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+    sizes = args.sizes or (["small"] if args.butterfly else ["small", "medium"])
+    shapes = [(size, n) for size in sizes for n in args.contexts if n <= LONGEST[size]]
+    stages = [partial(benchmark, *shape, args) for shape in shapes]
+    measure_rows(args, stages, tables, check_loss, draw=draw_speed, tokens_a_step=TOKENS_A_STEP)

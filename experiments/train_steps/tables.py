@@ -1,15 +1,14 @@
 """The tables and pictures of training steps in README.md and docs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.reports import table
 from experiments.style import OURS, PEERS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -97,7 +96,7 @@ def butterfly_table(result: Result) -> str:
 
 
 def losses_table(**results: Result) -> str:
-    """Runs on our attention and PyTorch's, of `experiments.train_steps.same_losses`, by context."""
+    """Runs on our attention and PyTorch's, of `experiments.same_losses`, by context."""
     return table(
         {
             "context": context,
@@ -132,16 +131,12 @@ def gaps_table(**results: Result) -> str:
 
 
 def losses(run: Mapping[str, Any]) -> np.ndarray:
-    """The training losses of a run, of `experiments.train_steps.same_losses`."""
+    """The training losses of a run, of `experiments.same_losses`."""
     return np.array(run["curve"])[:, 1]
 
 
-def draw_speed(result: Result) -> "Figure":
+def draw_speed(result: Result) -> Figure:
     """Thousand tokens/s, a panel a model and context, and how many times those of nanoGPT."""
-    # matplotlib takes a second to load, which --help should not wait for
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     rows = result["rows"]
     shapes = list(dict.fromkeys(map(_shape, rows)))
     names = list(dict.fromkeys(row["name"] for row in rows))
@@ -167,10 +162,8 @@ def draw_speed(result: Result) -> "Figure":
     return figure
 
 
-def draw_losses(result: Result, name: str) -> "Figure":
+def draw_losses(result: Result, name: str) -> Figure:
     """The curves of all runs, and below them their distance from the mean of those on SDPA."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])
     ours = {"color": OURS, "lw": 2.5, "label": "ours"}

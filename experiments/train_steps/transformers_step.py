@@ -8,12 +8,9 @@ ours, PyTorch's (sdpa), and those flash-attentions that transformers finds insta
 printed for an attention whose first loss or gradient differs from sdpa's.
 """
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, measure_rows
 
 
 class Case(NamedTuple):
@@ -33,30 +30,24 @@ CASES = {
 }
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--cases", nargs="+", choices=[*CASES], default=[*CASES])
-    add("--layers", type=int, default=22, help="TinyLlama's")
-    add("--steps", type=int, default=5, help="of one of five timings")
-    add("--out", type=Path, default=Path("docs/results/transformers_step.json"))
-    return parser.parse_args(argv)
-
+command = Command(__name__, on_gpu=True)
+command.add("--cases", nargs="+", choices=[*CASES], default=[*CASES])
+command.add("--layers", type=int, default=22, help="TinyLlama's")
+command.add("--steps", type=int, default=5, help="of one of five timings")
+command.read(out="docs/results/transformers_step.json")
 
 import gc
-import statistics
-import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evaluation.results import Row
 from experiments.reports import table
-from experiments.results import collect_rows
+from experiments.timing import spread, wall_seconds
 from kernels.for_transformers import register_with_transformers
 
 TOKENS_A_STEP = 16_384
@@ -147,19 +138,8 @@ def measure(step: Callable[[], None], n_steps: int) -> dict[str, float]:
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(n_steps):
-            step()
-        torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - start) / n_steps)
-    return {
-        "step_s": statistics.median(seconds),
-        "step_s_fastest": min(seconds),
-        "step_s_slowest": max(seconds),
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-    }
+    seconds = [wall_seconds(step, n_steps) for _ in range(5)]
+    return {**spread("step_s", seconds), "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def benchmark(name: str, n_layer: int, n_steps: int) -> Iterator[list[Row]]:
@@ -219,20 +199,12 @@ def print_last(rows: list[Row]) -> None:
     print(f"{row['case']:30} {row['attention']:20} {told}", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    args = options(argv)
-    if not torch.cuda.is_available():
-        raise SystemExit("steps are measured on a GPU, and PyTorch sees none")
+@command.main
+def main(args: Namespace) -> None:
+    """Measure each case in a stage of its own."""
     import transformers
 
     register_with_transformers()
     stages = [partial(benchmark, name, args.layers, args.steps) for name in args.cases]
-    rows = collect_rows(args.out, stages, print_last, transformers=transformers.__version__)
-    print(step_table({"rows": rows}))
-    print(f"wrote {args.out}")
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+    version = transformers.__version__
+    measure_rows(args, stages, step_table, print_last, transformers=version)

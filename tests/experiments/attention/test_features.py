@@ -15,14 +15,14 @@ def kernels(monkeypatch):
     def attend(q, k, v, impl=None, **options):
         return flash_attention(q, k, v, impl="reference", **options) * (1 + added[impl])
 
-    def time_ms(run):
+    def gpu_ms(run):
         run()
         return {"ms": 1.0}
 
     monkeypatch.setattr(features, "SEQ_LEN", 32)
     monkeypatch.setattr(features, "TOKENS", 64)
     monkeypatch.setattr(features, "flash_attention", attend)
-    monkeypatch.setattr(features, "time_ms", time_ms)
+    monkeypatch.setattr(features, "gpu_ms", gpu_ms)
     return added
 
 

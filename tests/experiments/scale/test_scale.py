@@ -16,7 +16,6 @@ from experiments.scale.report import (
     long_table,
     longest_table,
 )
-from experiments.scale.same_losses import WAYS, compare
 from model.config import MaskConfig, ModelConfig
 from model.flops import count_params
 from training.dry_run import GIB, estimate
@@ -158,13 +157,3 @@ def test_butterflies_too_large_to_count_grow_as_before(monkeypatch):
     counted = pairs(model, 2**17)
     monkeypatch.setattr("experiments.scale.model.COUNTED", 2**15)
     assert pairs(model, 2**17) == pytest.approx(counted, rel=0.02)
-
-
-def test_losses_are_held_to_one_gpu_under_the_same_mask():
-    losses = {way: [3.0, 2.0] for way in WAYS}
-    losses["ddp"] = [3.0, 2.25]
-    losses["one GPU, butterfly"] = losses["context, butterfly"] = [4.0, 1.0]
-    gaps = {row["way"]: (row["mean"], row["most"]) for row in compare(losses)}
-    assert gaps.pop("ddp") == (0.125, 0.25)
-    assert set(gaps) == {*WAYS} - {"one GPU", "one GPU, butterfly", "ddp"}
-    assert set(gaps.values()) == {(0.0, 0.0)}

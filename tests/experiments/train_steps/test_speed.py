@@ -7,9 +7,10 @@ import torch
 
 from experiments.attention import __main__ as benchmark_attention
 from experiments.lra import speed as lra_speed
-from experiments.train_steps import speed
+from experiments.train_steps import contenders, speed
 
 NAMES = ("ours", "nanoGPT, cuDNN")
+BENCHMARK = speed.benchmark
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def losses(monkeypatch):
     """The first losses that a made-up GPU finds, 10.9 where a test puts in no other."""
     found = {}
 
-    def benchmark(size, context_length, nanogpt, hugging_face, attentions, steps):
+    def benchmark(size, context_length, args):
         for number, name in enumerate(NAMES, start=1):
             yield [
                 {
@@ -26,7 +27,7 @@ def losses(monkeypatch):
                     "name": name,
                     "step_s": 0.1,
                     "parts": {"matrix products": {"ms": 40.0, "launches": 183}},
-                    "tokens_per_s": steps * 1e5 / number,
+                    "tokens_per_s": args.steps * 1e5 / number,
                     "mfu": {"causal": 0.4, "full": 0.5} if number == 1 else None,
                     "peak_gib": 15.0,
                     "first_loss": found.get((context_length, name), 10.9),
@@ -77,7 +78,8 @@ def test_a_butterfly_is_measured_beside_dense_attention(losses, tmp_path, monkey
     def our_step(config, tokens, targets, *, deterministic):
         configs.append(config)
 
-    monkeypatch.setattr(speed, "our_step", our_step)
+    monkeypatch.setattr(speed, "benchmark", BENCHMARK)
+    monkeypatch.setattr(contenders, "our_step", our_step)
     monkeypatch.setattr(speed, "batch_of", lambda context_length: (None, None))
     monkeypatch.setattr(speed, "measure", lambda make, steps: make() or measured)
     rows = run(tmp_path, "--butterfly")

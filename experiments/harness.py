@@ -1,0 +1,164 @@
+"""What the measuring commands share: their options, the check for a GPU, and how they report.
+
+Nothing here imports PyTorch before `Command.read` has parsed the command line: that takes seconds,
+for which --help and a wrong option need not wait.
+"""
+
+import importlib.util
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from training.command_line import command_parser, end_at_once_on_ctrl_c, errors_as_sentences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from evaluation.results import Row
+    from experiments.results import Stage
+
+Result = dict[str, Any]
+Table = Callable[[Result], str]  # as Markdown
+Draw = Callable[[Result], "Figure | None"]
+
+
+class Command:
+    """A module that `python -m` runs: its options, and the function that they are passed to.
+
+    The module begins with its options, before the imports that are slow, and ends with `main`:
+
+        command = Command(__name__, on_gpu=True)
+        command.add("--steps", type=int, default=20)
+        command.read(out="docs/results/speed.json", resume=True)
+
+        import torch
+        ...
+
+        @command.main
+        def main(args: Namespace) -> None:
+            measure_rows(args, [partial(measure, args.steps)], speed_table)
+
+    --help begins with the docstring of the module.
+    """
+
+    def __init__(self, name: str, *, on_gpu: bool = False) -> None:
+        """A command without options yet.
+
+        Args:
+            name: `__name__` of its module.
+            on_gpu: refuse to run where PyTorch sees no GPU.
+        """
+        module = sys.modules[name]
+        self._runs, self._on_gpu = name == "__main__", on_gpu
+        self._parser = command_parser(module.__doc__, module.__spec__)
+        self.add = self._parser.add_argument
+
+    def read(
+        self,
+        *,
+        out: str | None = None,
+        resume: bool = False,
+        check: Callable[[Namespace], None] = lambda args: None,
+    ) -> None:
+        """End the options, and parse the command line now if this command is the one that runs.
+
+        Args:
+            out: add --out, with this file as its default.
+            resume: add --resume, for `measure_rows`.
+            check: raises ValueError for options that do not go together.
+        """
+        if resume:
+            self.add("--resume", action="store_true", help="go on with a run that was stopped")
+        if out is not None:
+            self.add("--out", type=Path, default=Path(out))
+        self._check = check
+        if self._runs:
+            end_at_once_on_ctrl_c()
+            with errors_as_sentences():
+                self._parse(None)
+
+    def _parse(self, argv: Sequence[str] | None) -> Namespace:
+        args = self._parser.parse_intermixed_args(argv)
+        try:
+            self._check(args)
+        except ValueError as error:
+            self._parser.error(str(error))
+        return args
+
+    def main(self, run: Callable[[Namespace], None]) -> Callable[[Sequence[str] | None], None]:
+        """Make `run` a function of arguments; call it now if this command is the one that runs."""
+
+        @wraps(run)
+        def main(argv: Sequence[str] | None) -> None:
+            args = self._parse(argv)
+            if self._on_gpu and not _sees_gpu():
+                raise SystemExit("this is measured on a GPU, and PyTorch sees none")
+            run(args)
+
+        if self._runs:
+            with errors_as_sentences():
+                main(None)
+        return main
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def measure_rows(
+    args: Namespace,
+    stages: "Iterable[Stage]",
+    table: Table | None = None,
+    relate: "Callable[[list[Row]], None]" = lambda rows: None,
+    *,
+    draw: Draw | None = None,
+    **values: Any,
+) -> "list[Row]":
+    """Measure the rows of a result, write them as `collect_rows` does, and print their table.
+
+    Args:
+        args: with `out` and, where the command has it, `resume`.
+        stages, relate, values: as for `collect_rows`.
+        table, draw: as for `write_and_print`.
+    """
+    from experiments.results import collect_rows
+
+    resume = getattr(args, "resume", False)
+    rows = collect_rows(args.out, stages, relate, resume=resume, **values)
+    _report(args.out, {**values, "rows": rows}, table, draw)
+    return rows
+
+
+def write_and_print(path: Path, result: Result, table: Table, draw: Draw | None = None) -> None:
+    """Write a result as JSON, with the picture that `draw` gives next to it; print its table."""
+    from evaluation.results import write_result
+
+    write_result(path, result)
+    _report(path, result, table, draw)
+
+
+def _report(path: Path, result: Result, table: Table | None, draw: Draw | None) -> None:
+    from evaluation.style import save
+
+    figure = draw(result) if draw is not None else None
+    if figure is not None:
+        save(figure, path.with_suffix(".png"))
+    if table is not None:
+        print(table(result))
+    print(f"wrote {path}" + (" and its picture" if figure is not None else ""))
+
+
+def load_module(name: str, file: Path) -> ModuleType:
+    """Import a Python file of another project as a module of this name."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

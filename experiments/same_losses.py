@@ -1,0 +1,256 @@
+"""Whether a GPT learns the same on another attention, and shared by several GPUs.
+
+python -m experiments.same_losses attention configs/gpt2_small_1k.yaml --name gpt2_small_1k ...
+python -m experiments.same_losses sharing data.path=out/data/openwebtext
+
+`attention` trains several runs on our attention and on PyTorch's, all from one seed and with
+run.deterministic=false. Left to itself, PyTorch adds some gradients in an order that varies, so
+equal runs drift apart: that is the noise, and runs on different attention must be no further apart.
+
+`sharing` trains four layers of GPT-2 small at a context of 8,192, packed documents apart, for 50
+steps on the same samples: on one GPU, and on two in each way of sharing a model or its sequences.
+One GPU with other micro-batches gives the same sums in another order: its distance is the noise of
+that order, to which the others compare. The data must be prepared by GPT-2's tokenizer.
+
+All are runs of train.py. A run that was stopped is resumed, and a finished one not trained again.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+from experiments.harness import Command, Result, write_and_print
+
+# The number of processes, and settings of train.py
+WAYS: dict[str, tuple[int, list[str]]] = {
+    "one GPU": (1, []),
+    "one GPU, other micro-batches": (1, ["optim.micro_batch_size=1"]),
+    "ddp": (2, []),
+    "fsdp, float32": (2, ["parallel.mode=fsdp", "parallel.gather_dtype=float32"]),
+    "fsdp": (2, ["parallel.mode=fsdp"]),
+    "context": (2, ["parallel.context=2"]),
+    "context and fsdp, float32": (
+        2,
+        ["parallel.context=2", "parallel.mode=fsdp", "parallel.gather_dtype=float32"],
+    ),
+    "one GPU, butterfly": (1, ["model.mask.pattern=butterfly"]),
+    "context, butterfly": (2, ["model.mask.pattern=butterfly", "parallel.context=2"]),
+}
+STEPS = 50
+SETTINGS = [
+    *("configs/gpt2_small_8k.yaml", "model.n_layer=4"),
+    *("model.dropout=0", "model.attention_dropout=0"),
+    *("data.document_mask=true", "optim.batch_tokens=65536", "optim.micro_batch_size=2"),
+    # so slow that the loss has no spikes, which enlarge every difference
+    *(f"optim.max_steps={STEPS}", "optim.warmup_steps=20", "optim.lr=2e-4", "run.log_every=1"),
+    *(f"run.eval_every={STEPS}", f"run.save_every={STEPS}"),
+]
+
+
+def check(args: Namespace) -> None:
+    """Refuse a comparison without a name or without noise."""
+    if args.comparison == "attention" and not args.name:
+        raise ValueError("attention needs --name, of the result and of the runs' folder")
+    if args.ours < 1 or args.sdpa < 2:
+        raise ValueError(
+            f"--ours={args.ours} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
+            "two equal runs the noise is unknown"
+        )
+
+
+command = Command(__name__)
+add = command.add
+add("comparison", choices=["attention", "sharing"])
+add("arguments", nargs="*", help="for all runs, as for train.py: FILE key=value ...")
+add("--name", help="attention: of the result and of the runs' folder")
+add("--ours", type=int, default=2, metavar="N", help="attention: runs on ours")
+add("--sdpa", type=int, default=2, metavar="N", help="attention: runs on PyTorch's; 2 or more")
+add("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="sharing: the first is one GPU")
+add("--runs", type=Path, default=Path("out/same_losses"))
+add("--out", type=Path, default=Path("docs/results"), help="folder of the result")
+command.read(check=check)
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.text.shards import Manifest
+from evaluation.results import Row
+from evaluation.runs import check_same_settings
+from experiments.reports import table
+from experiments.train_steps.tables import draw_losses, gaps_table, losses, losses_table
+from training.language.config import TrainConfig, load_config
+from training.metrics import read_metrics
+
+ATTENTION = {"ours": "auto", "sdpa": "sdpa"}  # of model.attention
+SKIPPED = 3  # records of the speed that are left out: compiling, and clocks that still rise
+
+
+class Run(NamedTuple):
+    """One run of train.py; the launcher is what Python is given before it."""
+
+    folder: Path
+    settings: list[str]
+    launcher: tuple[str, ...] = ()
+
+
+def train_all(runs: Mapping[str, Run]) -> None:
+    """Train as a user would what is not finished.
+
+    Raises:
+        ValueError: a folder holds a run with other settings.
+    """
+    commands = {}
+    for name, (folder, settings, launcher) in runs.items():
+        arguments = [*settings, f"run.out_dir={folder}"]
+        config = load_config(arguments)
+        check_same_settings(folder, config)
+        if not is_finished(folder, config):
+            commands[name] = [*launcher, "train.py", *arguments]
+    for name, command in commands.items():
+        print(f"\n{name}: {' '.join(command)}\n", flush=True)
+        subprocess.run([sys.executable, *command], check=True)
+
+
+def is_finished(run: Path, config: TrainConfig) -> bool:
+    """Whether the last evaluation of a run is there."""
+    return any("val_loss" in r and r["step"] == config.optim.max_steps for r in read_metrics(run))
+
+
+# ---- attention
+
+
+def attention_runs(
+    arguments: Sequence[str], folder: Path, repeats: Mapping[str, int]
+) -> dict[str, Run]:
+    """Runs on each attention, by "IMPL NUMBER"."""
+    return {
+        f"{impl} {number}": Run(
+            folder / f"{impl}_{number}",
+            [*arguments, "run.deterministic=false", f"model.attention={attention}"],
+        )
+        for impl, attention in ATTENTION.items()
+        for number in range(1, repeats[impl] + 1)
+    }
+
+
+def summarise(run: Path) -> dict[str, Any]:
+    """Losses, speed and memory of one run."""
+    records = read_metrics(run)
+    trained = [r for r in records if "loss" in r]
+    evaluated = [r for r in records if "val_loss" in r]
+    timed = trained[SKIPPED:]
+    return {
+        "tokens": trained[-1]["tokens"],
+        "validation_loss": evaluated[-1]["val_loss"],
+        "validation_perplexity": evaluated[-1]["val_perplexity"],
+        "validation_tokens": evaluated[-1]["val_tokens"],
+        "tokens_per_s": median(r["tokens_per_s"] for r in timed if "tokens_per_s" in r),
+        "mfu_causal": median(r.get("mfu_causal", 0) for r in timed),
+        "mfu_full": median(r.get("mfu_full", 0) for r in timed),
+        "memory_gib": max(r.get("memory_gib", 0) for r in trained),
+        "curve": [[r["tokens"], r["loss"]] for r in trained],
+        "validation_curve": [[r["tokens"], r["val_loss"]] for r in evaluated],
+    }
+
+
+def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Distances between runs, nats: on "same" attention and on "different"; means over pairs.
+
+    curve: mean gap of the training losses. validation: gap of the final validation losses.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {"same": [], "different": []}
+    for (a, run_a), (b, run_b) in combinations(runs.items(), 2):
+        kind = "same" if a.split()[0] == b.split()[0] else "different"
+        curve = np.abs(losses(run_a) - losses(run_b)).mean()
+        pairs[kind].append((curve, abs(run_a["validation_loss"] - run_b["validation_loss"])))
+    result = {}
+    for kind, gaps in pairs.items():
+        curve, validation = np.mean(gaps, axis=0).tolist()
+        result[kind] = {"pairs": len(gaps), "curve": curve, "validation": validation}
+    return result
+
+
+def compare_attention(args: Namespace) -> None:
+    """Train on ours and on PyTorch's; write losses and distances, and draw them."""
+    repeats = {"ours": args.ours, "sdpa": args.sdpa}
+    runs = attention_runs(args.arguments, args.runs / args.name, repeats)
+    train_all(runs)
+    found = {name: summarise(run.folder) for name, run in runs.items()}
+    corpus = Manifest.load(Path(load_config(args.arguments).data.path))
+    result = {
+        "corpus_tokens": {split: info.tokens for split, info in corpus.splits.items()},
+        "distances": distances(found),
+        "runs": found,
+    }
+
+    def tables(result: Result) -> str:
+        named = {args.name: result}
+        return f"{losses_table(**named)}\n{gaps_table(**named)}"
+
+    path = args.out / f"compare_training_{args.name}.json"
+    write_and_print(path, result, tables, partial(draw_losses, name=args.name))
+
+
+# ---- sharing
+
+
+def sharing_runs(ways: Sequence[str], arguments: Sequence[str], folder: Path) -> dict[str, Run]:
+    """A run in each way, by its name."""
+    torchrun = "-m", "torch.distributed.run", "--standalone"
+    return {
+        way: Run(
+            folder / way.replace(", ", "_").replace(" ", "_"),
+            [*SETTINGS, *changes, *arguments],
+            (*torchrun, f"--nproc_per_node={n_processes}"),
+        )
+        for way, (n_processes, changes) in WAYS.items()
+        if way in ways
+    }
+
+
+def gaps(losses: dict[str, list[float]]) -> list[Row]:
+    """The gap of each way to one GPU under the same mask, nats: mean and largest over steps."""
+    rows = []
+    for way, found in losses.items():
+        one = "one GPU, butterfly" if "butterfly" in way else "one GPU"
+        apart = np.abs(np.array(found) - np.array(losses[one]))
+        if way != one:
+            rows.append({"way": way, "mean": apart.mean().item(), "most": apart.max().item()})
+    return rows
+
+
+def sharing_table(result: Result) -> str:
+    """How far each way is from one GPU, in thousandths of a nat."""
+    return table(
+        {
+            "way": row["way"],
+            "mean gap, mnat": f"{1e3 * row['mean']:.2f}",
+            "largest, mnat": f"{1e3 * row['most']:.2f}",
+        }
+        for row in result["gaps"]
+    )
+
+
+def compare_sharing(args: Namespace) -> None:
+    """Train in each way; write losses and gaps."""
+    runs = sharing_runs(args.ways, args.arguments, args.runs / "sharing")
+    train_all(runs)
+    found = {
+        way: [record["loss"] for record in read_metrics(run.folder) if "loss" in record]
+        for way, run in runs.items()
+    }
+    result = {"steps": STEPS, "losses": found, "gaps": gaps(found)}
+    write_and_print(args.out / "scale_losses.json", result, sharing_table)
+
+
+@command.main
+def main(args: Namespace) -> None:
+    """Compare attention or ways of sharing."""
+    compare = compare_attention if args.comparison == "attention" else compare_sharing
+    compare(args)
