@@ -1,6 +1,6 @@
 """What reports are made of: the cells of their tables, the files beside their JSON."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from data.files import write_atomically
 from evaluation.markdown import markdown_table
 from evaluation.style import save
-from training.command_line import command_parser, errors_as_sentences
+from training.command_line import command_parser
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,13 +42,6 @@ def publish(path: Path, text: str, figure: "Figure") -> None:
     save(figure, path.with_suffix(".png"))
     print(text)
     print(f"wrote {path.with_suffix('.md')} and its picture")
-
-
-def redraw_file(path: Path | None, redraw: Callable[[Path], object]) -> None:
-    """Run a report's command on the file that `result_file` gave, if it is the command."""
-    if path is not None:
-        with errors_as_sentences():
-            redraw(path)
 
 
 def result_file(name: str, text: str | None, module: ModuleSpec | None) -> Path | None:

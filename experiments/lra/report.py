@@ -32,9 +32,10 @@ from experiments.classifier_runs import (
 )
 from experiments.lra.tables import draw, markdown
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS, config_path, suffix_of
-from experiments.reports import publish, redraw_file
+from experiments.reports import publish
 from experiments.results import add_runs
 from training.classification.config import ClassifyConfig
+from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 PAPER = (
@@ -260,4 +261,6 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     return {"device": device, **{name: speed[name] for name in ("geometric_means", "rows")}}
 
 
-redraw_file(FILE, redraw)
+if FILE is not None:
+    with errors_as_sentences():
+        redraw(FILE)

@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from evaluation.passkey import by_length, draw
 from evaluation.results import Row, read_result, write_result
 from experiments.passkey.attentions import ATTENTIONS
-from experiments.reports import publish, redraw_file, table
+from experiments.reports import publish, table
 from experiments.results import add_runs
+from training.command_line import errors_as_sentences
 
 Result = Mapping[str, Any]
 
@@ -97,4 +98,6 @@ def draw_runs(result: Result) -> Figure:
     )
 
 
-redraw_file(FILE, redraw)
+if FILE is not None:
+    with errors_as_sentences():
+        redraw(FILE)

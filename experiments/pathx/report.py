@@ -21,8 +21,9 @@ from evaluation.statistics import wilson
 from experiments import style
 from experiments.classifier_runs import describe, finished_folders, read_run_config
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
-from experiments.reports import mean_text, publish, redraw_file, table
+from experiments.reports import mean_text, publish, table
 from experiments.results import add_runs
+from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 Result = Mapping[str, Any]
@@ -203,4 +204,6 @@ def draw(result: Result, yardsticks: Result | None = None) -> Figure:
     return figure
 
 
-redraw_file(FILE, redraw)
+if FILE is not None:
+    with errors_as_sentences():
+        redraw(FILE)

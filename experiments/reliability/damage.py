@@ -8,7 +8,6 @@ import train
 from evaluation.results import Row
 from experiments.reliability.world import (
     FINE,
-    SENTENCE,
     TWO_MORE,
     Outcome,
     Tally,
@@ -56,11 +55,7 @@ def _damaged(world: World, what: str, n: int, damage: Damage) -> Row:
         path = generator.choice([path for path in files if path.stat().st_size])
         where = f"{path.name} at {damage(path, generator)}"
         ended, said, _ = resume(run, data)
-        tally.add(ended, where, said)
-        if ended == FINE and records(run) != expected:
-            tally.fail("silent", where)
-        elif ended == SENTENCE and path.name not in said:
-            tally.fail("silent", f"{where} is not named: {said}")
+        tally.compare(ended, where, said, run, expected, path.name)
     return tally.row(changes_nothing=tally.tries - tally.refused)
 
 

@@ -132,6 +132,13 @@ def records(run: Path) -> list[Row]:
     return [{k: v for k, v in r.items() if k not in TIMES} for r in read_metrics(run)]
 
 
+def _has_records(run: Path, expected: list[Row]) -> bool:
+    try:
+        return records(run) == expected
+    except (ValueError, OSError):
+        return False
+
+
 def remove(path: Path) -> None:
     """Remove a file, link, pipe or folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -155,6 +162,19 @@ class Tally:
         self.refused += ended != FINE
         if ended in (TRACEBACK, HANG):
             self.fail(ended, f"{where}: {said}")
+
+    def compare(
+        self, ended: str, where: str, said: str, run: Path, expected: list[Row], name: str = ""
+    ) -> None:
+        """Count a run that something happened to.
+
+        It must have the `expected` records, or end with a sentence that has a `name` in it.
+        """
+        self.add(ended, where, said)
+        if ended == FINE and not _has_records(run, expected):
+            self.fail("silent", f"{where}: other records, exit status 0")
+        elif ended == SENTENCE and name not in said:
+            self.fail("silent", f"{where} is not named: {said}")
 
     def fail(self, kind: str, text: str) -> None:
         """Note a failure of a kind, one of table.KINDS."""

@@ -22,8 +22,9 @@ from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
-from experiments.reports import publish, redraw_file, table
+from experiments.reports import publish, table
 from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
+from training.command_line import errors_as_sentences
 
 PAPER = [
     {"model": "Megatron-LM, 1K", "perplexity": 18.2, "days_on_8_a100": 4.7},
@@ -294,4 +295,6 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
         out.unlink(missing_ok=True)
 
 
-redraw_file(FILE, redraw)
+if FILE is not None:
+    with errors_as_sentences():
+        redraw(FILE)
