@@ -73,16 +73,6 @@ from experiments.attention.peers import (
 )
 from experiments.results import Stage
 
-PEERS = [
-    "ours",
-    PORTABLE,
-    "SDPA flash",
-    "SDPA cuDNN",
-    "SDPA math",
-    "FlexAttention",
-    "flash-attn-4",
-    TUTORIAL,
-]
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (8192, 16_384, 65_536)  # 65,536 tokens a batch
 LONGEST = 262_144
@@ -114,10 +104,10 @@ def peers(args: Namespace) -> Iterator[Stage]:
     if unknown := set(args.against or ()) - set(CONTENDERS):
         known = ", ".join(CONTENDERS)
         raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
-    names = ["ours", PORTABLE, *args.against] if args.against else PEERS
+    every = [name for name in CONTENDERS if name != "standard"]  # which memory seldom suffices for
+    names = ["ours", PORTABLE, *args.against] if args.against else every
     for case in dense_cases():
-        # the tutorial is one with --tutorial only
-        yield stage(case, [name for name in names if name in CONTENDERS])
+        yield stage(case, names)
 
 
 def stage(case: Case, names: Sequence[str]) -> Stage:

@@ -81,24 +81,15 @@ def _ddp(_: float) -> Iterator[Case]:
 
 def _fsdp(_: float) -> Iterator[Case]:
     for context in (1024, 4096):
-        yield _case("fsdp", "GPT-2 medium", context, 2, "ddp", 2 * TOKENS)
-        yield _case("fsdp", "GPT-2 medium", context, 2, "fsdp", 2 * TOKENS)
-        yield _case(
-            "fsdp", "GPT-2 medium", context, 2, "fsdp, float32", 2 * TOKENS,
-            gather_dtype="float32",
-        )  # fmt: skip
+        for way in ("ddp", "fsdp", "fsdp, float32"):
+            yield _case("fsdp", "GPT-2 medium", context, 2, way, 2 * TOKENS)
 
 
 def _large(_: float) -> Iterator[Case]:
     """What one GPU does not hold, and what keeping less saves and costs."""
-    for what in ("none", "selective", "full"):
-        yield _case(
-            "large", "GPT-2 xl", 1024, 2, f"fsdp, {what}", 2 * 16_384,
-            activation_checkpointing=what,
-        )  # fmt: skip
-    yield _case(
-        "large", "7B", 4096, 2, "fsdp, full", 16_384, activation_checkpointing="full"
-    )  # fmt: skip
+    for keeps in ("none", "selective", "full"):
+        yield _case("large", "GPT-2 xl", 1024, 2, f"fsdp, {keeps}", 2 * 16_384)
+    yield _case("large", "7B", 4096, 2, "fsdp, full", 16_384)
 
 
 def _context(_: float) -> Iterator[Case]:
@@ -155,31 +146,36 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 def long_case(part: str, context: int, mask: str, n_gpus: int, keeps: str) -> Case:
     """One sequence a step of GPT-2 small with rotary positions, of which no table is learned."""
-    way = f"{mask}, {keeps}"
-    return _case(
-        part, "GPT-2 small, rotary", context, n_gpus, way, context,
-        mask=MASKS[mask], shared_by=n_gpus, activation_checkpointing=keeps,
-    )  # fmt: skip
+    model, way = "GPT-2 small, rotary", f"{mask}, {keeps}"
+    return _case(part, model, context, n_gpus, way, context, MASKS[mask], shared_by=n_gpus)
 
 
 def _case(
-    part: str, model: str, context: int, n_gpus: int, way: str, batch_tokens: int, **options: Any
+    part: str,
+    model: str,
+    context: int,
+    n_gpus: int,
+    way: str,
+    batch_tokens: int,
+    mask: MaskConfig = MASKS["dense"],
+    shared_by: int = 1,
 ) -> Case:
-    parallel = ParallelConfig(
-        mode="fsdp" if way.startswith("fsdp") else "ddp",
-        context=options.pop("shared_by", 1),
-        gather_dtype=options.pop("gather_dtype", "auto"),
-    )
+    who, _, how = way.partition(", ")
     at_once = min(TOKENS, batch_tokens // n_gpus)
-    optim = OptimConfig(
-        max_steps=1, batch_tokens=batch_tokens, micro_batch_size=max(1, at_once // context)
-    )
-    mask = options.pop("mask", MaskConfig())
     config = TrainConfig(
         model=replace(ModelConfig(context_length=context, mask=mask), **SHAPES[model]),
         data=DataConfig(path="unused"),
-        optim=optim,
-        run=RunConfig(out_dir="unused", **options),
-        parallel=parallel,
+        optim=OptimConfig(
+            max_steps=1, batch_tokens=batch_tokens, micro_batch_size=max(1, at_once // context)
+        ),
+        run=RunConfig(
+            out_dir="unused",
+            activation_checkpointing=how if how in ("selective", "full") else "none",
+        ),
+        parallel=ParallelConfig(
+            mode="fsdp" if who == "fsdp" else "ddp",
+            context=shared_by,
+            gather_dtype="float32" if how == "float32" else "auto",
+        ),
     )
     return Case(part=part, model=model, way=way, n_gpus=n_gpus, config=config)
