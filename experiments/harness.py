@@ -1,4 +1,4 @@
-"""What the measuring commands share: their options, the check for a GPU, and how they report.
+"""Commands that measure: their options, the check for a GPU, and how they report.
 
 Nothing here imports PyTorch before `Command.read` has parsed the command line: that takes seconds,
 for which --help and a wrong option need not wait.
@@ -72,7 +72,7 @@ class Command:
             check: raises ValueError for options that do not go together.
         """
         if resume:
-            self.add("--resume", action="store_true", help="go on with a run that was stopped")
+            self.add("--resume", action="store_true", help="continue a run that was stopped")
         if out is not None:
             self.add("--out", type=Path, default=Path(out))
         self._check = check

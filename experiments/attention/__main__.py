@@ -45,10 +45,9 @@ command.add(
     "--against", nargs="+", metavar="NAME",
     help='peers: dense attention alone, and these peers, such as "SDPA cuDNN" flash-attn-4',
 )  # fmt: skip
-command.add("--resume", action="store_true", help="go on with a run that was stopped")
 command.add("--out", type=Path, help="default: docs/results/attention_PRESET.json")
 command.add("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
-command.read(check=check)
+command.read(resume=True, check=check)
 
 import gc
 import itertools

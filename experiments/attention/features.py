@@ -21,7 +21,6 @@ import torch
 
 from evaluation.results import Row
 from experiments.attention.cases import DROPOUT_SEED, Case, make_tensors
-from experiments.attention.report import Result
 from experiments.reports import table
 from experiments.timing import gpu_ms
 from kernels import flash_attention
@@ -79,7 +78,7 @@ def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
         yield [{"name": name, **asked.describe(), "difference": difference, **times}]
 
 
-def features_table(result: Result) -> str:
+def features_table(result: Row) -> str:
     """Milliseconds by option, in Markdown."""
     plain = {row["head_dim"]: row for row in result["rows"] if not row["name"]}
 

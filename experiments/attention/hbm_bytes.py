@@ -23,7 +23,7 @@ import csv
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from evaluation.results import Row
 from evaluation.style import PLAIN
 from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE
@@ -194,7 +195,7 @@ def parse_ncu(text: str) -> dict[str, int]:
 # ---- the preset
 
 
-def with_bytes(rows: dict[str, dict[str, Any]], device: str = "cuda") -> list[dict[str, Any]]:
+def with_bytes(rows: dict[str, Row], device: str = "cuda") -> list[Row]:
     """Add counted and measured bytes to the row of each of CASES, under its parts' names."""
     results = []
     for name, row in rows.items():
@@ -211,20 +212,21 @@ def with_bytes(rows: dict[str, dict[str, Any]], device: str = "cuda") -> list[di
     return results
 
 
-def text(rows: Sequence[dict[str, Any]]) -> str:
+def text(rows: list[Row]) -> str:
     """GB counted and measured, with the times."""
 
-    def line(row: dict[str, Any], part: str) -> dict[str, str]:
+    def line(row: Row, part: str) -> dict[str, str]:
         moved = row["bytes"][part]
-        counted = {"minimum": moved["minimum"], "tile loads": moved["loaded"]}
-        measured = {"read": moved.get("read_bytes"), "written": moved.get("written_bytes")}
-        known = None not in measured.values()
-        gigabytes = {**counted, **measured, "measured": sum(measured.values()) if known else None}
+        bytes_moved = {
+            **{"minimum": moved["minimum"], "tile loads": moved["loaded"]},
+            **{"read": moved.get("read_bytes"), "written": moved.get("written_bytes")},
+            "measured": _measured(moved),
+        }
         notes = {moved.get("profiler"), row["status"]} - {None, "ok"}
         return {
             "": row["name"],
             "part": part,
-            **{key: "-" if x is None else f"{x / 1e9:.2f}" for key, x in gigabytes.items()},
+            **{key: "-" if x is None else f"{x / 1e9:.2f}" for key, x in bytes_moved.items()},
             "ms": f"{row[f'{part}_ms']:.2f}" if row["status"] == "ok" else "-",
             "note": "; ".join(notes),
         }
@@ -237,7 +239,7 @@ def text(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def draw(rows: Sequence[dict[str, Any]]) -> Figure:
+def draw(rows: list[Row]) -> Figure:
     """GB of the forward and the backward pass as bars: measured, and two ways to count them."""
     kinds = {"measured": 1.0, "counted, each byte once": 0.55, "counted, tile loads": 0.25}
     colours = {"standard": PLAIN, "ours": OURS, "ours, butterfly": OUR_SPARSE}

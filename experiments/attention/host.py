@@ -32,7 +32,6 @@ from torch.nn.attention.flex_attention import create_block_mask
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, compiled_flex
-from experiments.attention.report import Result
 from experiments.reports import table
 from experiments.timing import cpu_seconds, in_turns
 from kernels import flash_attention
@@ -185,7 +184,7 @@ def measure() -> Iterator[list[Row]]:
         ]  # fmt: skip
 
 
-def host_table(result: Result) -> str:
+def host_table(result: Row) -> str:
     """CPU time by call and contender, in Markdown."""
     columns = {
         "forward, us": "forward_us",

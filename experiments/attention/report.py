@@ -1,6 +1,6 @@
 """The rows of experiments.attention: compared, on the terminal, in tables of pages, and drawn."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,6 @@ from evaluation.results import Row
 from evaluation.style import PLAIN, name_ends
 from experiments.reports import table
 from experiments.style import OUR_SPARSE, OURS, line_of
-
-Result = Mapping[str, Any]
 
 PASSES = ("forward", "backward")
 
@@ -121,7 +119,7 @@ paper_text = partial(
 # ---- in pages
 
 
-def dense_table(result: Result) -> str:
+def dense_table(result: Row) -> str:
     """Dense attention, ours and others' (--preset peers), in TFLOP/s."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in result["rows"]:
@@ -131,7 +129,7 @@ def dense_table(result: Result) -> str:
     return table(line for line in lines.values() if len(line) > 4)  # a peer beside ours
 
 
-def direction_table(result: Result, *, direction: str) -> str:
+def direction_table(result: Row, *, direction: str) -> str:
     """One direction, "forward" or "backward", of dense attention (--preset peers --against ...), in
     TFLOP/s; ours to the best peer's."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
@@ -146,7 +144,7 @@ def direction_table(result: Result, *, direction: str) -> str:
     return table({**line, "ours / best": f"{ratios[at]:.3f}"} for at, line in lines.items())
 
 
-def butterfly_table(result: Result) -> str:
+def butterfly_table(result: Row) -> str:
     """A full butterfly by all that take one (--preset butterfly); forward / backward."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in result["rows"]:
@@ -160,7 +158,7 @@ def butterfly_table(result: Result) -> str:
     return table(line for line in lines.values() if len(line) > 4)  # a peer beside ours
 
 
-def mask_price_table(result: Result) -> str:
+def mask_price_table(result: Row) -> str:
     """What a mask costs that hides nothing, or one block (--preset butterfly)."""
     return table(
         {
@@ -173,7 +171,7 @@ def mask_price_table(result: Result) -> str:
     )
 
 
-def blocks_table(result: Result) -> str:
+def blocks_table(result: Row) -> str:
     """Butterflies in blocks of several sizes (--preset blocks); forward / backward."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in result["rows"]:
@@ -185,7 +183,7 @@ def blocks_table(result: Result) -> str:
     return table(lines.values())
 
 
-def paper_table(result: Result) -> str:
+def paper_table(result: Row) -> str:
     """The paper's Figure 3 (--preset paper)."""
     lines: dict[int, dict[str, str]] = {}
     for row in result["rows"]:

@@ -19,7 +19,6 @@ from experiments.harness import Command, write_and_print
 command = Command(__name__)
 command.add("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
 command.add("--data", type=Path, default=Path("out/data/lra"), metavar="FOLDER")
-command.add("--out", type=Path, default=Path("docs/results/pathfinder_tracing.json"))
 command.add(
     "--add", type=Path, metavar="FILE",
     help="an earlier result, whose other runs are kept as they are",
@@ -33,7 +32,7 @@ command.add(
     "--caliper", type=float, default=Tolerance.log_odds, metavar="NATS",
     help="by how much the odds that geometry gives may differ (default: %(default)s)",
 )  # fmt: skip
-command.read()
+command.read(out="docs/results/pathfinder_tracing.json")
 
 from argparse import Namespace
 from collections.abc import Mapping

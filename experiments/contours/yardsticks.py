@@ -21,13 +21,12 @@ command.add(
     "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
     help="folders with prepared tasks; the first that has a task counts",
 )  # fmt: skip
-command.add("--out", type=Path, default=Path("docs/results/pathfinder_yardsticks.json"))
 command.add("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
 command.add(
     "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
     help="where what is said of each test image goes (default: %(default)s)",
 )  # fmt: skip
-command.read()
+command.read(out="docs/results/pathfinder_yardsticks.json")
 
 import io
 from argparse import Namespace

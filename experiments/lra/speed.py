@@ -21,13 +21,11 @@ from experiments.lra.tasks import BENCHMARK, TASKS
 command = Command(__name__, on_gpu=True)
 add = command.add
 add("--data", type=Path, default=Path("out/data/lra"))
-add("--out", type=Path, default=Path("docs/results/lra_speed.json"))
 add("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
 add("--steps", type=int, default=100, help="steps of one timing")
 add("--repeats", type=int, default=5, help="timings of each attention")
-add("--resume", action="store_true", help="go on with a run that was stopped")
 add("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
-command.read()
+command.read(out="docs/results/lra_speed.json", resume=True)
 
 import gc
 import statistics

@@ -73,7 +73,7 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
     save_by_dcp()
     yield row("DCP, training waits", [wall_seconds(save_by_dcp) for _ in range(saves)])
     one = Processes(rank=0, world_size=1, device=device)
-    waits, beside, written = [], [], []
+    waits, meanwhile, written = [], [], []
     with CheckpointSaver(folder, one, {}, {}, keep_last=1, keep_best=False) as saver:
         for number in range(saves + 1):
             save = partial(saver.save, Progress(step=number), model, optimizer)
@@ -81,12 +81,12 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
             waits.append(wall_seconds(save))
             saver.confirm(number)  # so that the disk holds two of them
             while not saver.is_idle():
-                beside.append(wall_seconds(step))
+                meanwhile.append(wall_seconds(step))
             written.append(time.perf_counter() - start)
     yield row("ours, the first time", waits[:1])
     yield row("ours, a step waits", waits[1:])
     yield row("ours, until it is on disk", written[1:])
-    yield row("a step meanwhile", beside)
+    yield row("a step meanwhile", meanwhile)
     shutil.rmtree(folder)
 
 

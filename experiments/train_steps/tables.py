@@ -1,27 +1,22 @@
 """The tables and pictures of training steps in README.md and docs."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from evaluation.results import Row
 from experiments.reports import table
 from experiments.style import OURS, PEERS
-
-Result = Mapping[str, Any]
-
 
 BASES = ("nanoGPT, flash", "nanoGPT, cuDNN", "Hugging Face, eager")
 
 
-def speed_table(result: Result) -> str:
+def speed_table(result: Row) -> str:
     """Speed and memory of a training step, of `experiments.train_steps.speed`."""
     rows = result["rows"]
     speeds = {(_shape(row), row["name"]): row["tokens_per_s"] for row in rows}
 
-    def line(row: Mapping[str, Any]) -> dict[str, str]:
+    def line(row: Row) -> dict[str, str]:
         mfu = row["mfu"]
         shares = f"{mfu['causal']:.1%} / {mfu['full']:.1%}" if mfu else "unknown GPU"
 
@@ -42,7 +37,7 @@ def speed_table(result: Result) -> str:
     return table(map(line, rows))
 
 
-def parts_table(result: Result) -> str:
+def parts_table(result: Row) -> str:
     """Where the time of our steps and of nanoGPT's goes, of the first model: ms, and launches.
 
     Ours without biases, as nanoGPT's, where they were measured.
@@ -57,7 +52,7 @@ def parts_table(result: Result) -> str:
     }
     parts = dict.fromkeys(part for row in columns.values() for part in row["parts"])
 
-    def cell(row: Mapping[str, Any], part: str) -> str:
+    def cell(row: Row, part: str) -> str:
         found = row["parts"].get(part)
         if found is None:
             return "-"
@@ -73,11 +68,11 @@ def parts_table(result: Result) -> str:
     return table([whole, *lines])
 
 
-def _shape(row: Mapping[str, Any]) -> tuple[str, int]:
+def _shape(row: Row) -> tuple[str, int]:
     return row["size"], row["context_length"]
 
 
-def butterfly_table(result: Result) -> str:
+def butterfly_table(result: Row) -> str:
     """Dense attention and a butterfly, of `experiments.train_steps.speed --butterfly`."""
     rows = result["rows"]
     dense = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "ours"}
@@ -95,7 +90,7 @@ def butterfly_table(result: Result) -> str:
     )
 
 
-def losses_table(**results: Result) -> str:
+def losses_table(**results: Row) -> str:
     """Runs on our attention and PyTorch's, of `experiments.same_losses`, by context."""
     return table(
         {
@@ -111,10 +106,10 @@ def losses_table(**results: Result) -> str:
     )
 
 
-def gaps_table(**results: Result) -> str:
+def gaps_table(**results: Row) -> str:
     """Distances between runs that share an attention, and between runs that do not."""
 
-    def gap(result: Result, kind: str, what: str) -> str:
+    def gap(result: Row, kind: str, what: str) -> str:
         found = result["distances"][kind]
         return f"{found[what]:.4f} ({found['pairs']} pair{'s' * (found['pairs'] != 1)})"
 
@@ -130,12 +125,12 @@ def gaps_table(**results: Result) -> str:
     )
 
 
-def losses(run: Mapping[str, Any]) -> np.ndarray:
+def losses(run: Row) -> np.ndarray:
     """The training losses of a run, of `experiments.same_losses`."""
     return np.array(run["curve"])[:, 1]
 
 
-def draw_speed(result: Result) -> Figure:
+def draw_speed(result: Row) -> Figure:
     """Thousand tokens/s, a panel a model and context, and how many times those of nanoGPT."""
     rows = result["rows"]
     shapes = list(dict.fromkeys(map(_shape, rows)))
@@ -162,7 +157,7 @@ def draw_speed(result: Result) -> Figure:
     return figure
 
 
-def draw_losses(result: Result, name: str) -> Figure:
+def draw_losses(result: Row, name: str) -> Figure:
     """The curves of all runs, and below them their distance from the mean of those on SDPA."""
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])

@@ -1,4 +1,4 @@
-"""What each clock counts, in which order contenders are timed, and what a row holds of it."""
+"""Clocks count what they say, contenders alternate, and a row holds the median and its ends."""
 
 import time
 
