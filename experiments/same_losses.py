@@ -20,20 +20,19 @@ from pathlib import Path
 
 from experiments.harness import Command, Result, write_and_print
 
-# The number of processes, and settings of train.py
-WAYS: dict[str, tuple[int, list[str]]] = {
-    "one GPU": (1, []),
-    "one GPU, other micro-batches": (1, ["optim.micro_batch_size=1"]),
-    "ddp": (2, []),
-    "fsdp, float32": (2, ["parallel.mode=fsdp", "parallel.gather_dtype=float32"]),
-    "fsdp": (2, ["parallel.mode=fsdp"]),
-    "context": (2, ["parallel.context=2"]),
-    "context and fsdp, float32": (
-        2,
-        ["parallel.context=2", "parallel.mode=fsdp", "parallel.gather_dtype=float32"],
-    ),
-    "one GPU, butterfly": (1, ["model.mask.pattern=butterfly"]),
-    "context, butterfly": (2, ["model.mask.pattern=butterfly", "parallel.context=2"]),
+FSDP, FLOAT32 = "parallel.mode=fsdp", "parallel.gather_dtype=float32"
+CONTEXT, BUTTERFLY = "parallel.context=2", "model.mask.pattern=butterfly"
+# What each way sets; all but those on one GPU are on two
+WAYS: dict[str, list[str]] = {
+    "one GPU": [],
+    "one GPU, other micro-batches": ["optim.micro_batch_size=1"],
+    "ddp": [],
+    "fsdp, float32": [FSDP, FLOAT32],
+    "fsdp": [FSDP],
+    "context": [CONTEXT],
+    "context and fsdp, float32": [CONTEXT, FSDP, FLOAT32],
+    "one GPU, butterfly": [BUTTERFLY],
+    "context, butterfly": [BUTTERFLY, CONTEXT],
 }
 STEPS = 50
 SETTINGS = [
@@ -206,11 +205,10 @@ def sharing_runs(ways: Sequence[str], arguments: Sequence[str], folder: Path) ->
     return {
         way: Run(
             folder / way.replace(", ", "_").replace(" ", "_"),
-            [*SETTINGS, *changes, *arguments],
-            (*torchrun, f"--nproc_per_node={n_processes}"),
+            [*SETTINGS, *WAYS[way], *arguments],
+            (*torchrun, f"--nproc_per_node={1 if way.startswith('one GPU') else 2}"),
         )
-        for way, (n_processes, changes) in WAYS.items()
-        if way in ways
+        for way in ways
     }
 
 
