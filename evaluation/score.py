@@ -25,9 +25,14 @@ from evaluation.scoring_bar import ScoringBar
 from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
+from model.flops import forward_flops_per_token
 from training.checkpoint.choice import chosen_checkpoint
 from training.distributed import Processes
 from training.numerics import autocast
+
+COMPILE_FROM = 1e16
+"""FLOPs for windows of one shape from which compiling pays. An H100 or H200 takes half a minute for
+them; compiling takes 10 s, or 4 from a warm cache, and then they take a third less."""
 
 
 @torch.no_grad()
@@ -155,14 +160,36 @@ def _work(stream: TokenStream, scoring: Scoring) -> int:
     return scoring.n_windows(len(stream)) * scoring.history
 
 
-def _ready(run: Run, device: torch.device, history: int, *_: int) -> nn.Module:
-    """The model as it is best for windows of one shape."""
+def _ready(run: Run, device: torch.device, compiles: bool, history: int, *_: int) -> nn.Module:
+    """The model for windows of one shape, compiled if `compiles` and the run was."""
     model = run.model.to(device)
-    if not run.config.run.compile:
+    model.prepare_mask(history)
+    if not (compiles and run.config.run.compile):
         return model
     torch.compiler.reset()  # code for other shapes counts towards a limit
-    model.prepare_mask(history)
     return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
+
+
+def compiling_pays(
+    configs: Sequence[ModelConfig], wanted: Sequence[Sequence[Scoring]], n_tokens: int
+) -> bool:
+    """Whether scoring takes so long that compiling models for each shape of windows is sooner.
+
+    It is decided for all models together: compiled code rounds otherwise, and a difference between
+    models should not depend on their size.
+
+    Args:
+        configs: models that are scored.
+        wanted: scorings of each.
+        n_tokens: of all texts.
+    """
+    flops, n_shapes = 0.0, 0
+    for config, scorings in zip(configs, wanted, strict=True):
+        shapes = {(s.history, s.stride, s.document_mask) for s in scorings}
+        work = sum(s.n_windows(n_tokens) * s.history for s in scorings)
+        flops += work * forward_flops_per_token(config, causal=True)
+        n_shapes += len(shapes)
+    return flops > n_shapes * COMPILE_FROM
 
 
 def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
@@ -240,12 +267,13 @@ def evaluate_runs(
     work = sum(
         _work(stream, scoring) for of_run in wanted for scoring in of_run for stream in streams
     )
+    compiles = compiling_pays([run.config.model for run in runs], wanted, sum(map(len, streams)))
     with ScoringBar(work, is_main=processes.is_main) as bar:
         for name, opened, scorings in zip(names, runs, wanted, strict=True):
             # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
             run, config = replace(opened), opened.config
             at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
-            ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device))
+            ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device, compiles))
             sums: list[dict[Scoring, Sums]] = [{} for _ in described]
             for scoring in scorings:  # those of one shape are next to each other
                 for corpus, of_corpus in zip(described, sums, strict=True):

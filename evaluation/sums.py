@@ -8,6 +8,7 @@ scoring (LEAST_SEEN).
 
 import io
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -137,7 +138,7 @@ def well_seen(scorings: Iterable[Scoring], n_tokens: int) -> np.ndarray:
     counted = np.ones(n_tokens, dtype=bool)
     for scoring in scorings:
         if kind_of(scoring) == "sliding":
-            counted &= scoring.seen(n_tokens) >= LEAST_SEEN * scoring.history
+            counted &= scoring.seen(n_tokens) >= math.ceil(LEAST_SEEN * scoring.history)
     return counted
 
 

@@ -236,6 +236,9 @@ def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
     shapes = []
     compiler = partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", lambda *a, **k: shapes.append(1) or compiler(*a, **k))
+    assert result_of(*command)["strided"] == eager["strided"] and not shapes  # too little text
+    shutil.rmtree(folder / "scores")
+    monkeypatch.setattr("evaluation.score.COMPILE_FROM", 0)
     compiled = result_of(*command)
     assert len(shapes) == 4  # chunk, cross, strided, and all controls
     for table in ("chunk", "strided", "control"):
