@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -21,6 +18,7 @@ from evaluation.tables import tabulate
 from evaluation.windows import Scoring
 from scripts import evaluate
 from tests.evaluation.known_losses import find
+from tests.training_runs import call_on_two_processes
 
 BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.context_length=64")
 
@@ -227,7 +225,7 @@ def test_a_run_alone_has_the_tokens_of_all_together(train, results_of, corpus, t
 
 
 def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
-    folder = train("run", *BUTTERFLY, steps=1)
+    folder = train("run", *BUTTERFLY, "model.n_layer=1", steps=1)
     command = (folder, "--stride", 8, "--histories", 48, "--near", 20)
     eager = result_of(*command)
     config = folder / "config.yaml"
@@ -290,23 +288,15 @@ def test_text_of_another_tokenizer_or_of_the_same_name_is_refused(train, corpus,
 @pytest.mark.parametrize(
     ("device", "tolerance"), [("cpu", 1e-5), pytest.param("cuda", 1e-3, marks=pytest.mark.gpu(2))]
 )
-def test_two_processes_keep_the_losses_of_one(train, result_of, device, tolerance):
+def test_two_processes_keep_the_losses_of_one(train, result_of, device, tolerance, tmp_path):
     folder = train("run", steps=1)
-    command = [folder, "--stride", "5", "--near", "11"]
+    command = [str(folder), "--stride", "5", "--near", "11"]
     scores = folder / "scores"
     result = result_of(*command)
     alone = scores.rename(folder / "alone")
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-            "-m", "scripts.evaluate", *command, "--device", device,
-            "--sums", folder / "sums",
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    more = ["--device", device, "--sums", str(folder / "sums")]
+    ends = call_on_two_processes(tmp_path, evaluate.main, [*command, *more])
+    assert [status for status, _ in ends] == [0, 0], ends
     expected = sorted(path.relative_to(alone) for path in alone.rglob("*.npz"))
     assert len(expected) == 5
     assert sorted(path.relative_to(scores) for path in scores.rglob("*.npz")) == expected

@@ -9,7 +9,7 @@ from torch._functorch import config as partitioner
 from model.config import ModelConfig
 from model.gpt import GPT
 
-B, T, C, LAYERS = 4, 128, 64, 3
+B, T, C, LAYERS = 4, 128, 64, 2
 CONFIG: dict[str, Any] = {
     "n_layer": LAYERS, "n_embd": C, "n_head": 2, "context_length": T, "vocab_size": 50,
 }  # fmt: skip
