@@ -15,7 +15,7 @@ FILES = [
 ENDINGS = (
     '"__main__":\n    with errors_as_sentences():\n',
     "\n@command.main\n",
-    "redraw_file(FILE",
+    "redraw(FILE)",
     "main())",
 )
 COMMANDS = sorted(
@@ -51,7 +51,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_needs_no_pytorch() -> None:
     done = run(HELP, "train.py", *COMMANDS)
     assert done.returncode == 0, done.stderr
-    assert len(COMMANDS) == 37
+    assert len(COMMANDS) == 38
     assert done.stdout.count("usage: ") == len(COMMANDS)  # train.py, and all but the quickstart
 
 
