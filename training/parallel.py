@@ -4,11 +4,13 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch._functorch.config as partitioner
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -29,6 +31,7 @@ from training.config import ActivationCheckpointing, RunConfig
 from training.distributed import Processes
 from training.language.config import TrainConfig
 
+ROOT = Path(__file__).parents[1]
 BUCKET_MB = 100  # of gradients that are exchanged at once
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,7 +148,21 @@ def _prepare_compiler(run: RunConfig, n_versions: int) -> None:
     torch.compiler.reset()
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_versions)
-    partitioner.activation_memory_budget = run.activation_memory
+    functorch_config.activation_memory_budget = run.activation_memory
+    # Caches on disk know neither the source of an operator nor of an autograd.Function, of which a
+    # graph has only the name; with our sources in their key, they can keep both.
+    torch.compiler.config.cache_key_tag = _source_hash()
+    functorch_config.autograd_cache_allow_custom_autograd_functions = True
+
+
+@cache
+def _source_hash() -> str:
+    """Hash of the sources that compiled code comes from, and of the tag that the user has set."""
+    digest = sha256(torch.compiler.config.cache_key_tag.encode())
+    for package in ("kernels", "model"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _compiled(what: F) -> F:
