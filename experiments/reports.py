@@ -1,14 +1,13 @@
 """What reports are made of: the cells of their tables, the files beside their JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.files import write_atomically
 from evaluation.markdown import markdown_table
 from evaluation.style import save
-from training.command_line import command_parser
+from experiments.harness import Command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,10 +43,9 @@ def publish(path: Path, text: str, figure: "Figure") -> None:
     print(f"wrote {path.with_suffix('.md')} and its picture")
 
 
-def result_file(name: str, text: str | None, module: ModuleSpec | None) -> Path | None:
-    """The JSON that a report's command is to tell of anew; None where its module is imported."""
-    if name != "__main__":
-        return None
-    parser = command_parser(text, module)
-    parser.add_argument("result", type=Path, metavar="FILE", help="a report's JSON")
-    return parser.parse_args().result
+def report_command(name: str) -> Command:
+    """The command of a report's module, which takes a JSON and writes its Markdown and picture."""
+    command = Command(name)
+    command.add("result", type=Path, metavar="FILE", help="a report's JSON")
+    command.read()
+    return command

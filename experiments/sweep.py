@@ -1,6 +1,5 @@
 """Commands that train many runs: side by side, each on GPUs of its own, and then a report."""
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,9 +79,8 @@ def run_in(
     )  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser, out: Path, seeds: Sequence[int]) -> None:
+def add_options(add: Callable[..., object], out: Path, seeds: Sequence[int]) -> None:
     """Add what all sweeps of runs have, with the folder `out` and `seeds` as defaults."""
-    add = parser.add_argument
     add("--out", type=Path, default=out, help="folder of the runs")
     add(
         "--seeds", type=int, nargs="+", default=seeds, metavar="SEED", help="(default: %(default)s)"

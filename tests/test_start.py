@@ -15,7 +15,7 @@ FILES = [
 ENDINGS = (
     '"__main__":\n    with errors_as_sentences():\n',
     "\n@command.main\n",
-    "redraw(FILE)",
+    "\ncommand.main(",
     "main())",
 )
 COMMANDS = sorted(

@@ -15,37 +15,32 @@ configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: f
 tokens.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.harness import Command
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, RECIPES, TASKS
 from experiments.sweep import add_options
-from training.command_line import command_parser, errors_as_sentences, read_first
 
 SEEDS = (1111, 1112, 1113)
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
-    add(
-        "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
-        help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
-    )  # fmt: skip
-    add(
-        "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
-        default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
-    )  # fmt: skip
-    add("--recipe", choices=RECIPES, default="paper")
-    add("--jobs-per-gpu", type=int, default=1, metavar="N")
-    add_options(parser, Path("out/lra"), SEEDS)
-    return parser.parse_args(argv)
+command = Command(__name__)
+command.add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
+command.add(
+    "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
+    help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
+)  # fmt: skip
+command.add(
+    "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
+    default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
+)  # fmt: skip
+command.add("--recipe", choices=RECIPES, default="paper")
+command.add("--jobs-per-gpu", type=int, default=1, metavar="N")
+add_options(command.add, Path("out/lra"), SEEDS)
+command.read()
 
-
+from argparse import Namespace
 from functools import partial
 from itertools import product
 
@@ -120,9 +115,9 @@ def cost(config: ClassifyConfig) -> float:
     return optim.max_steps * optim.batch_size * model.documents * T * (1000 + keys)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@command.main
+def main(args: Namespace) -> None:
     """Run the command."""
-    args = options(argv)
     waiting = []
     if not args.report_only:
         if args.jobs_per_gpu < 1:
@@ -143,8 +138,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         lambda _: write_report(args.out, args.recipe, args.data, args.results, args.add),
         runs_per_gpu=args.jobs_per_gpu,
     )
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

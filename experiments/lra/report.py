@@ -3,9 +3,9 @@
 python -m experiments.lra.report docs/results/lra.json    # Markdown and picture anew
 """
 
-from experiments.reports import result_file
+from experiments.reports import report_command
 
-FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
 
 import json
 import re
@@ -35,7 +35,6 @@ from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS, config_path, suf
 from experiments.reports import publish
 from experiments.results import add_runs
 from training.classification.config import ClassifyConfig
-from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 PAPER = (
@@ -261,6 +260,4 @@ def read_speed(path: Path) -> dict[str, Any] | None:
     return {"device": device, **{name: speed[name] for name in ("geometric_means", "rows")}}
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+command.main(lambda args: redraw(args.result))

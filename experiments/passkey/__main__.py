@@ -8,31 +8,25 @@ reports on all runs in --out. A window has an eighth of the context; the documen
 to two contexts long. Stopped, the same command goes on.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.harness import Command
 from experiments.passkey.attentions import ATTENTIONS
 from experiments.sweep import add_options
-from training.command_line import command_parser, errors_as_sentences, read_first
 
 CONTEXTS = (1024, 4096, 16_384)
 SEEDS = (1,)
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="token shards to train on")
-    add("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="TOKENS")
-    add("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
-    add("--documents", type=int, default=60_000, help="with keys (default: %(default)s)")
-    add_options(parser, Path("out/passkey"), SEEDS)
-    return parser.parse_args(argv)
+command = Command(__name__)
+command.add("--data", type=Path, required=True, help="token shards to train on")
+command.add("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="TOKENS")
+command.add("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
+command.add("--documents", type=int, default=60_000, help="with keys (default: %(default)s)")
+add_options(command.add, Path("out/passkey"), SEEDS)
+command.read()
 
-
+from argparse import Namespace
 from itertools import product
 
 from configs.reader import read_config
@@ -60,7 +54,7 @@ def text_folder(out: Path, context: int) -> Path:
     return out / f"text_{context}"
 
 
-def prepare_text(args: argparse.Namespace, context: int) -> Task:
+def prepare_text(args: Namespace, context: int) -> Task:
     """Prepare documents of up to two contexts, as training cuts texts anywhere, if missing."""
     folder = text_folder(args.out, context)
     numbers = ("--longest", str(2 * context), "--documents", str(args.documents))
@@ -68,7 +62,7 @@ def prepare_text(args: argparse.Namespace, context: int) -> Task:
     return task_of(folder, lambda _: [python_command(1, "-m", *words)])
 
 
-def make_runs(args: argparse.Namespace) -> list[Run[TrainConfig]]:
+def make_runs(args: Namespace) -> list[Run[TrainConfig]]:
     """The runs of all contexts, attentions and seeds, in OUT/ATTENTION_CONTEXT_seedN.
 
     Raises:
@@ -95,9 +89,9 @@ def make_runs(args: argparse.Namespace) -> list[Run[TrainConfig]]:
     return runs
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@command.main
+def main(args: Namespace) -> None:
     """Run the command."""
-    args = options(argv)
     runs = [] if args.report_only else make_runs(args)
     runs = [run for run in runs if not (run.folder / ASKED).exists()]
     contexts = dict.fromkeys(run.config.model.context_length for run in runs)
@@ -105,8 +99,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         [*(prepare_text(args, context) for context in contexts), *(run.task() for run in runs)],
         lambda _: write_report(args.out, args.results, args.add),
     )
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

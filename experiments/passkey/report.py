@@ -3,9 +3,9 @@
 python -m experiments.passkey.report docs/results/passkey.json    # Markdown and picture anew
 """
 
-from experiments.reports import result_file
+from experiments.reports import report_command
 
-FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -19,7 +19,6 @@ from evaluation.results import Row, read_result, write_result
 from experiments.passkey.attentions import ATTENTIONS
 from experiments.reports import publish, table
 from experiments.results import add_runs
-from training.command_line import errors_as_sentences
 
 Result = Mapping[str, Any]
 
@@ -98,6 +97,4 @@ def draw_runs(result: Result) -> Figure:
     )
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+command.main(lambda args: redraw(args.result))

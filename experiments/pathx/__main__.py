@@ -10,30 +10,26 @@ finished runs in --out: accuracy with intervals beside the paper's, and what can
 following a contour. Stopped, the same command goes on.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.harness import Command
 from experiments.pathx.stages import STAGES
 from experiments.sweep import add_options
-from training.command_line import command_parser, errors_as_sentences, read_first
 
 SEEDS = (1111,)
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    parser.add_argument(
-        "--stages", nargs="+", choices=tuple(STAGES), metavar="STAGE", default=tuple(STAGES),
-        help=f"of {', '.join(STAGES)} (default: all)",
-    )  # fmt: skip
-    parser.add_argument("--gpus-per-run", type=int, default=1, metavar="N")
-    add_options(parser, Path("out/pathx"), SEEDS)
-    return parser.parse_args(argv)
+command = Command(__name__)
+command.add(
+    "--stages", nargs="+", choices=tuple(STAGES), metavar="STAGE", default=tuple(STAGES),
+    help=f"of {', '.join(STAGES)} (default: all)",
+)  # fmt: skip
+command.add("--gpus-per-run", type=int, default=1, metavar="N")
+add_options(command.add, Path("out/pathx"), SEEDS)
+command.read()
 
-
+from argparse import Namespace
 from itertools import product
 
 from evaluation.runs import HOW, check_same_settings
@@ -72,9 +68,9 @@ def make_runs(
     return runs
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@command.main
+def main(args: Namespace) -> None:
     """Run the command."""
-    args = options(argv)
     unfinished = []
     if not args.report_only:
         runs = make_runs(args.stages, args.seeds, args.out, args.set)
@@ -85,8 +81,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         lambda _: write_report(args.out, args.results, args.add),
         gpus_per_run=args.gpus_per_run,
     )
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

@@ -3,9 +3,9 @@
 python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
 """
 
-from experiments.reports import result_file
+from experiments.reports import report_command
 
-FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,6 @@ from experiments.classifier_runs import describe, finished_folders, read_run_con
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
 from experiments.reports import mean_text, publish, table
 from experiments.results import add_runs
-from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
 
 Result = Mapping[str, Any]
@@ -204,6 +203,4 @@ def draw(result: Result, yardsticks: Result | None = None) -> Figure:
     return figure
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+command.main(lambda args: redraw(args.result))

@@ -3,24 +3,16 @@
 python -m experiments.reliability [--share 0.1] [--out docs/results/reliability.json]
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from experiments.harness import Command, measure_rows
 
-
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add = parser.add_argument
-    add("--share", type=float, default=1.0, help="of the number of tries")
-    add("--out", type=Path, default=Path("docs/results/reliability.json"), help="the result")
-    return parser.parse_args(argv)
-
+command = Command(__name__)
+command.add("--share", type=float, default=1.0, help="of the number of tries")
+command.read(out="docs/results/reliability.json")
 
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -38,7 +30,6 @@ from experiments.reliability.stops import stops
 from experiments.reliability.table import reliability_table
 from experiments.reliability.trust import absurd_sizes, other_weights, secrets, wrong_types
 from experiments.reliability.world import World
-from experiments.results import collect_rows
 
 
 def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
@@ -66,9 +57,9 @@ def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@command.main
+def main(args: Namespace) -> None:
     """Run the command."""
-    args = options(argv)
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder) / "world")
 
@@ -78,10 +69,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             yield [row]
 
         stages = [partial(stage, part) for part in parts(args.share).values()]
-        rows = collect_rows(args.out, stages)
-    print(reliability_table({"rows": rows}))
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()
+        measure_rows(args, stages, reliability_table)

@@ -3,9 +3,9 @@
 python -m experiments.table4.report out/table4_minutes/table4.json    # Markdown and picture anew
 """
 
-from experiments.reports import result_file
+from experiments.reports import report_command
 
-FILE = result_file(__name__, __doc__, __spec__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,6 @@ from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
 from experiments.reports import publish, table
 from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
-from training.command_line import errors_as_sentences
 
 PAPER = [
     {"model": "Megatron-LM, 1K", "perplexity": 18.2, "days_on_8_a100": 4.7},
@@ -295,6 +294,4 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
         out.unlink(missing_ok=True)
 
 
-if FILE is not None:
-    with errors_as_sentences():
-        redraw(FILE)
+command.main(lambda args: redraw(args.result))

@@ -2,12 +2,13 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 
 from experiments.passkey import __main__ as sweep
 from experiments.passkey import report
-from experiments.passkey.__main__ import make_runs, options, prepare_text
+from experiments.passkey.__main__ import make_runs, prepare_text
 from experiments.passkey.attentions import ATTENTIONS
 
 TINY = (
@@ -64,13 +65,13 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
         sweep.main([*command, "optim.lr=0.1"])
 
 
-def arguments(*more: str) -> argparse.Namespace:
-    folders = ["--data", "books", "--out", "out"]
-    return options([*folders, "--contexts", "4096", "--seeds", "2", *more])
+def arguments(*attentions: str) -> argparse.Namespace:
+    folders = {"data": Path("books"), "out": Path("out"), "documents": 100}
+    return argparse.Namespace(**folders, contexts=[4096], seeds=[2], attentions=attentions, set=[])
 
 
 def test_what_a_run_has_beside_dense_attention() -> None:
-    args = arguments()
+    args = arguments(*ATTENTIONS)
     configs = dict(zip(ATTENTIONS, (run.config for run in make_runs(args)), strict=True))
     assert [config.model.window_size for config in configs.values()] == [None, 512, None]
     masks = [config.model.mask.pattern for config in configs.values()]
@@ -82,7 +83,7 @@ def test_what_a_run_has_beside_dense_attention() -> None:
 
 
 def test_documents_come_before_what_learns_from_them() -> None:
-    args = arguments("--attentions", "dense")
+    args = arguments("dense")
     (run,) = make_runs(args)
     assert run.task().needs == {prepare_text(args, 4096).name}
 
