@@ -12,41 +12,40 @@ the files of all --sums into one folder, and call the command with --report-only
 of the runs, and none is trained again for want of its folder alone, unless --only names it in full.
 """
 
-import argparse
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
+from experiments.harness import Command
 from experiments.table4.models import BUDGETS, MODELS
-from training.command_line import command_parser, errors_as_sentences, read_first
 
 
-@read_first
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
-    parser = command_parser(__doc__, __spec__)
-    add, part = parser.add_argument, parser.add_mutually_exclusive_group()
-    add("--data", type=Path, required=True, help="token shards to train on")
-    add("--budget", choices=BUDGETS, default="minutes")
-    add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
-    add("--seeds", type=int, help="runs of each model (default: the budget's)")
-    part.add_argument(
-        "--only", nargs="+", metavar="RUN",
-        help="train and score no others here, as '*_seed2'; earlier ones are started first",
-    )  # fmt: skip
-    add("--gpus-per-run", type=int, default=1)
-    add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
-    add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
-    add("--sums", type=Path, help="what a report needs of each run (default: OUT/sums)")
-    add("--stride", type=int, nargs="+", help="as for scripts.evaluate")
-    add("--histories", type=int, nargs="+", help="for cross (default: contexts of all models)")
-    part.add_argument(
-        "--report-only", action="store_true", help="report on what is finished and scored"
-    )
-    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
-    return parser.parse_args(argv)
+def check(args: Namespace) -> None:
+    """Refuse a choice of runs to train where none is trained."""
+    if args.only and args.report_only:
+        raise ValueError("argument --report-only: not allowed with argument --only")
 
 
-from collections.abc import Collection
+command = Command(__name__)
+add = command.add
+add("--data", type=Path, required=True, help="token shards to train on")
+add("--budget", choices=BUDGETS, default="minutes")
+add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
+add("--seeds", type=int, help="runs of each model (default: the budget's)")
+add(
+    "--only", nargs="+", metavar="RUN",
+    help="train and score no others here, as '*_seed2'; earlier ones are started first",
+)  # fmt: skip
+add("--gpus-per-run", type=int, default=1)
+add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
+add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
+add("--sums", type=Path, help="what a report needs of each run (default: OUT/sums)")
+add("--stride", type=int, nargs="+", help="as for scripts.evaluate")
+add("--histories", type=int, nargs="+", help="for cross (default: contexts of all models)")
+add("--report-only", action="store_true", help="report on what is finished and scored")
+add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
+command.read(check=check)
+
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from data.text.shards import Manifest
@@ -186,9 +185,9 @@ def report(
     write_table4(results, comparisons, budget, out)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@command.main
+def main(args: Namespace) -> None:
     """Run the command."""
-    args = options(argv)
     budget = BUDGETS[args.budget]
     out = args.out or Path(f"out/table4_{args.budget}")
     sums = args.sums or out / "sums"
@@ -218,8 +217,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         partial(report, jobs, plan, args.budget, texts, sums, out),
         gpus_per_run=args.gpus_per_run,
     )
-
-
-if __name__ == "__main__":
-    with errors_as_sentences():
-        main()

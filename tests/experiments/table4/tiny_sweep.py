@@ -12,7 +12,7 @@ from data.text.shards import MANIFEST
 from evaluation import report as evaluation_report
 from experiments import reports
 from experiments.table4 import __main__ as reproduce_table4
-from experiments.table4 import jobs, report
+from experiments.table4 import models, report
 from experiments.table4.models import BUDGETS, Budget, Model
 from scripts import evaluate
 from training.config import RUN_CONFIG
@@ -91,8 +91,10 @@ def sweep(monkeypatch, corpus, folder):
 
     It returns where the sweep is, and the commands that it ran.
     """
-    for module in (jobs, reproduce_table4):
-        monkeypatch.setattr(module, "MODELS", MODELS)
+    for name in [*models.MODELS]:
+        monkeypatch.delitem(models.MODELS, name)
+    for name, model in MODELS.items():
+        monkeypatch.setitem(models.MODELS, name, model)
     monkeypatch.setitem(BUDGETS, "smoke", BUDGET)
     ran = []
 
