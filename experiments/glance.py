@@ -1,15 +1,16 @@
 """The results at a glance: the table of README.md, a question a line."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evaluation.results import Row
+from experiments.harness import Result
 from experiments.pathx.report import best_guess
 from experiments.pathx.stages import DENSE, SPARSE
 from experiments.reports import table
 from experiments.table4.forest import differences
 
-Results = Mapping[str, Mapping[str, Any]]  # by the names of their files
+Results = Mapping[str, Result]  # by the names of their files
 
 LENGTH, HEAD_DIM = 16_384, 64  # of the attention that is compared with its peers
 CONTEXT = 4096  # of the training step
@@ -29,7 +30,7 @@ class Line(NamedTuple):
     """Of docs, with its section: what else is to be said."""
 
 
-def glance_table(**results: Mapping[str, Any]) -> str:
+def glance_table(**results: Result) -> str:
     """All of `LINES`, of the results that `RESULTS` names."""
     return table(
         {

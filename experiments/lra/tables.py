@@ -11,11 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
 from evaluation.style import PLAIN
+from experiments.harness import Result
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
 from experiments.style import OUR_SPARSE, OURS, PAPER
-
-Result = dict[str, Any]
 
 YARDSTICKS = {
     "majority": "the commonest label",

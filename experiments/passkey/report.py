@@ -7,20 +7,18 @@ from experiments.reports import report_command
 
 command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from evaluation.passkey import by_length, draw
 from evaluation.results import Row, read_result, write_result
+from experiments.harness import Result
 from experiments.passkey.attentions import ATTENTIONS
 from experiments.reports import publish, table
 from experiments.results import add_runs
-
-Result = Mapping[str, Any]
 
 ASKED = Path("asked/passkey.json")
 """In a run's folder: what scripts.passkey wrote."""

@@ -8,9 +8,8 @@ from experiments.reports import report_command
 command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -20,12 +19,11 @@ from evaluation.results import Row, read_result, write_result
 from evaluation.statistics import wilson
 from experiments import style
 from experiments.classifier_runs import describe, finished_folders, read_run_config
+from experiments.harness import Result
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
 from experiments.reports import mean_text, publish, table
 from experiments.results import add_runs
 from training.metrics import read_metrics
-
-Result = Mapping[str, Any]
 
 PAPER = [
     {"model": DENSE, "pathx": 61.4, "path256": None},

@@ -1,16 +1,14 @@
 """What a longer context and a butterfly mask are worth: differences and their intervals, drawn."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evaluation.results import Row
+from experiments.harness import Result
 from experiments.style import OUR_SPARSE, OURS
 from experiments.table4.questions import by_pair
-
-Result = Mapping[str, Any]
 
 LIMIT = 0.17
 """Nats; what lies further out would press all others together: an arrow points there."""

@@ -1,9 +1,9 @@
 """The questions of our Table 4, and the pairs of models that answer them."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evaluation.results import Row
+from experiments.harness import Result
 
 
 class Question(NamedTuple):
@@ -86,7 +86,7 @@ QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pai
 PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
 
 
-def by_pair(result: Mapping[str, Any]) -> dict[tuple[str, str], Row]:
+def by_pair(result: Result) -> dict[tuple[str, str], Row]:
     """The comparisons of a result with a single corpus, by the pair of models."""
     (rows,) = result["comparisons"].values()
     return {(row["label"], row["to_label"]): row for row in rows}

@@ -22,6 +22,7 @@ from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
+from experiments.harness import Result
 from experiments.reports import publish, table
 from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
 
@@ -67,7 +68,7 @@ def redraw(path: Path) -> None:
     publish(path, markdown(result), draw(result["curves"], going_on))
 
 
-def rows(tables: dict[str, Any]) -> list[Row]:
+def rows(tables: Result) -> list[Row]:
     """For each model its cost, its perplexity as the paper evaluates, and on identical tokens.
 
     What another model's weights took counts for those that start with them.
@@ -121,7 +122,7 @@ def _by_label(runs: Sequence[Row]) -> dict[str, list[Row]]:
     return {label: [run for run in runs if run["label"] == label] for label in labels}
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Result) -> str:
     """The tables of all corpora, the paper's rows first."""
     parts = [
         f"# Table 4 of the FlashAttention paper, budget {result['budget']!r}\n",
@@ -147,7 +148,7 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join([*parts, trained_on(result["runs"]) + "\n"])
 
 
-def models_table(result: Mapping[str, Any]) -> str:
+def models_table(result: Result) -> str:
     """Cost and perplexity of each model, of a result with a single corpus."""
     (models,) = result["rows"].values()
     return table(
@@ -160,7 +161,7 @@ def models_table(result: Mapping[str, Any]) -> str:
     )
 
 
-def differences_table(result: Mapping[str, Any]) -> str:
+def differences_table(result: Result) -> str:
     """The questions that a result with a single corpus answers, and the differences."""
     (comparisons,) = result["comparisons"].values()
     return comparisons_table(comparisons)
@@ -217,7 +218,7 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
     )
 
 
-def answers_table(larger: Mapping[str, Any], smaller: Mapping[str, Any]) -> str:
+def answers_table(larger: Result, smaller: Result) -> str:
     """Differences between models, in a result of much training and one of less, a corpus each."""
 
     more, less = by_pair(larger), by_pair(smaller)
