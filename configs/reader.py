@@ -138,9 +138,7 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
 
 
 def _config_of(
-    schema: type[C],
-    parts: Sequence[_Part],
-    others: Mapping[str, Collection[str]] | None = None,
+    schema: type[C], parts: Sequence[_Part], others: Mapping[str, Collection[str]] | None = None
 ) -> C:
     """Later parts replace values of earlier ones; `others` are keys of other schemas.
 

@@ -7,13 +7,7 @@ from itertools import islice
 from typing import Any
 
 from data.hub import from_hub
-from data.text.documents import (
-    HUB_VAL_RATIO,
-    Document,
-    checked_column,
-    load_document,
-    split_of,
-)
+from data.text.documents import HUB_VAL_RATIO, Document, checked_column, load_document, split_of
 from data.text.readers import checked_text
 
 
