@@ -21,50 +21,37 @@ class ClassifierConfig(BlockConfig):
 
     vocab_size: int
     """Token ids that the model knows: at least as many as the data have."""
-
     n_classes: int
     """Labels to tell apart: as many as the data have."""
-
     context_length: int
     """Tokens of an example, padding included: at least those of the longest image; longer texts are
     cut."""
-
     n_layer: int = 2
     n_head: int = 2
     n_embd: int = 64
-
     n_inner: int = 128
     """Width of the MLP between its two layers."""
-
     tokens: Literal["symbols", "intensities"] = "symbols"
     """symbols: embeddings start unrelated. intensities: those of near values start close by, as
     pixels of an image."""
-
     grid_width: int | None = None
     """Pixels in a row of a square image; null where the tokens are a text."""
-
     embedding: Literal["none", "learned", "sinusoidal", "row_column"] = "learned"
     """What is added to the embedded tokens: a learned vector a position, sinusoids of it, or
     learned combinations of waves over the row and the column (`row_and_column_waves`)."""
-
     rotary: Literal["none", "sequence", "axial"] = "none"
     """How queries and keys are turned: by their position in the sequence, or by row and column."""
-
     min_wavelength: float = 4.0
     """rotary=axial only: pixels in which the fastest pair turns once."""
-
     max_wavelength: float = 1024.0
     """rotary=axial only: pixels in which the slowest pair turns once."""
-
     local_start: float = 0.0
     """With rotary positions: the score by which each head begins by looking at a neighbour, more
     narrowly the higher it is (`model.neighbours`). 0: all heads begin by looking everywhere
     alike."""
-
     pooling: Literal["mean", "max", "mean_max", "cls"] = "mean"
     """How an example's tokens become one vector: their mean, their max, or both side by side,
     padding left out; or, with cls, a token of its own before the others."""
-
     documents: int = 1
     """Sequences that an example consists of: 1, or 2 that are encoded apart and compared by the
     head."""

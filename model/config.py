@@ -45,23 +45,17 @@ class MaskConfig:
     block i of queries sees some blocks of keys, far fewer on long sequences: those of the window,
     the global ones, and with butterfly those whose number differs from i in one bit, with strided
     each stride_blocks-th, with random random_blocks of all; window and global add no more."""
-
     block_size: int = 128
     """Not dense: tokens in a block, 16, 32, 64, 128 or 256."""
-
     window_blocks: int = 2
     """Not dense: block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
-
     global_blocks: int = 1
     """Not dense: so many blocks, the first ones, are seen by all, and see all; 0 for none."""
-
     stride_blocks: int = 8
     """Strided only: block i sees i - stride_blocks, i - 2 * stride_blocks and so on."""
-
     random_blocks: int = 3
     """Random only: so many blocks are drawn for each; where attention is causal, those behind it
     stay hidden."""
-
     random_seed: int = 0
     """Random only: which they are, from 0 on."""
 
@@ -134,60 +128,45 @@ class BlockConfig:
 
     n_layer: int = 12
     """Transformer blocks, one after the other."""
-
     n_head: int = 12
     """Attention heads in a block. Each is n_embd / n_head wide, which must be a whole number of at
     most 256."""
-
     n_embd: int = 768
     """Width of the residual stream: numbers that stand for one token between two blocks."""
-
     dropout: float = 0.0
     """Dropout rate of the embeddings and of what each layer adds to the residual stream, from 0 to
     below 1."""
-
     attention_dropout: float = 0.0
     """Dropout rate of the attention probabilities, from 0 to below 1."""
-
     attention: Attention = "auto"
     """Who computes attention. auto: our kernels on a GPU, PyTorch's on a CPU where it serves.
     triton: our kernels, on a GPU. sdpa: PyTorch's. reference: ours in plain PyTorch, anywhere.
     unfused: as before FlashAttention, with all scores in memory."""
-
     n_kv_head: int | None = None
     """Heads of keys and values, each of which n_head / n_kv_head heads of queries share (grouped
     queries): a smaller cache. null: n_head."""
-
     window_size: int | None = None
     """Tokens that a token sees, itself and those before it; where attention is not causal, so many
     on either side, itself counted on both. null: no window."""
-
     full_every: int = 0
     """Every so many layers one attends to all tokens, without window_size and mask: 4 is three
     layers with them and then one without. 0: all layers have them."""
-
     qk_norm: bool = False
     """Whether queries and keys of each head are normalised (RMSNorm), which bounds the scores."""
-
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """How what goes into a layer is normalised: LayerNorm, or RMSNorm, which subtracts no mean and
     adds no bias."""
-
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """What the MLP does between its linear layers: GELU, or a product of SiLU and a gate, in a
     width that gives as many parameters (Shazeer 2020, arXiv 2002.05202)."""
-
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a pattern of blocks."""
-
     recompute_gelu: bool = True
     """GELU only: compute it again in the backward pass rather than keep it: less memory, at the
     price of one more write in a pass over it."""
-
     bias: bool = True
     """Whether the blocks' linear layers, and LayerNorms, add a bias, as GPT-2's do. Without one, as
     nanoGPT trains, a step is a little faster."""
-
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
@@ -279,26 +258,20 @@ class ModelConfig(BlockConfig):
     vocab_size: int = 50_257
     """Token ids that the model knows, and logits that it gives. Leave it out of a configuration:
     training takes as many as the tokenizer of data.path has."""
-
     vocab_multiple: int = 64
     """The embedding table is padded to a multiple of this many rows, because GPUs multiply such
     shapes faster. Padding never appears in the logits; 1 turns it off."""
-
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
-
     positions: Literal["learned", "rotary"] = "learned"
     """How the model knows where a token stands. learned: a vector for each position, as in GPT-2.
     rotary: queries and keys are turned by their position (RoPE)."""
-
     residual_in_fp32: bool = False
     """Where activations are in bfloat16, keep what all layers add up to in float32 all the same,
     as autocast alone does: a step then takes longer, and more memory."""
-
     rope_base: float = DEFAULT_ROPE_BASE
     """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger
     one prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
-
     rope_scaling: float = 1.0
     """Rotary only: positions are divided by this. New context over trained context keeps them
     within the range of training (position interpolation, Chen et al. 2023, arXiv 2306.15595)."""

@@ -47,7 +47,6 @@ class MFU:
 
     causal: float
     """Counting the half of attention that a causal model uses."""
-
     full: float
     """Counting attention as if every token saw every other: comparable with most reports."""
 
