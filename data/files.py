@@ -8,10 +8,12 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _UNFINISHED = ".unfinished"
 _OURS = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
@@ -107,11 +109,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ValueError: The file is damaged. The text ends with the remedy.
-    """
+    """Read a JSON object; raises ValueError, which ends with the remedy, where it is damaged."""
     try:
         values = parse_json(read_text(path))
         if not isinstance(values, dict):
@@ -122,22 +120,13 @@ def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str,
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file that is meant to be read as a whole.
-
-    Raises:
-        ValueError: It is no regular file, too large to be one of ours, or not UTF-8.
-    """
+    """Text of a file that `check_size` lets pass; raises ValueError where it is not UTF-8."""
     check_size(path)
     return path.read_text(encoding="utf-8")
 
 
 def check_size(path: Path) -> None:
-    """Refuse a file that must not be read as a whole.
-
-    Raises:
-        ValueError: It is no regular file, or larger than a file of its name may be.
-        FileNotFoundError: There is nothing.
-    """
+    """Refuse a file that is not regular, or larger than one of its name may be (ValueError)."""
     check_regular(path)
     largest = LARGEST.get(path.name, _LARGEST)
     if (size := path.stat().st_size) > largest:
@@ -145,23 +134,15 @@ def check_size(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, which would be waited for, a device and a folder.
-
-    Raises:
-        ValueError: It is one.
-        FileNotFoundError: There is nothing.
-    """
+    """Refuse a pipe, which would be waited for, a device and a folder (ValueError)."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is no regular file")
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal.
+    """The sha256 of a regular file, in hexadecimal.
 
     It is not mapped: a file that is cut while it is mapped ends the process by SIGBUS.
-
-    Raises:
-        ValueError: It is not a regular file.
     """
     check_regular(path)
     digest = hashlib.sha256()
@@ -223,11 +204,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text holds.
-
-    Raises:
-        ValueError: It is none, is nested too deeply, or holds a number of thousands of digits.
-    """
+    """Values of a JSON text; raises ValueError where it is not JSON or nested too deeply."""
     try:
         values = json.loads(text)
     except RecursionError as error:
@@ -254,10 +231,9 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_sealed(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
-    """Read a JSON object, without its seal; one of version 0.2 or older has none.
+    """Read a JSON object without its seal, which one of version 0.2 or older does not have.
 
-    Raises:
-        ValueError: The file is damaged, or was changed by hand. The text ends with the remedy.
+    Raises ValueError, which ends with the remedy, where it is damaged or was changed by hand.
     """
     values = load_json(path, remedy)
     seal = values.pop(_SEAL, None)
@@ -267,6 +243,22 @@ def load_sealed(path: Path, remedy: str = "prepare the folder again") -> dict[st
             f"{remedy}."
         )
     return values
+
+
+def load_manifest(path: Path, version: int, make: Callable[[dict[str, Any]], T], remedy: str) -> T:
+    """Read a sealed JSON object of this format_version as what `make` makes of it.
+
+    Raises ValueError also where it is of another version, or lacks what `make` looks up.
+    """
+    values = load_sealed(path, remedy)
+    if (found := values.get("format_version")) != version:
+        raise ValueError(
+            f"{path} has format_version={found}, but this code reads {version}; {remedy}."
+        )
+    try:
+        return make(values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} lacks what a manifest must have ({error}); {remedy}.") from error
 
 
 def _seal(values: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
-from data.files import check_regular, load_sealed, sha256_of
+from data.files import check_regular, load_manifest, sha256_of
 from data.token_file import TokenFile
 from data.verified import Verified
 
@@ -119,21 +119,14 @@ class Manifest:
                 f"{path} does not exist; prepare the task, or finish its preparation, with: "
                 f"python -m scripts.prepare_lra TASK --out {folder.parent}"
             )
-        values = load_sealed(path, "prepare the task again")
-        if values.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
-                f"{path} has format_version={values.get('format_version')}, but this code reads "
-                f"{FORMAT_VERSION}; prepare the task again."
-            )
-        try:
+
+        def read(values: dict[str, Any]) -> Manifest:
             for split, info in values["splits"].items():
                 info["arrays"] = {name: ArrayInfo(**a) for name, a in info["arrays"].items()}
                 values["splits"][split] = SplitInfo(**info)
             return Manifest(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} lacks what a manifest must have ({error}); prepare the task again."
-            ) from error
+
+        return load_manifest(path, FORMAT_VERSION, read, "prepare the task again")
 
 
 @dataclass(frozen=True)
@@ -253,11 +246,7 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
 
 
 def verify(folder: str | Path) -> None:
-    """Read every file of a prepared task and compare its sha256 with the manifest's.
-
-    Raises:
-        ValueError: A file is not what the manifest says.
-    """
+    """Compare the sha256 of every file of a prepared task with the manifest's (ValueError)."""
     folder = Path(folder)
     for split, info in Manifest.load(folder).splits.items():
         open_split(folder, split)

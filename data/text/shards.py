@@ -10,6 +10,7 @@
 Every document ends with the end-of-text id, and shards hold whole documents.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,12 +19,7 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
-from data.files import (
-    load_sealed,
-    sealed,
-    to_json,
-    write_atomically,
-)
+from data.files import load_manifest, sealed, to_json, write_atomically
 from data.token_file import TokenFile
 from data.verified import Verified
 
@@ -134,66 +130,46 @@ class Manifest:
             raise FileNotFoundError(
                 f"{folder} {why}: python -m scripts.prepare_text TEXT... --out {folder}"
             )
-        values = load_sealed(folder / MANIFEST)
-        if values.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
-                f"{folder / MANIFEST} has format_version={values.get('format_version')}, but this "
-                f"code reads {FORMAT_VERSION}; prepare the folder again."
-            )
-        try:
+
+        def read(values: dict[str, Any]) -> Manifest:
             values["tokenizer"] = TokenizerInfo(**values["tokenizer"])
             values["splits"] = splits_from_json(values["splits"])
             manifest = Manifest(**values)
-            _check(manifest)
+            for problem in _contradictions(manifest):
+                raise ValueError(
+                    f"{folder / MANIFEST} contradicts itself: {problem}; prepare the folder again."
+                )
             return manifest
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{folder / MANIFEST} lacks what a manifest must have ({error}); prepare the "
-                "folder again."
-            ) from error
-        except _ContradictionError as error:
-            raise ValueError(
-                f"{folder / MANIFEST} contradicts itself: {error}; prepare the folder again."
-            ) from error
+
+        return load_manifest(folder / MANIFEST, FORMAT_VERSION, read, "prepare the folder again")
 
 
-class _ContradictionError(ValueError):
-    """What in a manifest cannot be."""
-
-
-def _check(manifest: Manifest) -> None:
-    """Refuse what no preparation writes."""
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    """Whatever is in a manifest that no preparation writes."""
     shards = [shard for info in manifest.splits.values() for shard in info.shards]
     texts = [manifest.tokenizer.name, manifest.tokenizer.sha256, *(s.sha256 for s in shards)]
     if not all(isinstance(text, str) for text in texts) or not isinstance(manifest.settings, dict):
-        raise _ContradictionError("a name or sha256 that is not text, or settings that are none")
+        yield "a name or sha256 that is not text, or settings that are none"
     vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
     if not (type(vocab_size) is type(eot_id) is int and 0 <= eot_id < vocab_size < 2**32):
-        raise _ContradictionError(f"vocab_size={vocab_size!r} and eot_id={eot_id!r}")
+        yield f"vocab_size={vocab_size!r} and eot_id={eot_id!r}"
     if manifest.dtype != (needed := token_dtype(vocab_size)):
-        raise _ContradictionError(
-            f"dtype={manifest.dtype!r}, and ids below vocab_size={vocab_size} are {needed}"
-        )
+        yield f"dtype={manifest.dtype!r}, and ids below vocab_size={vocab_size} are {needed}"
     for split, info in manifest.splits.items():
         if split not in SPLITS:
-            raise _ContradictionError(f"a split {split!r}, and there are {', '.join(SPLITS)}")
+            yield f"a split {split!r}, and there are {', '.join(SPLITS)}"
         for number, shard in enumerate(info.shards):
-            if shard.name != shard_name(split, number):
-                raise _ContradictionError(
-                    f"shard {number} of {split} is {shard.name!r}, and must be "
-                    f"{shard_name(split, number)}"
-                )
+            if shard.name != (name := shard_name(split, number)):
+                yield f"shard {number} of {split} is {shard.name!r}, and must be {name}"
         for what in ("tokens", "documents"):
             counts = [getattr(shard, what) for shard in info.shards]
             of_split = getattr(info, what)
             if not all(type(n) is int and n > 0 for n in counts) or sum(counts) != of_split:
-                raise _ContradictionError(
-                    f"{of_split} {what} of {split}, where its shards have {counts[:9]}"
-                )
+                yield f"{of_split} {what} of {split}, where its shards have {counts[:9]}"
         if type(info.text_bytes) is not int or info.text_bytes < 0:
-            raise _ContradictionError(f"text_bytes={info.text_bytes!r} of {split}")
+            yield f"text_bytes={info.text_bytes!r} of {split}"
     if not all(type(count) is int and count > 0 for count in manifest.left_out.values()):
-        raise _ContradictionError(f"left_out={manifest.left_out!r}, which must be counts")
+        yield f"left_out={manifest.left_out!r}, which must be counts"
 
 
 class TokenStream:
@@ -221,8 +197,7 @@ class TokenStream:
     def verify(self) -> None:
         """Read every shard of the split that is not known to be right.
 
-        Raises:
-            ValueError: One is damaged, or was replaced; names the file.
+        Raises ValueError, which names the file, where one is damaged or was replaced.
         """
         known = Verified(self.path)
         for shard in self.info.shards:
