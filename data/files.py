@@ -108,6 +108,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def damaged(path: Path, problem: str, remedy: str = "prepare the folder again") -> ValueError:
+    """The error for a file that is not as it was written: what is wrong, and what to do."""
+    return ValueError(f"{path} {problem}; {remedy}.")
+
+
 def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
     """Read a JSON object; raises ValueError, which ends with the remedy, where it is damaged."""
     try:
@@ -115,7 +120,7 @@ def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str,
         if not isinstance(values, dict):
             raise ValueError(f"it holds {type(values).__name__}, not an object")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
+        raise damaged(path, f"is damaged ({error})", remedy) from error
     return values
 
 
@@ -238,10 +243,8 @@ def load_sealed(path: Path, remedy: str = "prepare the folder again") -> dict[st
     values = load_json(path, remedy)
     seal = values.pop(_SEAL, None)
     if seal is not None and seal != _seal(values):
-        raise ValueError(
-            f"{path} is damaged (its sha256 is not that of what it says), or was changed by hand; "
-            f"{remedy}."
-        )
+        problem = "is damaged (its sha256 is not that of its content), or was changed by hand"
+        raise damaged(path, problem, remedy)
     return values
 
 
@@ -252,13 +255,11 @@ def load_manifest(path: Path, version: int, make: Callable[[dict[str, Any]], T],
     """
     values = load_sealed(path, remedy)
     if (found := values.get("format_version")) != version:
-        raise ValueError(
-            f"{path} has format_version={found}, but this code reads {version}; {remedy}."
-        )
+        raise damaged(path, f"has format_version={found}, but this code reads {version}", remedy)
     try:
         return make(values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} lacks what a manifest must have ({error}); {remedy}.") from error
+        raise damaged(path, f"lacks what a manifest must have ({error})", remedy) from error
 
 
 def _seal(values: dict[str, Any]) -> str:

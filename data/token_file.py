@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import check_regular
+from data.files import check_regular, damaged
 
 
 class TokenFile:
@@ -64,12 +64,9 @@ class TokenFile:
         ids = self._read(0, self._tokens)
         digest = hashlib.sha256(os.pread(self._file, self._offset, 0))
         digest.update(ids.data)
-        found = digest.hexdigest()
-        if found != self._sha256:
-            raise ValueError(
-                f"{self.path} has sha256={found}, but the manifest says {self._sha256}; the file "
-                "is damaged, prepare the folder again."
-            )
+        if (found := digest.hexdigest()) != self._sha256:
+            expected = f"but the manifest says {self._sha256}; the file is damaged"
+            raise damaged(self.path, f"has sha256={found}, {expected}")
         return ids
 
     def _read(self, first: int, n: int) -> np.ndarray:
@@ -79,7 +76,7 @@ class TokenFile:
             count = os.preadv(self._file, [ids.view(np.uint8).data[filled:]], offset + filled)
             if count == 0:
                 self._check_size()
-                raise ValueError(f"{self.path} was changed while it was read; copy it again.")
+                raise damaged(self.path, "was changed while it was read", "copy it again")
             filled += count
         return ids
 
@@ -87,11 +84,9 @@ class TokenFile:
         state = self._read_state()
         size, expected = state[0], self._offset + self._tokens * self._dtype.itemsize
         if size != expected:
-            raise ValueError(
-                f"{self.path} is torn: it has {size} bytes, but the manifest says "
-                f"{self._tokens} tokens of {self._dtype.itemsize} bytes, {expected} in all; copy "
-                "or prepare it again."
-            )
+            must = f"{self._tokens} tokens of {self._dtype.itemsize} bytes, {expected} in all"
+            problem = f"is torn: it has {size} bytes, but the manifest says {must}"
+            raise damaged(self.path, problem, "copy or prepare it again")
         return state
 
     def _read_state(self) -> tuple[int, int]:

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
-from data.files import check_regular, load_manifest, sha256_of
+from data.files import check_regular, damaged, load_manifest, sha256_of
 from data.token_file import TokenFile
 from data.verified import Verified
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "val", "test")
+REMEDY = "prepare the task again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ class Manifest:
                 values["splits"][split] = SplitInfo(**info)
             return Manifest(**values)
 
-        return load_manifest(path, FORMAT_VERSION, read, "prepare the task again")
+        return load_manifest(path, FORMAT_VERSION, read, REMEDY)
 
 
 @dataclass(frozen=True)
@@ -229,10 +230,8 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
     info = manifest.splits[split]
     names = sorted(array_names(manifest.kind))
     if sorted(info.arrays) != names:
-        raise ValueError(
-            f"{folder / MANIFEST} lists {sorted(info.arrays)} for {split}, but kind="
-            f"{manifest.kind!r} has {names}; prepare the task again."
-        )
+        problem = f"lists {sorted(info.arrays)} for {split}, but kind={manifest.kind!r} has {names}"
+        raise damaged(folder / MANIFEST, problem, REMEDY)
     arrays = {
         name: (_open_tokens if name == "tokens" else _read_array)(
             array_path(folder, split, name), array
@@ -241,7 +240,7 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
     }
     opened = KINDS[manifest.kind](manifest, **arrays)
     for name, misfit in _misfits(opened, info.examples):
-        raise ValueError(f"{array_path(folder, split, name)} {misfit}; prepare the task again.")
+        raise damaged(array_path(folder, split, name), misfit, REMEDY)
     return opened
 
 
@@ -265,10 +264,8 @@ def verify_split(folder: Path, split: str) -> None:
 def _verify_array(path: Path, array: ArrayInfo) -> None:
     found = sha256_of(path)
     if found != array.sha256:
-        raise ValueError(
-            f"{path} has sha256={found}, but the manifest says {array.sha256}; the file is "
-            "damaged, prepare the task again."
-        )
+        expected = f"but the manifest says {array.sha256}; the file is damaged"
+        raise damaged(path, f"has sha256={found}, {expected}", REMEDY)
 
 
 def _descr(dtype: np.dtype) -> Any:
@@ -283,23 +280,21 @@ def _map_array(path: Path, info: ArrayInfo) -> np.memmap:
     is cut while it is mapped ends the process by SIGBUS.
     """
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; prepare the task again.")
+        raise FileNotFoundError(f"{path} is missing; {REMEDY}.")
     check_regular(path)
     size, shape = path.stat().st_size, tuple(info.shape)
     try:
         check_npy(path)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(
-            f"{path} is torn or no NumPy file ({error}): it has {size} bytes, but the manifest "
-            f"says shape {shape} of {info.dtype}; copy or prepare it again."
-        ) from error
+        must = f"it has {size} bytes, but the manifest says shape {shape} of {info.dtype}"
+        problem = f"is torn or no NumPy file ({error}): {must}"
+        raise damaged(path, problem, "copy or prepare it again") from error
     dtype = _descr(mapped.dtype)
     if (mapped.shape, dtype) != (shape, info.dtype):
-        raise ValueError(
-            f"{path} has shape {mapped.shape} of {dtype}, but the manifest says {shape} of "
-            f"{info.dtype}; it is of another preparation: copy or prepare it again."
-        )
+        must = f"but the manifest says {shape} of {info.dtype}; it is of another preparation"
+        problem = f"has shape {mapped.shape} of {dtype}, {must}"
+        raise damaged(path, problem, "copy or prepare it again")
     return mapped
 
 
@@ -316,7 +311,7 @@ def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
     mapped, shape = _map_array(path, info), tuple(info.shape)
     content = np.fromfile(path, mapped.dtype, count=mapped.size, offset=mapped.offset)
     if content.size != mapped.size:
-        raise ValueError(f"{path} was changed while it was read; copy it again.")
+        raise damaged(path, "was changed while it was read", "copy it again")
     content = content.reshape(shape, order="C" if mapped.flags.c_contiguous else "F")
     content.flags.writeable = False  # views of it are given away
     return content

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
-from data.files import load_manifest, sealed, to_json, write_atomically
+from data.files import damaged, load_manifest, sealed, to_json, write_atomically
 from data.token_file import TokenFile
 from data.verified import Verified
 
@@ -136,9 +136,7 @@ class Manifest:
             values["splits"] = splits_from_json(values["splits"])
             manifest = Manifest(**values)
             for problem in _contradictions(manifest):
-                raise ValueError(
-                    f"{folder / MANIFEST} contradicts itself: {problem}; prepare the folder again."
-                )
+                raise damaged(folder / MANIFEST, f"contradicts itself: {problem}")
             return manifest
 
         return load_manifest(folder / MANIFEST, FORMAT_VERSION, read, "prepare the folder again")
@@ -233,10 +231,10 @@ class TokenStream:
             first = start + filled - (int(self._ends[index]) - len(shard))
             part = shard.read(first, min(length - filled, len(shard) - first))
             if (largest := int(part.max())) >= vocab_size:
-                raise ValueError(
-                    f"{self.path / self.info.shards[index].name}, tokens from {first} on: token id "
-                    f"{largest} must be below the tokenizer's vocab_size={vocab_size}; the shard "
-                    "is damaged, prepare the folder again."
+                raise damaged(
+                    self.path / self.info.shards[index].name,
+                    f"is damaged, tokens from {first} on: token id {largest} must be below the "
+                    f"tokenizer's vocab_size={vocab_size}",
                 )
             ids[filled : filled + len(part)] = part
             filled += len(part)
@@ -276,18 +274,13 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
         check_npy(path)
         offsets = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no NumPy file ({error}); prepare the folder again.") from error
-    if offsets.shape != (shard.documents,) or offsets.dtype != np.int64:
-        raise ValueError(
-            f"{path} holds {offsets.dtype} {offsets.shape}, but must hold int64 "
-            f"({shard.documents},); prepare the folder again."
-        )
-    steps = np.diff(offsets, append=shard.tokens)
-    if offsets[0] != 0 or not (steps > 0).all():
-        raise ValueError(
-            f"{path} must ascend from 0 and stay below the {shard.tokens} tokens of {shard.name}; "
-            "prepare the folder again."
-        )
+        raise damaged(path, f"is no NumPy file ({error})") from error
+    shape, held = (shard.documents,), f"{offsets.dtype} {offsets.shape}"
+    if offsets.shape != shape or offsets.dtype != np.int64:
+        raise damaged(path, f"holds {held}, but must hold int64 {shape}")
+    if offsets[0] != 0 or not (np.diff(offsets, append=shard.tokens) > 0).all():
+        end = f"the {shard.tokens} tokens of {shard.name}"
+        raise damaged(path, f"must ascend from 0 and stay below {end}")
     return offsets
 
 
@@ -306,17 +299,13 @@ def _verify_shard(folder: Path, manifest: Manifest, shard: ShardInfo) -> None:
     ids = _open_shard(folder, shard, manifest.dtype).check_sha256()
     vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
     if (largest := int(ids.max())) >= vocab_size:
-        raise ValueError(
-            f"{folder / shard.name} holds token id {largest}, which must be below the "
-            f"tokenizer's vocab_size={vocab_size}; prepare the folder again."
-        )
+        must = f"must be below the tokenizer's vocab_size={vocab_size}"
+        raise damaged(folder / shard.name, f"holds token id {largest}, which {must}")
     # that id ends each document and occurs nowhere else, so it tells where they start
     starts = np.concatenate([[0], np.flatnonzero(ids == eot_id) + 1])
     if starts[-1] != len(ids) or not np.array_equal(starts[:-1], load_offsets(folder, shard)):
-        raise ValueError(
-            f"{folder / offsets_name(shard.name)} is not where the documents of {shard.name} "
-            "start; it is damaged, prepare the folder again."
-        )
+        problem = f"is damaged: it is not where the documents of {shard.name} start"
+        raise damaged(folder / offsets_name(shard.name), problem)
 
 
 def _open_shard(folder: Path, shard: ShardInfo, dtype: str) -> TokenFile:
