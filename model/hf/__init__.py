@@ -15,7 +15,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.hf.gpt2 import GPT2
 from model.hf.gpt_neox import GPT_NEOX
-from model.hf.layout import ANYWHERE, Layout, Pair, shown
+from model.hf.layout import ANYWHERE, Layout, Pair, config_error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Of the tensors in a checkpoint; float32 holds every value of each."""
@@ -41,30 +41,26 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """
     kind = hf.get("model_type", GPT2.model_type)
     if not isinstance(kind, str) or kind not in LAYOUTS:
-        raise ValueError(
-            f"config.json has model_type={shown(kind)}, and this model can only be "
-            f"{' or '.join(map(repr, LAYOUTS))}: no other can be imported."
-        )
+        only = " or ".join(map(repr, LAYOUTS))
+        why = f", and this model can only be {only}: no other can be imported."
+        raise config_error("model_type", kind, why)
     layout = LAYOUTS[kind]
     for name, choice in layout.choices.items():
         value = hf.get(name, choice.default)
         if value not in choice.allowed:
-            raise ValueError(
-                f"config.json has {name}={shown(value)}, and this model can only be "
-                f"{' or '.join(map(repr, choice.allowed))}: no other {layout.name} can be imported."
-            )
+            only = " or ".join(map(repr, choice.allowed))
+            why = f", and this model can only be {only}: no other {layout.name} can be imported."
+            raise config_error(name, value, why)
     sizes: dict[str, Any] = {ours: _size(hf, theirs) for theirs, ours in layout.sizes.items()}
     inner, width = hf.get(layout.width, layout.width_default), 4 * sizes["n_embd"]
     if inner is not None and inner != width:
-        raise ValueError(
-            f"config.json has {layout.width}={shown(inner)}, and this model's MLP is always "
-            f"4 * n_embd={width} wide: no other {layout.name} can be imported."
-        )
+        why = f", and this model's MLP is always 4 * n_embd={width} wide: no other can be imported."
+        raise config_error(layout.width, inner, why)
     rates = {name: _rate(hf, name, layout.default_rate) for name in layout.dropout}
     if len(set(rates.values())) > 1:
         raise ValueError(
             f"config.json has {' and '.join(f'{name}={rate}' for name, rate in rates.items())}, "
-            "and this model has one rate for both: give them one value there, which changes "
+            ", and this model has one rate for both: give them one value there, which changes "
             "training alone."
         )
     return ModelConfig(
@@ -264,17 +260,13 @@ def _listing(names: list[str]) -> str:
 def _size(hf: Mapping[str, Any], name: str) -> int:
     value = hf.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(
-            f"config.json has {name}={shown(value)}, which must be a whole number: the sizes of a "
-            "model cannot be guessed."
-        )
+        why = ", which must be a whole number: the sizes of a model cannot be guessed."
+        raise config_error(name, value, why)
     return value
 
 
 def _rate(hf: Mapping[str, Any], name: str, default: float) -> float:
     value = hf.get(name, default)
     if type(value) not in (int, float) or not 0 <= value <= 1:
-        raise ValueError(
-            f"config.json has {name}={shown(value)}, which must be a rate such as 0.1."
-        )
+        raise config_error(name, value, ", which must be a rate such as 0.1.")
     return float(value)

@@ -7,67 +7,25 @@ all queries first, (3, H, D).
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from model.config import DEFAULT_ROPE_BASE, ModelConfig
-from model.hf.layout import Choice, Layout, Pair, shown
-
-# ours, theirs, and the shape of the weight in units of C
-_BLOCK = (
-    ("ln_1", "input_layernorm", (1,)),
-    ("attn.qkv_proj", "attention.query_key_value", (3, 1)),
-    ("attn.out_proj", "attention.dense", (1, 1)),
-    ("ln_2", "post_attention_layernorm", (1,)),
-    ("mlp.fc_in", "mlp.dense_h_to_4h", (4, 1)),
-    ("mlp.fc_out", "mlp.dense_4h_to_h", (1, 4)),
-)
-
-
-def _regroup(x: Tensor, groups: tuple[int, int]) -> Tensor:
-    """Rows in (a, b, D) order in (b, a, D) order."""
-    return x.unflatten(0, (*groups, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _pairs(config: ModelConfig) -> list[Pair]:
-    C, H = config.n_embd, config.n_head
-    pairs = [
-        Pair("tok_emb.weight", "embed_in.weight", (config.vocab_size, C)),
-        Pair("ln_f.weight", "final_layer_norm.weight", (C,)),
-        Pair("ln_f.bias", "final_layer_norm.bias", (C,)),
-    ]
-    by_head = partial(_regroup, groups=(3, H)), partial(_regroup, groups=(H, 3))
-    for layer in range(config.n_layer):
-        for name, other, sides in _BLOCK:
-            ours, theirs = f"blocks.{layer}.{name}", f"layers.{layer}.{other}"
-            shape = tuple(side * C for side in sides)
-            moves = by_head if name == "attn.qkv_proj" else ()
-            pairs += [
-                Pair(f"{ours}.weight", f"{theirs}.weight", shape, *moves),
-                Pair(f"{ours}.bias", f"{theirs}.bias", shape[:1], *moves),
-            ]
-    return pairs
+from model.hf.layout import Choice, Layout, config_error
 
 
 def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions as transformers 5 says them, or as older versions did."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise ValueError(f"config.json has rope_parameters={shown(rope)}, which must be an object.")
+        raise config_error("rope_parameters", rope, ", which must be an object.")
     share = rope.get("partial_rotary_factor", hf.get("rotary_pct", 0.25))
     if share != 1:
-        raise ValueError(
-            f"config.json has rotary_pct={shown(share)}, and this model turns whole heads: only a "
-            "GPT-NeoX with rotary_pct=1 can be imported."
-        )
+        why = ", and this model turns whole heads: only rotary_pct=1 can be imported."
+        raise config_error("rotary_pct", share, why)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear"):
-        raise ValueError(
-            f"config.json has rope_type={shown(kind)}, and this model can only scale positions by "
-            "one factor: only 'default' and 'linear' can be imported."
-        )
+        why = ", and this model can only scale positions by one factor ('default' and 'linear')."
+        raise config_error("rope_type", kind, why)
     return {
         "positions": "rotary",
         "rope_base": _number(
@@ -79,9 +37,7 @@ def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not -1e30 < value < 1e30:
-        raise ValueError(
-            f"config.json has {name}={shown(value)} of rotary positions: give a number."
-        )
+        raise config_error(name, value, " of rotary positions: give a number.")
     return float(value)
 
 
@@ -110,6 +66,14 @@ GPT_NEOX = Layout(
     prefix="gpt_neox.",
     heads=("embed_out.weight", "lm_head.weight"),
     embedding="embed_in.weight",
+    positions=None,
+    norm="final_layer_norm",
+    block=(
+        *("layers.{}.input_layernorm", "layers.{}.attention.query_key_value"),
+        *("layers.{}.attention.dense", "layers.{}.post_attention_layernorm"),
+        *("layers.{}.mlp.dense_h_to_4h", "layers.{}.mlp.dense_4h_to_h"),
+    ),
+    by_head=True,
     buffers=re.compile(r"layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)"),
     choices={
         "hidden_act": Choice("gelu", ("gelu_new", "gelu_pytorch_tanh")),
@@ -133,5 +97,4 @@ GPT_NEOX = Layout(
     free=frozenset({"rope_base", "rope_scaling"}),
     read=_read,
     write=_write,
-    pairs=_pairs,
 )

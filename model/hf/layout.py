@@ -6,6 +6,7 @@ Shapes: C n_embd, V vocab_size, T context_length.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,11 +14,20 @@ from torch import Tensor
 from model.config import ModelConfig
 
 _MOST_CHARS = 60
+_BLOCK = {
+    **{"ln_1": (1,), "attn.qkv_proj": (3, 1), "attn.out_proj": (1, 1)},
+    **{"ln_2": (1,), "mlp.fc_in": (4, 1), "mlp.fc_out": (1, 4)},
+}
+"""Layers of a block of ours, and the shapes of their weights in units of C."""
 
 
-def unchanged(x: Tensor) -> Tensor:
-    """x, as it lies the same way on both sides."""
+def _unchanged(x: Tensor) -> Tensor:
     return x
+
+
+def _regroup(x: Tensor, groups: tuple[int, int]) -> Tensor:
+    """Rows in (a, b, D) order in (b, a, D) order."""
+    return x.unflatten(0, (*groups, -1)).transpose(0, 1).flatten(0, 2)
 
 
 class Pair(NamedTuple):
@@ -27,8 +37,8 @@ class Pair(NamedTuple):
     theirs: str
     shape: tuple[int, ...]
     """Of theirs."""
-    to_theirs: Callable[[Tensor], Tensor] = unchanged
-    to_ours: Callable[[Tensor], Tensor] = unchanged
+    to_theirs: Callable[[Tensor], Tensor] = _unchanged
+    to_ours: Callable[[Tensor], Tensor] = _unchanged
 
 
 class Choice(NamedTuple):
@@ -53,6 +63,17 @@ class Layout:
     """Names that versions give to the head's weight; where it is tied, the embedding's again."""
     embedding: str
     """The embedding's weight, without the prefix."""
+    positions: str | None
+    """The table of learned positions, without the prefix."""
+    norm: str
+    """The last normalisation, without the prefix."""
+    block: tuple[str, ...]
+    """Names of the layers of `_BLOCK`, with {} for the number of the block."""
+    transposed: bool = False
+    """Whether linear layers have weights of (in, out), as Conv1D, where torch's have (out, in)."""
+    by_head: bool = False
+    """Whether the projection to q, k and v has the three of a head together, (H, 3, D), where ours
+    has all queries first, (3, H, D)."""
     buffers: re.Pattern[str]
     """What older versions saved beside the parameters."""
     choices: Mapping[str, Choice]
@@ -72,7 +93,27 @@ class Layout:
     """Of config.json, the fields of ModelConfig that are neither sizes nor rates."""
     write: Callable[[ModelConfig], dict[str, Any]]
     """The same the other way."""
-    pairs: Callable[[ModelConfig], list[Pair]]
+
+    def pairs(self, config: ModelConfig) -> list[Pair]:
+        """All parameters of a model."""
+        C, H = config.n_embd, config.n_head
+        pairs = [Pair("tok_emb.weight", self.embedding, (config.vocab_size, C))]
+        if self.positions is not None:
+            pairs.append(Pair("pos_emb.weight", self.positions, (config.context_length, C)))
+        pairs += [Pair(f"ln_f.{kind}", f"{self.norm}.{kind}", (C,)) for kind in ("weight", "bias")]
+        by_head = partial(_regroup, groups=(3, H)), partial(_regroup, groups=(H, 3))
+        for layer in range(config.n_layer):
+            for (name, sides), other in zip(_BLOCK.items(), self.block, strict=True):
+                ours, theirs = f"blocks.{layer}.{name}", other.format(layer)
+                moves = by_head if self.by_head and name == "attn.qkv_proj" else ()
+                shape, weight_moves = tuple(side * C for side in sides), moves
+                if self.transposed and len(shape) == 2:
+                    shape, weight_moves = shape[::-1], (Tensor.t, Tensor.t)
+                pairs += [
+                    Pair(f"{ours}.weight", f"{theirs}.weight", shape, *weight_moves),
+                    Pair(f"{ours}.bias", f"{theirs}.bias", (sides[0] * C,), *moves),
+                ]
+        return pairs
 
 
 ANYWHERE = frozenset(
@@ -86,7 +127,8 @@ ANYWHERE = frozenset(
 """Fields of ModelConfig that any layout can write, or looks at itself."""
 
 
-def shown(value: Any) -> str:
-    """A value of somebody's config.json in an error, which a long one would fill."""
+def config_error(name: str, value: Any, reason: str) -> ValueError:
+    """The error for a value of somebody's config.json, which a long one would fill."""
     text = repr(value)
-    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
+    shown = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
+    return ValueError(f"config.json has {name}={shown}{reason}")
