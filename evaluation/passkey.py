@@ -47,6 +47,16 @@ class Trials:
         if not 0 <= self.others < len(DOORS):
             raise ValueError(f"others={self.others} must lie in [0, {len(DOORS) - 1}]")
 
+    def prompts(
+        self, tokenizer: TextTokenizer, haystack: TokenStream, length: int, depth: float
+    ) -> Iterator[Prompt]:
+        """Yield the prompts of a length and depth."""
+        for number in range(self.n):
+            rng = np.random.default_rng((self.seed, length, round(1000 * depth), number))
+            first = int(rng.integers(0, len(haystack) - length + 1))
+            keys = draw_keys(rng, [depth, *rng.random(self.others).tolist()])
+            yield make_prompt(tokenizer, haystack.read(first, length), keys, length)
+
 
 @torch.no_grad()
 def answers(model: GPT, prompts: Tensor, n_answer: Tensor) -> Tensor:
@@ -98,10 +108,7 @@ def score(
         )
     for length in trials.lengths:
         for depth in trials.depths:
-            prompts = [
-                _prompt(tokenizer, haystack, length, depth, trials, number)
-                for number in range(trials.n)
-            ]
+            prompts = list(trials.prompts(tokenizer, haystack, length, depth))
             at_once = max(1, batch_tokens // length)
             found = 0
             for first in range(0, trials.n, at_once):
@@ -110,29 +117,12 @@ def score(
                 n_answer = torch.tensor([p.n_answer for p in some], device=device)
                 with context():
                     found += int(answers(model, tokens, n_answer).sum())
-            low, high = wilson(found / trials.n, trials.n)
-            yield {
-                "length": length,
-                "depth": depth,
-                "found": found,
-                "of": trials.n,
-                "low": low,
-                "high": high,
-            }
+            yield {"length": length, "depth": depth, **_share(found, trials.n)}
 
 
-def _prompt(
-    tokenizer: TextTokenizer,
-    haystack: TokenStream,
-    length: int,
-    depth: float,
-    trials: Trials,
-    number: int,
-) -> Prompt:
-    rng = np.random.default_rng((trials.seed, length, round(1000 * depth), number))
-    first = int(rng.integers(0, len(haystack) - length + 1))
-    keys = draw_keys(rng, [depth, *rng.random(trials.others).tolist()])
-    return make_prompt(tokenizer, haystack.read(first, length), keys, length)
+def _share(found: int, of: int) -> Row:
+    low, high = wilson(found / of, of)
+    return {"found": found, "of": of, "low": low, "high": high}
 
 
 def by_length(rows: Sequence[Row]) -> list[Row]:
@@ -142,8 +132,7 @@ def by_length(rows: Sequence[Row]) -> list[Row]:
     for length in lengths:
         found = sum(row["found"] for row in rows if row["length"] == length)
         of = sum(row["of"] for row in rows if row["length"] == length)
-        low, high = wilson(found / of, of)
-        joined.append({"length": length, "found": found, "of": of, "low": low, "high": high})
+        joined.append({"length": length, **_share(found, of)})
     return joined
 
 

@@ -29,16 +29,9 @@ from training.tasks import config_of
 
 WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
 HOW = (  # settings that change nothing in what is trained but its rounding
-    "optim.micro_batch_size",
-    *("run.device", "run.compile", "run.deterministic", "run.resume"),
-    *(
-        "run.log_every",
-        "run.save_every",
-        "run.keep_last",
-        "run.keep_best",
-        "run.wandb",
-        "run.wandb_project",
-    ),
+    *("optim.micro_batch_size", "run.device", "run.compile", "run.deterministic", "run.resume"),
+    *("run.log_every", "run.save_every", "run.keep_last", "run.keep_best"),
+    *("run.wandb", "run.wandb_project"),
 )
 
 Config = TrainConfig | ClassifyConfig

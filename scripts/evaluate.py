@@ -58,25 +58,20 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     add("--histories", nargs="+", type=int, default=[], help="for cross")
     add(
-        "--near",
-        type=int,
+        "--near", type=int,
         help="for control (default: the shortest context; a quarter of it if there is no other)",
-    )
+    )  # fmt: skip
     add("--first", type=int, help="position from which all score (default: the longest context)")
     add(
-        "--documents",
-        choices=("trained", "packed", "masked", "both"),
-        default="trained",
+        "--documents", choices=("trained", "packed", "masked", "both"), default="trained",
         help="does a token see what stands before its document? (default: as in training)",
-    )
+    )  # fmt: skip
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
     add("--batch-tokens", type=int, help="read at once (default: as in training)")
     add(
-        "--sums",
-        type=Path,
-        metavar="FOLDER",
+        "--sums", type=Path, metavar="FOLDER",
         help="write what a report needs of each run to FOLDER/CORPUS/RUN.npz, and no report",
-    )
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 

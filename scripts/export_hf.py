@@ -26,12 +26,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("run", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
     add("folder", type=Path, metavar="FOLDER", help="folder to make")
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default="float32",
-        help="of the tensors (default: float32)",
-    )
+    dtypes = "float32", "bfloat16", "float16"
+    add("--dtype", choices=dtypes, default="float32", help="of the tensors (default: float32)")
     add("--push-to-hub", metavar="NAME", help="also upload it to this repository, USER/MODEL")
     add("--private", action="store_true", help="a repository that is made is seen by you alone")
     args = parser.parse_args(argv)

@@ -21,27 +21,16 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add(
-        "name",
-        metavar="NAME_OR_FOLDER",
+        "name", metavar="NAME_OR_FOLDER",
         help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub",
-    )
+    )  # fmt: skip
     add("--out", type=Path, required=True, metavar="RUN", help="folder of the run to make")
+    add("--data", default=DATA, metavar="FOLDER", help="its token shards (default: %(default)s)")
+    add("--tokenizer", metavar="FILE", help="a tokenizer.json (default: the model's)")
     add(
-        "--data",
-        default=DATA,
-        metavar="FOLDER",
-        help=f"token shards that its configuration names (default: {DATA})",
-    )
-    add(
-        "--tokenizer",
-        metavar="FILE",
-        help="a tokenizer.json (default: the one that lies beside the model)",
-    )
-    add(
-        "--end-of-text",
-        metavar="TOKEN",
+        "--end-of-text", metavar="TOKEN",
         help="special token of the tokenizer that ends each document (default: <|endoftext|>)",
-    )
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 

@@ -32,40 +32,28 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     add(
-        "--source",
-        type=Path,
-        metavar="FOLDER",
+        "--source", type=Path, metavar="FOLDER",
         help="folder with the published files; without it they come from the Hugging Face hub "
         "(text, pairs, image) or are generated (listops, pathfinder...)",
-    )
+    )  # fmt: skip
     add(
-        "--out",
-        type=Path,
-        default=Path("out/data/lra"),
-        metavar="FOLDER",
+        "--out", type=Path, default=Path("out/data/lra"), metavar="FOLDER",
         help="where to put the task's folder (default: %(default)s)",
-    )
+    )  # fmt: skip
     add(
-        "--examples",
-        metavar="TRAIN,VAL,TEST",
+        "--examples", metavar="TRAIN,VAL,TEST",
         help="how many examples (default: the benchmark's); more training examples than the "
         "benchmark's leave val and test as they are",
-    )
+    )  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of what is generated or held out")
     add("--workers", type=int, metavar="N", help="threads (default: as many as there are cores)")
-    contours = parser.add_mutually_exclusive_group()
-    contours.add_argument(
-        "--difficulty", choices=tuple(DIFFICULTIES), help="of Pathfinder (default: hard)"
-    )
-    contours.add_argument(
-        "--contour-length", type=int, metavar="N", help="of Pathfinder, in strokes"
-    )
+    contour = parser.add_mutually_exclusive_group().add_argument
+    contour("--difficulty", choices=tuple(DIFFICULTIES), help="of Pathfinder (default: hard)")
+    contour("--contour-length", type=int, metavar="N", help="of Pathfinder, in strokes")
     add(
-        "--distractors-of",
-        type=int,
-        metavar="N",
+        "--distractors-of", type=int, metavar="N",
         help="distractors as among contours of N strokes (default: of the contour length)",
-    )
+    )  # fmt: skip
     for option, value in (("--shortest", SHORTEST), ("--longest", LONGEST)):
         add(
             option, type=int, default=value, metavar="N",

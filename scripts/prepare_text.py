@@ -40,69 +40,55 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add(
-        "source",
-        nargs="*",
-        default=[OPENWEBTEXT],
+        "source", nargs="*", default=[OPENWEBTEXT],
         help="a dataset on the Hugging Face hub, `stdlib` (Python's standard library), or local "
         f"files, folders and globs (default: {OPENWEBTEXT})",
-    )
+    )  # fmt: skip
     add("--out", required=True, help="folder for the shards")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--tokenizer", help="gpt2 (default) or the path of a tokenizer.json")
-    which.add_argument(
-        "--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries instead"
-    )
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--tokenizer", help="gpt2 (default) or the path of a tokenizer.json")
+    which("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N entries instead")
     add(
-        "--end-of-text",
-        metavar="TOKEN",
+        "--end-of-text", metavar="TOKEN",
         help="special token of the tokenizer that ends each document, such as '</s>' (default: "
         "<|endoftext|>, or what a tokenizer.json of a prepared text or a run was made with)",
-    )
+    )  # fmt: skip
     add("--val", nargs="+", default=(), metavar="FILE", help="local files for validation")
     add(
-        "--val-ratio",
-        type=float,
-        metavar="R",
+        "--val-ratio", type=float, metavar="R",
         help="else: share of the documents for validation (default: 0.0005 hub, 0.01 local); where "
         "that is less than one, of each document (default: 0.1)",
-    )
+    )  # fmt: skip
     add("--text-field", default="text", metavar="NAME", help="JSON field or column")
     add(
-        "--txt-separator",
+        "--txt-separator", metavar="TEXT",
         type=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
-        metavar="TEXT",
         help=r"what stands between the documents of a .txt file; \n and \t are understood "
         "(default: a file is one document)",
-    )
+    )  # fmt: skip
     add(
-        "--as-text",
-        action="store_true",
+        "--as-text", action="store_true",
         help="also read files of other formats (.md, .py, .html, .csv ...) as plain text, as they "
         "are, if they are UTF-8; .jsonl and .parquet files are still read by field. Without it, "
         "such files in a folder are left out and counted",
-    )
+    )  # fmt: skip
     add(
-        "--skip-bad",
-        action="store_true",
+        "--skip-bad", action="store_true",
         help="leave out, and count by reason, documents that are refused otherwise: empty or null "
         "texts, texts that are no strings, lines that are no JSON or lack the field, and invalid "
         "UTF-8. It may be added when a run has stopped at such a document",
-    )
+    )  # fmt: skip
     add("--hub-config", metavar="NAME", help="configuration of the hub dataset")
     add(
-        "--stream",
-        action="store_true",
+        "--stream", action="store_true",
         help="read a hub dataset as it arrives, and keep none of it on the disk; validation is "
         "then drawn by document",
-    )
+    )  # fmt: skip
     add("--max-documents", type=int, metavar="N", help="with --stream: read the first N only")
     add(
-        "--shard-tokens",
-        type=int,
-        default=SHARD_TOKENS,
-        metavar="N",
+        "--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N",
         help=f"tokens at which a shard ends with its document (default: {SHARD_TOKENS:,})",
-    )
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 

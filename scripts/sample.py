@@ -25,32 +25,21 @@ from training.command_line import (
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = command_parser(__doc__, __spec__)
-    add, source = parser.add_argument, parser.add_mutually_exclusive_group()
+    add, prompt = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
-    source.add_argument(
-        "--prompt", action="append", metavar="TEXT", help="to continue; repeatable (default: none)"
-    )
-    source.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, to its last byte"
-    )
+    prompt("--prompt", action="append", metavar="TEXT", help="to continue; repeatable")
+    prompt("--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, all of it")
     add("--tokens", type=int, default=200, help="how many to add (default: 200)")
     add("--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)")
     add("--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)")
     add("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the likeliest only, as few as have probability P together",
-    )
+    add("--top-p", type=float, metavar="P", help="draw from the fewest tokens of probability P")
     add("--seed", type=int, default=0, help="of the draws (default: 0)")
     add(
-        "--past-context",
-        choices=("slide", "refuse"),
-        default="slide",
+        "--past-context", choices=("slide", "refuse"), default="slide",
         help="of texts longer than the context: read the end of it, or refuse (default: slide)",
-    )
+    )  # fmt: skip
     add("--no-stop", action="store_true", help="go on after the end of the document")
     return parser.parse_args(argv)
 
