@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-LARGEST = 1 << 18
-"""Bytes of a configuration; those that come along have at most 4,000."""
+LARGEST = 1 << 18  # bytes of a configuration; those that come along have at most 4,000
 _DEEPEST = 12
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL = re.compile(r"~|null|Null|NULL|")

@@ -23,8 +23,7 @@ from configs.types import MismatchError, convert
 C = TypeVar("C")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
-_DEEPEST = 4
-"""Sections in sections that are looked into for a key that is no setting."""
+_DEEPEST = 4  # sections in sections that are looked into for a key that is no setting
 
 
 class ConfigError(ValueError):
@@ -152,9 +151,8 @@ def _config_of(
     given: Any = OmegaConf.to_container(OmegaConf.merge(*layers))
     leaves = [(key, value) for key, value in _leaves(given, known) if "[]" not in key]
     try:
-        derived = getattr(schema, "from_data", _nothing)(
-            {key: convert(known[key].type, value) for key, value in leaves}
-        )
+        from_data = getattr(schema, "from_data", lambda given: {})
+        derived = from_data({key: convert(known[key].type, value) for key, value in leaves})
         below = [OmegaConf.create(_nested(key, value)) for key, value in derived.items()]
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *below, *layers))
     except MissingMandatoryValue as error:
@@ -215,10 +213,6 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
                 must += f""", {key}='"{written(value)}"'"""
         return must
     return None
-
-
-def _nothing(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
 
 
 def _leaves(

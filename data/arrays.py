@@ -11,8 +11,7 @@ import numpy as np
 
 from data.files import check_regular
 
-_LARGEST = 1 << 32
-"""Bytes that the arrays of an .npz file may have in memory."""
+_LARGEST = 1 << 32  # bytes that the arrays of an .npz file may have in memory
 _MOST_ARRAYS = 10_000
 _NOT_A_HEADER = (
     *(EOFError, KeyError, MemoryError, OverflowError, RecursionError, SyntaxError, TokenError),

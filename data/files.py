@@ -35,10 +35,8 @@ LARGEST = {
 somebody else's folder need not wait for it, nor hold it in memory."""
 _LARGEST = 256 * _MIB
 """Bytes of files of other names, and of metrics.jsonl, which holds a million records in them."""
-_BLOCK = 64 * _MIB
-"""Bytes that are hashed at a time."""
-_DEEPEST = 30
-"""Objects and lists in each other."""
+_BLOCK = 64 * _MIB  # bytes that are hashed at a time
+_DEEPEST = 30  # objects and lists in each other
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from data.files import check_regular, parse_json
 
-_LARGEST_HEADER = 100_000_000
-"""Bytes, as the safetensors library takes it."""
+_LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library takes it
 
 
 def declared_shapes(path: Path) -> dict[str, tuple[int, ...]]:

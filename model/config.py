@@ -66,15 +66,10 @@ class MaskConfig:
                 f"model.mask.block_size={self.block_size} must be one of "
                 f"{', '.join(map(str, BLOCK_SIZES))}."
             )
-        limits = {
-            **{"window_blocks": 1, "global_blocks": 0, "stride_blocks": 1, "random_blocks": 0},
-            "random_seed": 0,
-        }
-        for name, least in limits.items():
-            if not least <= getattr(self, name) < 2**63:
-                raise ValueError(
-                    f"model.mask.{name}={getattr(self, name)} must be at least {least}."
-                )
+        check_positive(self, "model.mask", "window_blocks", "stride_blocks", most=2**63 - 1)
+        for name in ("global_blocks", "random_blocks", "random_seed"):
+            if not 0 <= getattr(self, name) < 2**63:
+                raise ValueError(f"model.mask.{name}={getattr(self, name)} must be at least 0.")
 
     def build(
         self, seq_len: int, *, within: int = 0, last_query_only: bool = False

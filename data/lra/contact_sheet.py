@@ -10,10 +10,8 @@ from data.lra import image, listops
 from data.lra.store import DisplayLists, Images, Sequences, open_split
 from data.pathfinder.parameters import Pathfinder
 
-COLUMNS = 8
-"""Images of each label."""
-TEXTS = 6
-"""Examples of sequences."""
+COLUMNS = 8  # images of each label
+TEXTS = 6  # examples of sequences
 
 _TEXT_COLUMNS, _TEXT_ROWS = 110, 7
 _INCHES = 1.4

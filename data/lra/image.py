@@ -22,8 +22,7 @@ CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 
-LabelledImages = tuple[np.ndarray, np.ndarray]
-"""Images uint8 (n, 32, 32) and labels int64 (n)."""
+LabelledImages = tuple[np.ndarray, np.ndarray]  # images uint8 (n, 32, 32) and labels int64 (n)
 
 _BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 _ARCHIVE = "cifar10-gray-{split}.npz.xz"

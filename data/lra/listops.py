@@ -23,15 +23,13 @@ VOCAB_SIZE = len(SYMBOLS) + 1
 N_CLASSES = 10
 MAX_LENGTH = 2000
 """Longer sequences are cut to it by the benchmark; generated ones have at most 1999 tokens."""
-FORMULA_FILE = "basic_{split}.tsv"
-"""Name of the benchmark's own files."""
+FORMULA_FILE = "basic_{split}.tsv"  # name of the benchmark's own files
 SPLIT_SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
 
 MAX_DEPTH = 10
 MAX_ARGUMENTS = 10
 OPERATOR_PROBABILITY = 0.25
-SHORTEST, LONGEST = 501, 1999
-"""Tokens of the formulas that are kept, brackets included."""
+SHORTEST, LONGEST = 501, 1999  # tokens of the formulas that are kept, brackets included
 
 FIRST_OPERATOR_ID = SYMBOLS.index(OPERATORS[0]) + 1
 CLOSE_ID = SYMBOLS.index(CLOSE) + 1
@@ -45,8 +43,7 @@ _APPLY: tuple[Callable[[Sequence[int]], int], ...] = (
     lambda values: sum(values) % 10,
 )
 
-Formula = tuple[np.ndarray, int]
-"""Token ids, uint8 (length), and the value."""
+Formula = tuple[np.ndarray, int]  # token ids, uint8 (length), and the value
 
 
 def evaluate(tokens: Iterable[int]) -> int:

@@ -25,8 +25,7 @@ from data.lra.listops import (
     Formula,
 )
 
-CHUNK = 4096
-"""Candidates of a piece of work; one in twelve has the benchmark's length."""
+CHUNK = 4096  # candidates of a piece of work; one in twelve has the benchmark's length
 
 _N_OPERATORS = len(OPERATORS)
 _MIN, _MAX, _MED = range(3)

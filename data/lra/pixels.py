@@ -7,8 +7,7 @@ Shapes: B images, S pixels in a row, N = S * S, T tokens.
 import torch
 from torch import Tensor
 
-DIHEDRAL = 8
-"""Ways to turn and mirror a square."""
+DIHEDRAL = 8  # ways to turn and mirror a square
 
 TILE = (8, 16)
 """Rows and columns of the patches that `tile_order` reads one after the other: 128 pixels, as many

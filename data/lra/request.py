@@ -12,8 +12,7 @@ from data.pathfinder.parameters import DIFFICULTIES
 PATHFINDER_SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathx": 128, "pathfinder256": 256}
 TASKS = ("listops", "text", "image", "retrieval", "pairs", *PATHFINDER_SIZES)
 
-FEW_TOKENS = 8
-"""Among shorter formulas, there may be fewer different ones than are asked for."""
+FEW_TOKENS = 8  # among shorter formulas, there may be fewer different ones than are asked for
 
 
 @dataclass(frozen=True, kw_only=True)

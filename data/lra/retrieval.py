@@ -15,10 +15,8 @@ from data.lra.text import VOCAB_SIZE as VOCAB_SIZE
 from data.lra.text import Review, keyed_number, to_ids
 
 N_CLASSES = 2
-MAX_LENGTH = 4000
-"""Bytes that are kept of each document."""
-SPLIT_SIZES = {"train": 147_086, "val": 18_090, "test": 17_437}
-"""Of the published files."""
+MAX_LENGTH = 4000  # bytes that are kept of each document
+SPLIT_SIZES = {"train": 147_086, "val": 18_090, "test": 17_437}  # of the published files
 
 _FILES = {
     "train": "new_aan_pairs.train.tsv",
@@ -29,8 +27,7 @@ _FIELDS = 5
 _CUT_BETWEEN = (0.4, 0.6)
 _GAP = 64  # bytes
 
-Example = tuple[int, list[np.ndarray]]
-"""Label, and the token ids of two documents, uint16 (length)."""
+Example = tuple[int, list[np.ndarray]]  # label, and the token ids of two documents, uint16 (length)
 
 
 def find_aan(source: Path | None) -> dict[str, Path]:

@@ -244,17 +244,8 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
     return opened
 
 
-def verify(folder: str | Path) -> None:
-    """Compare the sha256 of every file of a prepared task with the manifest's (ValueError)."""
-    folder = Path(folder)
-    for split, info in Manifest.load(folder).splits.items():
-        open_split(folder, split)
-        for name, array in info.arrays.items():
-            _verify_array(array_path(folder, split, name), array)
-
-
 def verify_split(folder: Path, split: str) -> None:
-    """Read every file of a split that is not known to be right, as `verify`."""
+    """Compare the sha256 of the files of a split, but for those known to be right (ValueError)."""
     known = Verified(folder)
     for name, array in Manifest.load(folder).splits[split].arrays.items():
         path = array_path(folder, split, name)
@@ -333,15 +324,9 @@ def _misfits(opened: Sequences | Images | DisplayLists, examples: int) -> Iterat
         if len(offsets) != n + 1:
             yield "offsets", f"has {len(offsets)} offsets, but {n} sequences need {n + 1}"
         if offsets[0] != 0 or offsets[-1] != n_tokens:
-            yield (
-                "offsets",
-                f"runs from {offsets[0]} to {offsets[-1]}, but must run from 0 to the {n_tokens} "
-                "tokens",
-            )
+            ends = f"from {offsets[0]} to {offsets[-1]}"
+            yield "offsets", f"runs {ends}, but must run from 0 to the {n_tokens} tokens"
         lengths = opened.lengths
         if n and not (lengths.min() >= 1 and lengths.max() <= longest):
-            yield (
-                "offsets",
-                f"has sequences of {lengths.min()} to {lengths.max()} tokens, but they must have "
-                f"1 to max_length={longest}",
-            )
+            held = f"{lengths.min()} to {lengths.max()} tokens"
+            yield "offsets", f"has sequences of {held}, but must have 1 to max_length={longest}"

@@ -18,8 +18,7 @@ from data.lra.writer import TaskWriter, preparing
 from data.pathfinder import generator, release
 from data.pathfinder.parameters import Pathfinder, display_list_dtype
 
-CHUNK = 1000
-"""Generated Pathfinder images between two saves."""
+CHUNK = 1000  # generated Pathfinder images between two saves
 PATHFINDER_SPLIT_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
 """Of 200,000 images: 80, 10 and 10 %."""
 

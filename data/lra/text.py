@@ -4,10 +4,7 @@ The benchmark validates on the test set. Here validation is a part of the traini
 the numbers on the test set are of a model that was not chosen by it, and that saw a tenth less.
 """
 
-import gzip
 import hashlib
-import lzma
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,17 +13,15 @@ import numpy as np
 
 from data.files import check_regular, list_folder, parse_json
 from data.hub import from_hub
+from data.text.readers import file_format, opened
 
 HUB_NAME = "stanfordnlp/imdb"
-VOCAB_SIZE = 257
-"""A byte b has token id b + 1."""
+VOCAB_SIZE = 257  # a byte b has token id b + 1
 N_CLASSES = 2
-MAX_LENGTH = 4096
-"""Bytes that are kept of a review; 3 % are longer."""
+MAX_LENGTH = 4096  # bytes that are kept of a review; 3 % are longer
 SPLIT_SIZES = {"train": 22_500, "val": 2_500, "test": 25_000}
 
 _CLASSES = ("neg", "pos")
-_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".jsonl": open}
 
 
 class Review(NamedTuple):
@@ -124,11 +119,8 @@ def _read_folder(folder: Path) -> Iterator[Review]:
 
 
 def _only_file(source: Path, split: str) -> Path:
-    found = [
-        path
-        for path in list_folder(source)
-        if path.match(f"*{split}*.jsonl*") and path.suffix in _OPENERS
-    ]
+    paths = [path for path in list_folder(source) if file_format(path) == "jsonl"]
+    found = [path for path in paths if path.match(f"*{split}*.jsonl*")]
     if len(found) != 1:
         names = ", ".join(sorted(path.name for path in found)) or "none"
         raise ValueError(
@@ -140,20 +132,14 @@ def _only_file(source: Path, split: str) -> Path:
 
 
 def _read_jsonl(path: Path) -> Iterator[Review]:
-    check_regular(path)
-    with _OPENERS[path.suffix](path, "rb") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                where = f"{path}, line {number}"
-                try:
-                    row = parse_json(line)
-                except ValueError as error:
-                    raise ValueError(f"{where} is no JSON ({error}); repair it.") from error
-                yield _review(row, where)
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(
-                f"{path} cannot be read to its end ({error}); fetch it again."
-            ) from error
+    with opened(path) as (file, _):
+        for number, line in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            try:
+                row = parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"{where} is no JSON ({error}); repair it.") from error
+            yield _review(row, where)
 
 
 def _review(row: Any, where: str) -> Review:

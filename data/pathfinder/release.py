@@ -20,8 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from data.files import check_regular, list_folder
 
-BLOCK = 1000
-"""Images that `read_images` gives at a time."""
+BLOCK = 1000  # images that `read_images` gives at a time
 
 _FOLDERS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
 _LABEL_COLUMN = 3

@@ -13,8 +13,7 @@ from torch import Tensor
 from data.pathfinder.parameters import Pathfinder, check_display_lists
 from data.pathfinder.templates import banks_of, marker_patch
 
-_GAIN_UNIT = 10
-"""Gains are whole tenths."""
+_GAIN_UNIT = 10  # gains are whole tenths
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from data.pathfinder.templates import (
     turned_back,
 )
 
-PAD = 10
-"""Radius of the largest template."""
+PAD = 10  # radius of the largest template
 
 _SIDE = 2 * PAD + 1
 _MAX_RING = 49
@@ -34,8 +33,7 @@ _N_ALL = N_SEEDS + _MAX_RING
 _sin, _cos = np.vectorize(math.sin), np.vectorize(math.cos)
 
 _FULL = 255
-_MAX_SUM = 459
-"""Two masks of 8 bits may not reach 1.8 together, 459 of 255."""
+_MAX_SUM = 459  # two masks of 8 bits may not reach 1.8 together, 459 of 255
 
 # One dtype for every size, so that the generator is compiled once. A direction is the number of a
 # seed angle, or N_SEEDS + the number of a ring pixel. Lists are filled up with zeros.

@@ -15,17 +15,14 @@ from PIL import Image, ImageDraw
 
 from data.pathfinder.parameters import Pathfinder, Scale
 
-ANTIALIAS = 2
-"""Strokes are drawn this many times larger and then shrunk."""
+ANTIALIAS = 2  # strokes are drawn this many times larger and then shrunk
 
 N_SEEDS = 360
 """Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
 
-SEED_ANGLES = np.arange(-180, 180) * np.pi / 180
-"""Of the templates of first strokes, in radians."""
+SEED_ANGLES = np.arange(-180, 180) * np.pi / 180  # of the templates of first strokes, in radians
 
-_MARKER_HALO = 4
-"""Pixels beyond a marker's disk that shrinking may still colour."""
+_MARKER_HALO = 4  # pixels beyond a marker's disk that shrinking may still colour
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,7 @@ import torch
 from data.sampler import WindowSampler
 from data.text.shards import TokenStream
 
-IGNORE = -100
-"""Target of a padded position: `cross_entropy`'s default for positions without a loss."""
+IGNORE = -100  # target of a padded position: `cross_entropy`'s default for positions without a loss
 
 
 class Batch(NamedTuple):

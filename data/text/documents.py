@@ -24,6 +24,7 @@ from data.text.readers import (
     MAX_DOCUMENT_BYTES,
     SUPPORTED,
     UnusableTextError,
+    check_column,
     checked_text,
     file_format,
     holds_one_document,
@@ -31,8 +32,7 @@ from data.text.readers import (
 )
 
 OPENWEBTEXT = "Skylion007/openwebtext"
-SPLIT_SEED = 2357
-"""nanoGPT's seed for splitting OpenWebText; other sources split by it too."""
+SPLIT_SEED = 2357  # nanoGPT's seed for splitting OpenWebText; other sources split by it too
 HUB_VAL_RATIO = 0.0005
 LOCAL_VAL_RATIO = 0.01
 
@@ -88,15 +88,6 @@ def split_of(number: int, val_ratio: float) -> str:
     return "val" if int.from_bytes(digest, "little") < val_ratio * 2**64 else "train"
 
 
-def checked_column(dataset: str, text_field: str, columns: Sequence[str]) -> None:
-    """Refuse a dataset without the column that is to hold the text."""
-    if text_field not in columns:
-        raise ValueError(
-            f"{dataset} has no column {text_field!r}, only {columns}; name the text's column with "
-            "--text-field."
-        )
-
-
 @dataclass(frozen=True)
 class HubSource:
     """A dataset of the Hugging Face hub, split as nanoGPT splits OpenWebText.
@@ -149,7 +140,7 @@ class HubSource:
             import datasets
 
             rows = datasets.load_dataset(self.name, self.config, split="train")
-        checked_column(self.name, self.text_field, rows.column_names)
+        check_column(self.name, self.text_field, rows.column_names)
         halves = rows.select_columns([self.text_field]).train_test_split(
             test_size=self.val_ratio, seed=SPLIT_SEED, shuffle=True
         )

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from data.hub import from_hub
-from data.text.documents import HUB_VAL_RATIO, Document, checked_column, load_document, split_of
-from data.text.readers import checked_text
+from data.text.documents import HUB_VAL_RATIO, Document, load_document, split_of
+from data.text.readers import check_column, checked_text
 
 
 @dataclass(frozen=True)
@@ -84,5 +84,5 @@ class HubStream:
             )
             # not every format says its columns before a row is read
             columns = rows.column_names or list(next(iter(rows), {}))
-        checked_column(self.name, self.text_field, columns)
+        check_column(self.name, self.text_field, columns)
         return rows.select_columns([self.text_field])

@@ -16,8 +16,7 @@ import torch
 from data.sampler import Permutation
 from data.text.batches import Batch, TrainBatches
 
-ROUND = 4096
-"""Samples in which the shares are exact: whole numbers of these."""
+ROUND = 4096  # samples in which the shares are exact: whole numbers of these
 
 
 @dataclass(eq=False)

@@ -152,7 +152,7 @@ def prepare(
     train_bpe: int | None = None,
     end_of_text: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda counts, done: None,
 ) -> PrepareReport:
     """Tokenize a source into `out`, going on where an earlier run of the same settings stopped.
 
@@ -290,7 +290,7 @@ def _encode_rest(
     state: PrepareState,
     source: DocumentSource,
     tokenizer: TextTokenizer,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
 ) -> None:
     """Encode what `state` does not hold yet, and leave it complete."""
     shard_tokens = state.settings["shard_tokens"]
@@ -325,10 +325,8 @@ def _encode_rest(
                         writer.sync()
                     state.save(out)
                     safe_tokens = tokens
-            if on_progress is not None:
-                on_progress(total(state.splits), batch[-1].done)
-        if on_progress is not None:
-            on_progress(total(state.splits), 1.0)
+            on_progress(total(state.splits), batch[-1].done)
+        on_progress(total(state.splits), 1.0)
         for writer in writers.values():
             writer.close_shard()
         state.save(out)

@@ -9,7 +9,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from io import BufferedReader
@@ -56,7 +56,7 @@ def file_format(path: Path) -> str | None:
 
 def is_text(path: Path) -> bool:
     """Whether the first 64 KiB of a file, decompressed, are UTF-8 without a NUL."""
-    with _opened(path) as (stream, _):
+    with opened(path) as (stream, _):
         head = stream.read(_HEAD)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a character
@@ -93,7 +93,7 @@ def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterato
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
+def opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
     """Open a file, decompressing by its name, and give a function that tells the share read."""
     check_regular(path)
     with path.open("rb") as raw:
@@ -134,8 +134,8 @@ def _decode(data: bytes | bytearray, where: str) -> str:
         ) from error
 
 
-def _without_mark(head: bytes, path: Path) -> bytes:
-    """The first bytes of a file without the byte order mark of UTF-8; refuses other marks."""
+def _refuse_other_marks(head: bytes, path: Path) -> None:
+    """Refuse a file whose first bytes are a byte order mark of another encoding than UTF-8."""
     for encoding, marks in _OTHER_MARKS.items():
         if head.startswith(marks):
             raise UnusableTextError(
@@ -143,7 +143,6 @@ def _without_mark(head: bytes, path: Path) -> bytes:
                 f"it: iconv -f {encoding} -t UTF-8 {path.name} > NEW",
                 "not UTF-8",
             )
-    return head.removeprefix(codecs.BOM_UTF8)
 
 
 def _with_newlines(data: bytes) -> bytes:
@@ -152,8 +151,9 @@ def _with_newlines(data: bytes) -> bytes:
 
 def _plain_chunks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     """A plain text file in chunks, without a byte order mark and with "\\n" for all line ends."""
-    head = _without_mark(stream.read(_MARK_BYTES), path)
-    after_return = False
+    head = stream.read(_MARK_BYTES)
+    _refuse_other_marks(head, path)
+    head, after_return = head.removeprefix(codecs.BOM_UTF8), False
     # by chunks, as read(limit) takes memory for the whole limit at once
     for chunk in chain([head], iter(partial(stream.read, _CHUNK), b"")):
         rest = chunk.removeprefix(b"\n") if after_return else chunk
@@ -163,7 +163,7 @@ def _plain_chunks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
 
 def _read_text(path: Path) -> str:
     data = bytearray()
-    with _opened(path) as (stream, _):
+    with opened(path) as (stream, _):
         for chunk in _plain_chunks(stream, path):
             data += chunk
             if len(data) > MAX_DOCUMENT_BYTES:
@@ -179,7 +179,7 @@ def _read_separated(path: Path, separator: bytes) -> Iterator[Record]:
     begun: list[bytes] = []  # what is known of the document that has not ended yet
     tail = b""  # the last bytes read, which may begin a separator
     number = 0
-    with _opened(path) as (stream, share_read):
+    with opened(path) as (stream, share_read):
         for chunk in _plain_chunks(stream, path):
             *ended, rest = (tail + chunk).split(separator)
             done = share_read()
@@ -202,18 +202,16 @@ def _read_separated(path: Path, separator: bytes) -> Iterator[Record]:
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
     # lines end in b"\n" only: U+2028 and its kin are legal inside a JSON string
-    with _opened(path) as (stream, share_read):
+    with opened(path) as (stream, share_read):
         for line_number in count(1):
             line = stream.readline(MAX_DOCUMENT_BYTES + 1)
             if not line:
                 break
             where = f"{path}, line {line_number}"
             # of every line, as files with such marks are joined by cat
-            line = (
-                _without_mark(line, path)
-                if line_number == 1
-                else line.removeprefix(codecs.BOM_UTF8)
-            )
+            if line_number == 1:
+                _refuse_other_marks(line, path)
+            line = line.removeprefix(codecs.BOM_UTF8)
             if len(line) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
                     f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one "
@@ -267,6 +265,14 @@ def checked_text(value: Any, where: str) -> str:
     return value
 
 
+def check_column(dataset: str, text_field: str, columns: Sequence[str]) -> None:
+    """Refuse a dataset without the column that is to hold the text."""
+    if text_field not in columns:
+        raise ValueError(
+            f"{dataset} has no column {text_field!r}, only {columns}; name one with --text-field."
+        )
+
+
 def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -277,12 +283,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a whole Parquet file ({error}).") from error
     with closing(parquet):
-        columns = parquet.schema_arrow.names
-        if text_field not in columns:
-            raise ValueError(
-                f"{path} has no column {text_field!r}, only {columns}; "
-                "name the text's column with --text-field."
-            )
+        check_column(str(path), text_field, parquet.schema_arrow.names)
         n_groups = parquet.metadata.num_row_groups
         for group in range(n_groups):
             # read when its first document is wanted, so that a resumed run skips whole groups

@@ -17,8 +17,7 @@ from data.text.documents import (
 from data.text.hub_stream import HubStream
 from data.text.readers import file_format
 
-CUT_VAL_RATIO = 0.1
-"""Of each document, where there are too few to give whole ones to validation."""
+CUT_VAL_RATIO = 0.1  # of each document, where there are too few to give whole ones to validation
 
 
 @dataclass(frozen=True)

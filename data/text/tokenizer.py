@@ -25,8 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
 
-MAX_PIECE_CHARS = 1 << 20
-"""A text without a place to cut is encoded in pieces of this size."""
+MAX_PIECE_CHARS = 1 << 20  # a text without a place to cut is encoded in pieces of this size
 _BYTES_PER_CHAR = 128
 """Memory that the library takes while it encodes: about this much for a token of one character."""
 
@@ -35,8 +34,7 @@ _BYTES_PER_CHAR = 128
 _WORD_BORDER = re.compile(r"(?<=[!-~\w\u3001-\u3020\uff01-\uff5e])[ \n]")
 
 _MOST_LISTED = 10
-_MAX_TRAINING_WORD = 1 << 12
-"""Training a BPE takes time with the square of the longest word."""
+_MAX_TRAINING_WORD = 1 << 12  # training a BPE takes time with the square of the longest word
 # GPT-2's words are all letters or digits, or all other characters. A match starts where such a run
 # starts: from each character on, the rest of its word would be read again.
 _LONG_WORD = re.compile(

@@ -2,6 +2,7 @@ import json
 import lzma
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import data.lra.tasks
 import data.pathfinder.generator
 from data.lra import listops
 from data.lra.request import Request
-from data.lra.store import DisplayLists, Images, Sequences, open_split, verify
+from data.lra.store import DisplayLists, Images, Sequences, open_split, verify_split
 from data.pathfinder.generator import generate
 from data.pathfinder.parameters import Pathfinder
 from scripts.prepare_lra import main
@@ -36,7 +37,8 @@ def test_listops_with_its_yardsticks(tmp_path, capsys, few_formulas):
     folder = tmp_path / "out" / "listops"
     sizes = {split: len(open_split(folder, split)) for split in ("train", "val", "test")}
     assert sizes == {"train": 200, "val": 30, "test": 20}
-    verify(folder)
+    for split in sizes:
+        verify_split(folder, split)
     test = open_split(folder, "test")
     assert isinstance(test, Sequences) and test.manifest.vocab_size == 16
     for i, label in enumerate(test.labels.tolist()):
@@ -129,8 +131,9 @@ def test_text_and_pairs(tmp_path):
     pairs = open_split(tmp_path / "out" / "pairs", "train")
     assert isinstance(pairs, Sequences) and pairs.manifest.documents_per_example == 2
     assert len(pairs) == 54 and len(pairs.offsets) == 109
-    for task in ("text", "pairs"):
-        verify(tmp_path / "out" / task)
+    for task, split in product(("text", "pairs"), ("train", "val", "test")):
+        open_split(tmp_path / "out" / task, split)
+        verify_split(tmp_path / "out" / task, split)
 
 
 def test_retrieval(tmp_path, capsys):

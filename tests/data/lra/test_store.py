@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.files import load_sealed, sealed
-from data.lra.store import DisplayLists, Images, Manifest, Sequences, open_split, verify
+from data.lra.store import DisplayLists, Images, Manifest, Sequences, open_split, verify_split
 from data.lra.writer import growing_array, preparing
 
 DISPLAY_LIST = np.dtype([("strokes", [("y", "u1"), ("x", "u1")], (3,)), ("label", "u1")])
@@ -56,7 +56,7 @@ def test_sequences_come_back(tmp_path):
         "train.offsets.npy",
         "train.tokens.npy",
     ]
-    verify(tmp_path / "toy")
+    verify_split(tmp_path / "toy", "train")
 
 
 def test_two_documents_an_example(tmp_path):
@@ -262,7 +262,7 @@ def test_verify_sees_a_changed_byte(tmp_path):
     np.save(tmp_path / "train.tokens.npy", ids(1, 2, 299, 3, 4, 6))
     open_split(tmp_path, "train")
     with pytest.raises(ValueError, match=r"tokens.npy has sha256=.* but the manifest says"):
-        verify(tmp_path)
+        verify_split(tmp_path, "train")
 
 
 def test_damaged_manifests_are_named(tmp_path):
