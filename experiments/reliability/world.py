@@ -18,6 +18,7 @@ from evaluation.results import Row
 from experiments.reliability.dots import CPU, make_config
 from training.command_line import errors_as_sentences
 from training.metrics import read_metrics
+from training.signals import is_stop
 
 TIMES = ("tokens_per_s", "examples_per_s", "gpu_hours", "memory_gib", "wall_s")
 FINE, SENTENCE, TRACEBACK, HANG = "fine", "sentence", "traceback", "hang"
@@ -103,6 +104,8 @@ def outcome(command: Callable[[list[str]], object], *arguments: object) -> Outco
         ):
             command([*map(str, arguments)])
     except SystemExit as end:
+        if is_stop(end):  # this command itself is to end
+            raise
         said = str(end.code)
         ended = SENTENCE if said.startswith("error: ") or end.code == 2 else FINE
     except _TooLongError:
