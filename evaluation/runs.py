@@ -69,9 +69,7 @@ class Run:
         with torch.device("meta"):
             like = GPT(self.config.model).state_dict()
         weights = Checkpoint.open(self.checkpoint).weights(like)
-        model = GPT(self.config.model)
-        model.load_state_dict(weights)
-        return model.eval()
+        return GPT.with_weights(self.config.model, weights).eval()
 
     @property
     def seed_number(self) -> int:

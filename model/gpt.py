@@ -5,10 +5,10 @@ Learners"; what came after it, from rotary positions to gates, are options.
 Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,18 @@ class GPT(nn.Module):
         self._masks: dict[int, BlockSparseMask | None] = {}
         self.prepare_mask(config.context_length)
         self.init_weights()
+
+    @classmethod
+    def with_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor]) -> Self:
+        """Make a model of these tensors, which are not copied; no weights are drawn."""
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(weights, assign=True)
+        if config.positions != "learned":
+            positions = torch.arange(config.context_length)
+            model.rotary_cos, model.rotary_sin = model._rotary_tables(positions)
+        model.prepare_mask(config.context_length)
+        return model
 
     @torch.no_grad()
     def init_weights(self) -> None:

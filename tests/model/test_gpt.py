@@ -42,6 +42,19 @@ def make_batch(
     return tokens, targets
 
 
+@pytest.mark.parametrize("pattern", ["dense", "butterfly"])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_made_of_weights_it_is_the_model_that_had_them(positions: str, pattern: str) -> None:
+    mask = MaskConfig(pattern=pattern, block_size=16)
+    model = make_model(positions=positions, mask=mask)
+    state = torch.get_rng_state()
+    again = GPT.with_weights(model.config, model.state_dict())
+    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
+    tokens, targets = make_batch(seq_len=CONTEXT)
+    assert torch.equal(again(tokens, targets), model(tokens, targets))
+    assert all(p.requires_grad for p in again.parameters())
+
+
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_loss_is_the_cross_entropy_of_the_logits(positions: str) -> None:
     model = make_model(positions=positions)

@@ -22,7 +22,7 @@ def trained(make_run, tmp_path_factory):
     """A run whose best checkpoint is that of step 4, and the newest of step 8."""
     run = make_run(tmp_path_factory.mktemp("trained"))
 
-    def validate(self, step, stop):
+    def validate(self, model, step, stop):
         return Record("", {"val_loss": LOSSES[step]})
 
     with pytest.MonkeyPatch.context() as patch:

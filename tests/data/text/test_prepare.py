@@ -62,7 +62,7 @@ def test_tokens_are_those_of_each_document_and_its_end(corpus, tokenizer, tokeni
 
 @pytest.mark.parametrize("shard_tokens", [1, 77, 10**6])
 def test_stopped_after_every_batch_and_resumed(corpus, tokenizer_file, tmp_path, shard_tokens):
-    def run(out, on_progress=None):
+    def run(out, on_progress=lambda counts, done: None):
         return prepare(
             corpus(),
             out,
