@@ -43,7 +43,7 @@ OTHER_NAMES = {
     "compile": ["torch_compile"],
     "wandb": ["wandb_log", "report_to"],
 }
-"""What nanoGPT, transformers and Lightning call our settings, where their names differ."""
+"""Names of our settings in nanoGPT, transformers and Lightning, where those differ."""
 
 
 def refuse(

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = options(argv)
     console = Console(soft_wrap=True)
     started = time.perf_counter()
-    with errors_as_sentences(), if_interrupted(lambda: ": the same command goes on from here"):
+    with errors_as_sentences(), if_interrupted(lambda: ": the same command resumes from here"):
         with progress.Progress(*_COLUMNS, console=console) as bar:
             done = prepare(_request(args), args.out, _shown_on(bar))
         if done.finished_before:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
     source = PasskeySource(args.corpus, args.documents, args.longest, args.seed)
-    with if_interrupted(lambda: ": the same command goes on from here"):
+    with if_interrupted(lambda: ": the same command resumes from here"):
         report = prepare(source, args.out, tokenizer=str(args.corpus / TOKENIZER))
     for split, info in report.manifest.splits.items():
         print(f"{split}: {info.documents:,} documents, {info.tokens:,} tokens")

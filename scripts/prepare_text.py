@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{source.val_ratio:.0%} of each, from the beginning of a line on, are held out."
         )
     with (
-        if_interrupted(lambda: ": the same command goes on from here"),
+        if_interrupted(lambda: ": the same command resumes from here"),
         _Display(console) as display,
     ):
         report = prepare(

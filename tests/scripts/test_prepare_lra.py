@@ -187,7 +187,7 @@ def test_generated_pathfinder_goes_on_with_the_same_bytes(tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as ended:
         main([*command, "--out", str(tmp_path / "out")])
     assert ended.value.code == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match="finish its preparation"):
         open_split(folder, "train")
     with pytest.raises(SystemExit, match="source.seed is 5 there and 6 here"):

@@ -114,7 +114,7 @@ def test_interruption_says_how_to_go_on(corpus, tmp_path, capsys, monkeypatch):
         main([str(corpus), "--out", str(tmp_path / "out"), *options])
     assert ended.value.code == 130
     said = capsys.readouterr().err
-    assert said == "interrupted: the same command goes on from here\n"
+    assert said == "interrupted: the same command resumes from here\n"
 
 
 def test_openwebtext_is_compared_with_nanogpt(tokenizer_file, tmp_path, capsys, monkeypatch):
