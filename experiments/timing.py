@@ -5,6 +5,7 @@ Three clocks answer three questions. `gpu_ms` times a kernel by CUDA events and 
 alone and does not wait for the GPU.
 """
 
+import gc
 import math
 import statistics
 import time
@@ -93,6 +94,13 @@ def cpu_seconds(call: Call, n: int = 1) -> float:
     for _ in range(n):
         call()
     return (time.perf_counter() - start) / n
+
+
+def start_afresh() -> None:
+    """Forget what was compiled, and free the memory that nobody holds, also that of cycles."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def wait_for_gpu() -> None:

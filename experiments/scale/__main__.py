@@ -17,7 +17,6 @@ add("--only", nargs="+", metavar="TEXT", default=[""], help="cases with one of t
 add("--seconds", type=float, default=2.0, help="of each of three timings, about")
 command.read(out="docs/results/scale.json", resume=True)
 
-import gc
 import time
 from argparse import Namespace
 from dataclasses import asdict, replace
@@ -27,7 +26,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row
-from experiments.timing import spread, wall_seconds
+from experiments.timing import spread, start_afresh, wall_seconds
 from experiments.train_steps.contenders import check_first_loss, step_of
 from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu
@@ -40,25 +39,19 @@ LONG_S, VERY_LONG_S = 2.0, 4.0
 def measure(case: Case, processes: Processes, seconds: float) -> Row:
     """Median time of a step, the peak of this GPU's memory, and the first loss."""
     config, device = case.config, processes.device
-    alone = Processes(rank=0, world_size=1, device=device)
-    together = alone
+    together = Processes(rank=0, world_size=1, device=device)
     if case.n_gpus > 1:
         together = replace(processes, mesh=_mesh(processes, config.parallel.context))
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
+    start_afresh()
     free_receive_buffers()
     torch.manual_seed(0)
-    shape = (
-        config.grad_accum_steps(case.n_gpus),
-        config.optim.micro_batch_size,
-        config.model.context_length + 1,
-    )
+    n_tokens = config.model.context_length + 1
+    shape = config.grad_accum_steps(case.n_gpus), config.optim.micro_batch_size, n_tokens
     generator = torch.Generator().manual_seed(together.data_rank)
     text = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
     batch = [text[..., :-1].contiguous(), text[..., 1:].contiguous()]
     if case.document is not None:
-        places = torch.arange(shape[-1] - 1, dtype=torch.int32, device=device)
+        places = torch.arange(n_tokens - 1, dtype=torch.int32, device=device)
         batch.append((places // case.document * case.document).expand_as(batch[0]))
     start = time.perf_counter()
     step = step_of(config, together, *batch)
@@ -93,10 +86,9 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
 
 @cache
 def _mesh(processes: Processes, context: int) -> DeviceMesh | None:
-    if context == 1:
-        return None
     shape = processes.world_size // context, context
-    return init_device_mesh("cuda", shape, mesh_dim_names=("data", "context"))
+    names = ("data", "context")
+    return init_device_mesh("cuda", shape, mesh_dim_names=names) if context > 1 else None
 
 
 def check_loss(rows: list[Row]) -> None:
@@ -119,16 +111,15 @@ def main(args: Namespace) -> None:
     """Measure each case in a stage of its own, by all processes together."""
     torch.set_float32_matmul_precision("high")
     with start_processes("cuda") as processes:
-        chosen = [
-            case
-            for case in cases(args.parts, torch.cuda.get_device_properties(0).total_memory)
-            if case.n_gpus <= processes.world_size and any(text in case.name for text in args.only)
-        ]
 
         def stage(case: Case) -> list[list[Row]]:
             return [[measure(case, processes, args.seconds)]]
 
-        stages = [partial(stage, case) for case in chosen]
+        stages = [
+            partial(stage, case)
+            for case in cases(args.parts, torch.cuda.get_device_properties(0).total_memory)
+            if case.n_gpus <= processes.world_size and any(text in case.name for text in args.only)
+        ]
         if processes.is_main:
             measure_rows(args, stages, relate=check_loss)
         else:

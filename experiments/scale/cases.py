@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, product, takewhile
 from typing import Any
 
 from data.text.config import DataConfig
@@ -13,6 +14,7 @@ from training.language.config import OptimConfig, TrainConfig
 MASKS = {"dense": MaskConfig(), "butterfly": MaskConfig(pattern="butterfly")}
 TOKENS = 32_768  # that a GPU takes through the model at a time
 DOCUMENT = 16_384
+UNIT = 65_536  # of the longest contexts
 FILLED = 0.9  # of a card
 RECIPE_TOKENS = 524_288  # of a step, as GPT-2's recipe has it
 
@@ -63,10 +65,13 @@ class Case:
         config = self.config
         return estimate(config, config.optim.micro_batch_size, self.n_gpus).total / GIB
 
+    def fits(self, card: float) -> bool:
+        """Whether that leaves room on a GPU of `card` bytes."""
+        return self.told_gib * GIB <= FILLED * card
+
 
 def cases(parts: Sequence[str], card: float) -> Iterator[Case]:
-    """Of these parts, those that are compared with each other side by side, for GPUs of so many
-    bytes."""
+    """Cases of these parts, compared with each other side by side, for GPUs of `card` bytes."""
     for part in parts:
         yield from PARTS[part](card)
 
@@ -94,35 +99,26 @@ def _large(_: float) -> Iterator[Case]:
 
 def _context(_: float) -> Iterator[Case]:
     """One sequence on one GPU, and shared by two."""
-    for context in (16_384, 65_536):
-        for mask in MASKS:
-            for n_gpus in (1, 2):
-                yield long_case("context", context, mask, n_gpus, "none")
+    for context, mask, n_gpus in product((16_384, 65_536), MASKS, (1, 2)):
+        yield long_case("context", context, mask, n_gpus, "none")
 
 
 def _long_contexts(card: float) -> Iterator[Case]:
     """Up to what two GPUs reach; on one, lengths from which the others are foretold."""
-    for mask in MASKS:
-        for context in (65_536, 262_144, 1_048_576):
-            alone = long_case("long", context, mask, 1, "selective")
-            # a dense step of a million takes minutes
-            if context < 2**20 or (mask != "dense" and alone.told_gib * GIB <= FILLED * card):
-                yield alone
-            yield long_case("long", context, mask, 2, "selective")
+    for mask, context in product(MASKS, (65_536, 262_144, 1_048_576)):
+        alone = long_case("long", context, mask, 1, "selective")
+        # a dense step of a million takes minutes
+        if context < 2**20 or (mask != "dense" and alone.fits(card)):
+            yield alone
+        yield long_case("long", context, mask, 2, "selective")
 
 
 def _longest(card: float) -> Iterator[Case]:
     """The longest contexts that fit: of short documents, as their memory is that of one."""
     for n_gpus in (1, 2):
-        unit = 65_536
-        fits = unit
-        while _longest_case(fits + unit, n_gpus).told_gib * GIB <= FILLED * card:
-            fits += unit
-        yield replace(_longest_case(fits, n_gpus), document=DOCUMENT)
-
-
-def _longest_case(context: int, n_gpus: int) -> Case:
-    return long_case("longest", context, "dense", n_gpus, "full")
+        lengths = (long_case("longest", n, "dense", n_gpus, "full") for n in count(UNIT, UNIT))
+        *_, longest = next(lengths), *takewhile(lambda case: case.fits(card), lengths)
+        yield replace(longest, document=DOCUMENT)
 
 
 PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
@@ -151,27 +147,17 @@ def long_case(part: str, context: int, mask: str, n_gpus: int, keeps: str) -> Ca
 
 
 def _case(
-    part: str,
-    model: str,
-    context: int,
-    n_gpus: int,
-    way: str,
-    batch_tokens: int,
-    mask: MaskConfig = MASKS["dense"],
-    shared_by: int = 1,
-) -> Case:
+    part: str, model: str, context: int, n_gpus: int, way: str, batch_tokens: int,
+    mask: MaskConfig = MASKS["dense"], shared_by: int = 1,
+) -> Case:  # fmt: skip
     who, _, how = way.partition(", ")
-    at_once = min(TOKENS, batch_tokens // n_gpus)
+    size = max(1, min(TOKENS, batch_tokens // n_gpus) // context)
+    keeps = how if how in ("selective", "full") else "none"
     config = TrainConfig(
         model=replace(ModelConfig(context_length=context, mask=mask), **SHAPES[model]),
         data=DataConfig(path="unused"),
-        optim=OptimConfig(
-            max_steps=1, batch_tokens=batch_tokens, micro_batch_size=max(1, at_once // context)
-        ),
-        run=RunConfig(
-            out_dir="unused",
-            activation_checkpointing=how if how in ("selective", "full") else "none",
-        ),
+        optim=OptimConfig(max_steps=1, batch_tokens=batch_tokens, micro_batch_size=size),
+        run=RunConfig(out_dir="unused", activation_checkpointing=keeps),
         parallel=ParallelConfig(
             mode="fsdp" if who == "fsdp" else "ddp",
             context=shared_by,

@@ -48,8 +48,7 @@ class Growth:
         Each has 2,048 tokens or more: fewer are attended to in another way.
         """
         model, t = self.model, length // n_gpus
-        attention = self.per_pair * pairs(model, length) / n_gpus
-        rest = self.per_token * t
+        attention, rest = self.per_pair * pairs(model, length) / n_gpus, self.per_token * t
         if n_gpus == 1:
             return attention + rest
         work = attention / (model.n_layer * n_gpus)  # of both passes in a step of the ring
@@ -58,10 +57,9 @@ class Growth:
         # sums of more than two parts are exchanged in float32
         sums = _hop(sent if n_gpus == 2 else 4 / BYTES * sent, n_gpus)
         forward = (n_gpus - 1) * max(0.0, keys - FORWARD * work)
-        backward = sums  # the way home
-        for step in range(n_gpus):
-            sending = keys * (step < n_gpus - 1) + sums * (step >= 2)
-            backward += max(0.0, sending - (1 - FORWARD) * work)
+        sent_in_step = (keys * (i < n_gpus - 1) + sums * (i >= 2) for i in range(n_gpus))
+        waits = (max(0.0, sending - (1 - FORWARD) * work) for sending in sent_in_step)
+        backward = sums + sum(waits)  # the last sums, on their way home, hide behind nothing
         link = BY_NCCL if n_gpus <= MACHINE else NETWORK
         gradients = 2 * (1 - 1 / n_gpus) * 4 * count_params(model) / link
         late = max(0.0, gradients - (attention + rest) / 2)
@@ -70,9 +68,8 @@ class Growth:
 
 def _hop(n_bytes: float, n_gpus: int) -> float:
     """Seconds until all have so much from the GPU before."""
-    if n_gpus > MACHINE:
-        return n_bytes / NETWORK
-    return n_bytes / (COPIED if n_bytes <= MAX_RECEIVE_BUFFER else BY_NCCL)
+    within = COPIED if n_bytes <= MAX_RECEIVE_BUFFER else BY_NCCL
+    return n_bytes / (within if n_gpus <= MACHINE else NETWORK)
 
 
 def pairs(model: ModelConfig, length: int) -> float:

@@ -1,8 +1,8 @@
 """Tables and pictures of steps on several GPUs."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import product
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from evaluation.results import Row
@@ -16,136 +16,108 @@ from model.config import ModelConfig
 N_GPUS = (1, 2, 8, 64, 512)
 CARD = 141  # GiB, of an H200
 
+# Columns of several tables
+CONTEXT = {"context": "{context_length:,}"}
+ATTENTION = {"attention": "{attention}"}
+STEP = {"a step": "{step_s:.3g} s"}
+SPEED = {"tokens/s": "{tokens_per_s:,.0f}"}
+ONE_AND_TWO = {"one GPU, tokens/s": "{tokens_per_s_base:,.0f}", "two": "{tokens_per_s:,.0f}"}
+MFU = {"MFU, causal / full": "{mfu}"}
+MEMORY = {"peak": "{peak_gib:.1f} GiB", "--dry-run": "{told_gib:.1f} GiB, {told_off:+.0%}"}
 
-def _of(result: Row, part: str) -> list[Row]:
-    return [row for row in result["rows"] if row["part"] == part]
+
+def _steps(result: Row, part: str) -> pd.DataFrame:
+    """The rows of a part, with what its tables derive from them."""
+    rows = [row for row in result["rows"] if row["part"] == part]
+    steps = pd.DataFrame(rows)
+    steps["attention"] = steps["way"].str.partition(",")[0]
+    steps["tokens_per_gpu"] = steps["batch_tokens"] // steps["n_gpus"]
+    steps["told_gib"] = [case_of(row).told_gib for row in rows]
+    steps["told_off"] = steps["told_gib"] / steps["peak_gib"] - 1
+    steps["mfu"] = [
+        f"{row['mfu']['causal']:.1%} / {row['mfu']['full']:.1%}" if row["mfu"] else "-"
+        for row in rows
+    ]
+    return steps
 
 
-def _like(rows: Iterable[Row], **values: Any) -> Row | None:
-    """The first of the rows that has these values."""
-    return next((r for r in rows if all(r[k] == v for k, v in values.items())), None)
+def _table(steps: pd.DataFrame, columns: dict[str, str]) -> str:
+    """A Markdown table of `columns`, whose cells are templates of `str.format`."""
+    rows = steps.to_dict("records")
+    return table({head: cell.format_map(row) for head, cell in columns.items()} for row in rows)
+
+
+def _compare(steps: pd.DataFrame, base: pd.DataFrame, *same: str) -> pd.DataFrame:
+    """Steps next to those of `base` with the same values, and how many times as fast they are."""
+    both = steps.merge(base, on=same, suffixes=("", "_base"))
+    return both.assign(times=both["tokens_per_s"] / both["tokens_per_s_base"])
+
+
+def _one_and_two(steps: pd.DataFrame, *same: str) -> pd.DataFrame:
+    return _compare(steps.query("n_gpus == 2"), steps.query("n_gpus == 1"), *same)
 
 
 def ddp_table(result: Row) -> str:
     """Tokens a second of one GPU and of two, and what that is of twice as much."""
-
-    def lines() -> Iterator[dict[str, str]]:
-        rows = _of(result, "ddp")
-        for two in (row for row in rows if row["n_gpus"] == 2):
-            context, tokens = two["context_length"], two["batch_tokens"]
-            one = _like(rows, n_gpus=1, context_length=context, batch_tokens=tokens // 2)
-            if one is None:
-                continue
-            micro_batches = tokens // 2 // (two["micro_batch_size"] * context)
-            yield {
-                "context": f"{context:,}",
-                "micro-batches a step": str(micro_batches),
-                "one GPU, tokens/s": f"{one['tokens_per_s']:,.0f}",
-                "two": f"{two['tokens_per_s']:,.0f}",
-                "of twice one": f"{two['tokens_per_s'] / (2 * one['tokens_per_s']):.1%}",
-            }
-
-    return table(lines())
+    both = _one_and_two(_steps(result, "ddp"), "context_length", "tokens_per_gpu")
+    both["share"] = both["times"] / 2
+    both["n"] = both["tokens_per_gpu"] // (both["micro_batch_size"] * both["context_length"])
+    columns = {"micro-batches a step": "{n}", **ONE_AND_TWO, "of twice one": "{share:.1%}"}
+    return _table(both, CONTEXT | columns)
 
 
 def fsdp_table(result: Row) -> str:
     """GPT-2 medium: tokens a second and memory of sharing out, against ddp."""
-    rows = _of(result, "fsdp")
-    return table(
-        {
-            "context": f"{row['context_length']:,}",
-            "weights": row["way"],
-            "tokens/s": f"{row['tokens_per_s']:,.0f}",
-            "of ddp": f"{row['tokens_per_s'] / ddp['tokens_per_s']:.1%}",
-            **_memory(row),
-        }
-        for row in rows
-        if (ddp := _like(rows, context_length=row["context_length"], way="ddp")) is not None
-    )
+    steps = _steps(result, "fsdp")
+    both = _compare(steps, steps.query("way == 'ddp'"), "context_length")
+    columns = {**CONTEXT, "weights": "{way}", **SPEED, "of ddp": "{times:.1%}", **MEMORY}
+    return _table(both, columns)
 
 
 def large_table(result: Row) -> str:
     """Models that take two GPUs."""
-    return table(
-        {
-            "model": row["model"],
-            "context": f"{row['context_length']:,}",
-            "keeps": row["way"].removeprefix("fsdp, "),
-            "tokens/s": f"{row['tokens_per_s']:,.0f}",
-            "MFU, causal / full": _mfu(row),
-            **_memory(row),
-        }
-        for row in _of(result, "large")
-    )
+    steps = _steps(result, "large")
+    steps["keeps"] = steps["way"].str.removeprefix("fsdp, ")
+    columns = {"model": "{model}", **CONTEXT, "keeps": "{keeps}", **SPEED, **MFU, **MEMORY}
+    return _table(steps, columns)
 
 
 def context_table(result: Row) -> str:
     """One sequence a step on one GPU, and on two that share it."""
-    rows = _of(result, "context")
-    return table(
-        {
-            "context": f"{two['context_length']:,}",
-            "attention": two["way"].partition(",")[0],
-            "one GPU, tokens/s": f"{one['tokens_per_s']:,.0f}",
-            "two": f"{two['tokens_per_s']:,.0f}",
-            "faster": f"{two['tokens_per_s'] / one['tokens_per_s']:.2f}",
-            "peak, one / two": f"{one['peak_gib']:.1f} / {two['peak_gib']:.1f} GiB",
-        }
-        for two in rows
-        if two["n_gpus"] == 2
-        and (one := _like(rows, n_gpus=1, **{k: two[k] for k in ("context_length", "way")}))
-    )
+    both = _one_and_two(_steps(result, "context"), "context_length", "way", "attention")
+    peaks = {"peak, one / two": "{peak_gib_base:.1f} / {peak_gib:.1f} GiB"}
+    columns = {**CONTEXT, **ATTENTION, **ONE_AND_TWO, "faster": "{times:.2f}", **peaks}
+    return _table(both, columns)
 
 
 def long_table(result: Row) -> str:
     """How long two GPUs go."""
-    return table(
-        {
-            "context": f"{row['context_length']:,}",
-            "attention": row["way"].partition(",")[0],
-            "a step": f"{row['step_s']:.3g} s",
-            "tokens/s": f"{row['tokens_per_s']:,.0f}",
-            "MFU, causal / full": _mfu(row),
-            **_memory(row),
-        }
-        for row in _of(result, "long")
-        if row["n_gpus"] == 2
-    )
+    steps = _steps(result, "long")
+    columns = {**CONTEXT, **ATTENTION, **STEP, **SPEED, **MFU, **MEMORY}
+    return _table(steps.query("n_gpus == 2"), columns)
 
 
 def longest_table(result: Row) -> str:
     """The longest contexts that were tried, near all of a GPU's memory."""
-    return table(
-        {
-            "GPUs": str(row["n_gpus"]),
-            "context": f"{row['context_length']:,}",
-            "a step": f"{row['step_s']:.1f} s",
-            **_memory(row),
-        }
-        for row in _of(result, "longest")
-    )
+    columns = {"GPUs": "{n_gpus}", **CONTEXT, "a step": "{step_s:.1f} s", **MEMORY}
+    return _table(_steps(result, "longest"), columns)
 
 
 def foretold_table(result: Row) -> str:
     """What two GPUs take for a step, and what the model of one tells of it."""
-    rows = _of(result, "long")
-    return table(
-        {
-            "context": f"{row['context_length']:,}",
-            "attention": mask,
-            "a step": f"{row['step_s']:.3g} s",
-            "foretold": f"{(told := growth.seconds(row['context_length'], 2)):.3g} s",
-            "off by": f"{told / row['step_s'] - 1:+.1%}",
-        }
-        for mask, growth in _growths(rows).items()
-        for row in rows
-        if row["n_gpus"] == 2 and row["way"].startswith(f"{mask},")
-    )
+    steps = _steps(result, "long")
+    growths, two = _growths(steps), steps.query("n_gpus == 2")
+    lengths = zip(two["attention"], two["context_length"], strict=True)
+    two = two.assign(foretold_s=[growths[mask].seconds(length, 2) for mask, length in lengths])
+    two["off"] = two["foretold_s"] / two["step_s"] - 1
+    foretold = {"foretold": "{foretold_s:.3g} s", "off by": "{off:+.1%}"}
+    return _table(two, CONTEXT | ATTENTION | STEP | foretold)
 
 
 def draw(result: Row) -> Figure:
     """Memory of a GPU and speed by length: measured on one and two, foretold for more."""
-    rows = _of(result, "long")
+    steps = _steps(result, "long")
+    growths = _growths(steps)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     memory, speed = figure.subplots(1, 2)
     lengths = [2**n for n in range(16, 26)]
@@ -158,19 +130,17 @@ def draw(result: Row) -> Figure:
         }
         memory.plot([*told], [*told.values()], color=colour, linewidth=1)
         fits = [n for n, gib in told.items() if gib <= CARD]
-        for mask, growth in _growths(rows).items():
+        for mask, growth in growths.items():
             speed.plot(
                 fits, [n / growth.seconds(n, n_gpus) for n in fits],
                 color=colour, linewidth=1, linestyle="-" if mask == "dense" else "--",
                 label=f"{n_gpus} GPU{'s' * (n_gpus > 1)}" if mask == "dense" else None,
             )  # fmt: skip
-    for row in rows:
-        dot = {
-            "marker": "o" if row["way"].startswith("dense,") else "s",
-            "color": looks[row["n_gpus"]],
-        }
-        memory.plot(row["context_length"], row["peak_gib"], **dot)
-        speed.plot(row["context_length"], row["tokens_per_s"], **dot)
+    for n_gpus, attention in product(looks, MASKS):
+        some = steps.query("n_gpus == @n_gpus and attention == @attention")
+        dots = {"marker": "o" if attention == "dense" else "s", "color": looks[n_gpus], "ls": ""}
+        memory.plot(some["context_length"], some["peak_gib"], **dots)
+        speed.plot(some["context_length"], some["tokens_per_s"], **dots)
     memory.axhline(CARD, color=PLAIN, linewidth=0.8)
     memory.set(ylabel="GiB of a GPU", ylim=(1, 300))
     speed.set(ylabel="tokens a second, all GPUs")
@@ -191,22 +161,8 @@ def _short(n_tokens: int) -> str:
     return f"{n_tokens >> 20}M" if n_tokens >= 2**20 else f"{n_tokens >> 10}K"
 
 
-def _growths(rows: list[Row]) -> dict[str, Growth]:
-    """By mask, from the rows of one GPU."""
+def _growths(steps: pd.DataFrame) -> dict[str, Growth]:
+    """By mask, from the steps of one GPU."""
     models = {mask: ModelConfig(positions="rotary", mask=config) for mask, config in MASKS.items()}
-    alone = [
-        (row["way"].partition(",")[0], row["context_length"], row["step_s"])
-        for row in rows
-        if row["n_gpus"] == 1
-    ]
-    return fit(models, alone)
-
-
-def _memory(row: Row) -> dict[str, str]:
-    peak, told = row["peak_gib"], case_of(row).told_gib
-    return {"peak": f"{peak:.1f} GiB", "--dry-run": f"{told:.1f} GiB, {told / peak - 1:+.0%}"}
-
-
-def _mfu(row: Row) -> str:
-    used = row["mfu"]
-    return "-" if used is None else f"{used['causal']:.1%} / {used['full']:.1%}"
+    alone = steps.loc[steps["n_gpus"] == 1, ["attention", "context_length", "step_s"]]
+    return fit(models, [*alone.itertuples(index=False, name=None)])
