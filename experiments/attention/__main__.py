@@ -49,7 +49,6 @@ command.add("--out", type=Path, help="default: docs/results/attention_PRESET.jso
 command.add("--one-run", metavar="CASE/PART", help="io: what the profiler looks at")
 command.read(resume=True, check=check)
 
-import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -71,6 +70,7 @@ from experiments.attention.peers import (
     triton_tutorial,
 )
 from experiments.results import Stage
+from experiments.timing import start_afresh
 
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (8192, 16_384, 65_536)  # 65,536 tokens a batch
@@ -89,13 +89,16 @@ PAPER_DENSE_MS = [0.31, 0.31, 0.73, 2.29, 7.64, 30.09, 118.50, 470.51, 1876.08, 
 PAPER_SPARSE_MS = [0.74, 0.77, 0.82, 0.88, 1.71, 3.21, 6.56, 12.60, 24.93, 50.39]
 
 
-# ---- peers
+def cases(tokens: int, lengths: Sequence[int]) -> Iterator[Case]:
+    """All head dimensions, masks and lengths; `tokens` a batch and 2,048 channels."""
+    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), lengths):
+        yield Case(tokens // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
 
 
-def dense_cases() -> Iterator[Case]:
-    """All head dimensions, masks and lengths; 16,384 tokens a batch and 2,048 channels."""
-    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), PEER_LENGTHS):
-        yield Case(16_384 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
+def measure_cases(*cases: Case, names: Sequence[str]) -> Iterator[list[Row]]:
+    """Each case by these contenders."""
+    for case in cases:
+        yield measure_case(case, names)
 
 
 def peers(args: Namespace) -> Iterator[Stage]:
@@ -105,30 +108,21 @@ def peers(args: Namespace) -> Iterator[Stage]:
         raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
     every = [name for name in CONTENDERS if name != "standard"]  # which memory seldom suffices for
     names = ["ours", PORTABLE, *args.against] if args.against else every
-    for case in dense_cases():
-        yield stage(case, names)
-
-
-def stage(case: Case, names: Sequence[str]) -> Stage:
-    """One case by these contenders."""
-    return lambda: [measure_case(case, names)]
-
-
-# ---- butterfly
+    for case in cases(16_384, PEER_LENGTHS):
+        yield partial(measure_cases, case, names=names)
 
 
 def butterflies(args: Namespace) -> Iterator[Stage]:
     """Each head dimension, mask and length of `measure_butterfly`."""
-    for head_dim, causal, seq_len in itertools.product((64, 128), (True, False), BUTTERFLY_LENGTHS):
-        case = Case(65_536 // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
+    for case in cases(65_536, BUTTERFLY_LENGTHS):
         yield partial(measure_butterfly, case)
     longest = Case(1, LONGEST, 32, 64, sparsity=Sparsity("butterfly"))
-    yield stage(longest, ["ours"])
+    yield partial(measure_cases, longest, names=["ours"])
 
 
 def measure_butterfly(case: Case) -> Iterator[list[Row]]:
-    """Ours dense, and a full butterfly by all that take one; at 16,384 tokens masks that hide
-    nothing and hardly anything, too."""
+    """Ours dense, and a full butterfly by all that take one; at 16,384 tokens also masks that hide
+    nothing and hardly anything."""
     yield measure_case(case, ["ours"])
     names = ["ours", PORTABLE, "FlexAttention", "flash-attn-4"]
     yield measure_case(replace(case, sparsity=Sparsity("butterfly")), names)
@@ -137,19 +131,11 @@ def measure_butterfly(case: Case) -> Iterator[list[Row]]:
             yield measure_case(replace(case, sparsity=Sparsity(pattern)), ["ours"])
 
 
-# ---- blocks
-
-
 def blocks(args: Namespace) -> Iterator[Stage]:
     """Butterflies of 16,384 tokens in blocks of each size, for each head dimension and mask."""
-    sizes = (16, 32, 64, 128)
-    for head_dim, causal, size in itertools.product((64, 128), (True, False), sizes):
-        mask = Sparsity("butterfly", block_size=size)
-        case = Case(4, 16_384, 2048 // head_dim, head_dim, causal=causal, sparsity=mask)
-        yield stage(case, ["ours", PORTABLE])
-
-
-# ---- paper
+    for case, size in itertools.product(cases(65_536, [16_384]), (16, 32, 64, 128)):
+        case = replace(case, sparsity=Sparsity("butterfly", block_size=size))
+        yield partial(measure_cases, case, names=["ours", PORTABLE])
 
 
 def paper_sparsity(seq_len: int) -> Sparsity:
@@ -187,29 +173,20 @@ def add_speedup(rows: list[Row]) -> None:
             row["paper_speedup"] = paper_speedup[row["seq_len"]]
 
 
-# ---- sparsity
-
-
-def sparsity() -> Iterator[list[Row]]:
+def sparsity(args: Namespace) -> list[Stage]:
     """Ours at 4,096 tokens in blocks of 128: butterflies and windows from sparse to dense."""
-    case = Case(4, 4096, 32, 64)
-    masks: list[Sparsity | None] = [None]
-    masks += [Sparsity("butterfly", n_factors) for n_factors in range(6)]
+    masks = [None, *(Sparsity("butterfly", n_factors) for n_factors in range(6))]
     masks += [Sparsity("window", width) for width in (2, 3, 5, 9, 17)]
-    for mask in masks:
-        yield measure_case(replace(case, sparsity=mask), ["ours"])
+    cases = [replace(Case(4, 4096, 32, 64), sparsity=mask) for mask in masks]
+    return [partial(measure_cases, *cases, names=["ours"])]
 
 
-# ---- all presets
-
-
-def io() -> Iterator[list[Row]]:
-    """Bytes to and from HBM, with times beside them: experiments/attention/hbm_bytes.py."""
+def measure_io() -> Iterator[list[Row]]:
+    """Bytes to and from HBM, and times: experiments/attention/hbm_bytes.py."""
     rows = {}
     for name, case in hbm_bytes.CASES.items():
         (rows[name],) = measure_case(case, [hbm_bytes.contender(name)])
-    gc.collect()  # the profiled runs are processes of their own, on the same GPU
-    torch.cuda.empty_cache()
+    start_afresh()  # the profiled runs are processes of their own, on the same GPU
     yield hbm_bytes.with_bytes(rows)
 
 
@@ -229,10 +206,8 @@ PRESETS = {
     ),
     "blocks": Preset(blocks, report.add_portable, report.blocks_text),
     "paper": Preset(paper, add_speedup, report.paper_text, report.draw_paper),
-    "sparsity": Preset(
-        lambda args: [sparsity], report.add_proportion, report.sparsity_text, report.draw_sparsity
-    ),
-    "io": Preset(lambda args: [io], lambda rows: None, hbm_bytes.text, hbm_bytes.draw),
+    "sparsity": Preset(sparsity, report.add_proportion, report.sparsity_text, report.draw_sparsity),
+    "io": Preset(lambda args: [measure_io], lambda rows: None, hbm_bytes.text, hbm_bytes.draw),
 }
 
 

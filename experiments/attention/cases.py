@@ -48,7 +48,10 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem. `padded`: each sequence has T - 20 to T keys, as in the paper."""
+    """One attention problem. `padded`: each sequence has T - 20 to T keys, as in the paper.
+
+    `document` is the length of packed documents, tokens; None: each sequence is one document.
+    """
 
     batch: int
     seq_len: int
@@ -58,6 +61,7 @@ class Case:
     causal: bool = False
     dropout_p: float = 0.0
     padded: bool = False
+    document: int | None = None
     sparsity: Sparsity | None = None
 
     @cached_property

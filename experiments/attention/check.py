@@ -40,6 +40,8 @@ def visible_keys(case: Case, rows: slice, batch: int, device: torch.device | str
     visible = (key < case.kv_lengths(device)[batch]).expand(query.shape[0], -1)
     if case.causal:
         visible = visible & (key <= query)
+    if case.document is not None:
+        visible = visible & (key // case.document == query // case.document)
     if case.sparsity is not None:
         layout = case.sparsity.mask(case.seq_len, device).layout[0]
         size = case.sparsity.block_size

@@ -25,23 +25,20 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
-from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, compiled_flex
+from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, sdpa
 from experiments.reports import table
 from experiments.timing import cpu_seconds, in_turns
-from kernels import flash_attention
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
 
 CASE = Case(1, 512, 12, 64, causal=True)
-DOCUMENT = 128  # tokens
 LAYERS = 12
 NO_KERNEL = "autograd.Function, no kernel"
+WITH_MASKS = ["ours", "FlexAttention", "flash-attn-4"]
 CALLS, BATCHES = 48, 40
 
 
@@ -75,32 +72,6 @@ def launches(tensors: Tensors) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "ours, CUDA graph", graph_of(partial(CONTENDERS["ours"](CASE, q.device), q, k, v)).replay
 
 
-def documents(name: str, case: Case, device: torch.device) -> Attention:
-    """Causal attention of packed documents."""
-    index = torch.arange(case.seq_len, device=device)
-    if name == "ours":
-        doc_start = (index // DOCUMENT * DOCUMENT).int().expand(case.batch, -1).contiguous()
-        return partial(flash_attention, causal=True, doc_start=doc_start)
-    if name == "FlexAttention":
-        mask = create_block_mask(
-            lambda b, h, i, j: (i >= j) & (i // DOCUMENT == j // DOCUMENT),
-            None, None, case.seq_len, case.seq_len, device=str(device),
-        )  # fmt: skip
-        return compiled_flex(mask)
-    try:
-        from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UnsupportedError(f"cannot be imported ({error})") from error
-    begins = torch.arange(0, case.seq_len + 1, DOCUMENT, dtype=torch.int32, device=device)
-    options = {"cu_seqlens_q": begins, "cu_seqlens_k": begins, "causal": True}
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result = flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), **options)
-        return (result[0] if isinstance(result, tuple) else result).view_as(q)
-
-    return attend
-
-
 class NoKernel(torch.autograd.Function):
     """A lower bound for attention in Python: results are allocated, and nothing is launched."""
 
@@ -114,31 +85,17 @@ class NoKernel(torch.autograd.Function):
         return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
 
 
-def contender(name: str, case: Case, device: torch.device) -> Attention:
-    """A contender; SDPA's without the choice of a backend in each call, which takes 60 us."""
-    if name == NO_KERNEL:
-        return NoKernel.apply
-    if not name.startswith("SDPA"):
-        return CONTENDERS[name](case, device)
-    options = {"is_causal": case.causal, "dropout_p": case.dropout_p}
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
-
-    return attend
-
-
-# By call: its case, the contenders, and how each is made.
-CALLED: dict[str, tuple[Case, list[str], Callable[[str, Case, torch.device], Attention]]] = {
-    "causal": (CASE, ["ours", PORTABLE, "SDPA", "flash-attn-4", NO_KERNEL], contender),
-    "butterfly": (
-        replace(CASE, sparsity=Sparsity("butterfly")),
-        ["ours", "FlexAttention", "flash-attn-4"],
-        contender,
-    ),
-    "documents": (CASE, ["ours", "FlexAttention", "flash-attn-4"], documents),
-    "dropout": (replace(CASE, dropout_p=0.1), ["ours", "SDPA"], contender),
+ALL_CONTENDERS = {
+    **CONTENDERS,
+    "SDPA": partial(sdpa, None),
+    NO_KERNEL: lambda case, device: NoKernel.apply,
+}
+# By call: its case, and the contenders
+CALLED = {
+    "causal": (CASE, ["ours", PORTABLE, "SDPA", "flash-attn-4", NO_KERNEL]),
+    "butterfly": (replace(CASE, sparsity=Sparsity("butterfly")), WITH_MASKS),
+    "documents": (replace(CASE, document=128), WITH_MASKS),
+    "dropout": (replace(CASE, dropout_p=0.1), ["ours", "SDPA"]),
 }
 
 
@@ -158,17 +115,16 @@ def measure() -> Iterator[list[Row]]:
         {"call": "causal", "name": name, **CASE.describe(), "forward_us": us}
         for name, us in alone.items()
     ]
-    for called, (case, names, make) in CALLED.items():
+    for called, (case, names) in CALLED.items():
         tensors = make_tensors(case, "cuda")
         contenders = {}
         for name in names:
             try:
-                attend = make(name, case, tensors.q.device)
+                attend = ALL_CONTENDERS[name](case, tensors.q.device)
                 both_passes(attend, tensors, 1)
+                contenders[name] = attend
             except UnsupportedError as reason:
                 print(f"{called}, {name}: {reason}")
-                continue
-            contenders[name] = attend
         forward = {name: partial(attend, *tensors[:3]) for name, attend in contenders.items()}
         once, in_row = (
             {name: partial(both_passes, x, tensors, n) for name, x in contenders.items()}

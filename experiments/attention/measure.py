@@ -1,6 +1,5 @@
 """The measurements of experiments.attention: time and memory, and a row of them."""
 
-import gc
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,7 @@ from experiments.attention.cases import Attention, Case, Tensors, make_tensors
 from experiments.attention.check import Answer, answer, checked_case, errors, verdict
 from experiments.attention.peers import CONTENDERS, TENSORS, UnsupportedError
 from experiments.attention.report import heading, label
-from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib
+from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib, start_afresh
 
 
 def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
@@ -63,8 +62,7 @@ def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list
     answers: dict[Case, Answer] = {}
     rows = []
     for name in names:
-        gc.collect()  # also what a contender left that ran out of memory
-        torch.cuda.empty_cache()
+        start_afresh()  # also of what a contender left that ran out of memory
         checked = checked_case(name, case)
         if checked not in answers:
             answers[checked] = answer(checked, tensors)

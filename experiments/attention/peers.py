@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from experiments.attention.cases import DROPOUT_SEED, Attention, Case, Tensors
 from experiments.harness import load_module
@@ -29,12 +29,13 @@ class UnsupportedError(Exception):
     """A contender that cannot run this case here; the message says why."""
 
 
-def padding_mask(case: Case, device: torch.device) -> Tensor | None:
-    """(B, 1, 1, T) bool, True where there is a key; None without padding."""
-    if not case.padded:
-        return None
-    keys = torch.arange(case.seq_len, device=device)
-    return (keys < case.kv_lengths(device).unsqueeze(1))[:, None, None]
+def heads_first(attend: Callable[..., Tensor]) -> Attention:
+    """Attention by a function of tensors (B, H, T, D), which it gets as views."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+    return attention
 
 
 def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
@@ -47,82 +48,81 @@ def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
         options["mask"] = case.sparsity.mask(case.seq_len, device)
     if case.padded:
         options["kv_lengths"] = case.kv_lengths(device)
+    if case.document is not None:
+        begin = torch.arange(case.seq_len, device=device) // case.document * case.document
+        options["doc_start"] = begin.int().expand(case.batch, -1).contiguous()
     if case.dropout_p > 0 and impl != "unfused":
         options["dropout_seed"] = torch.tensor([DROPOUT_SEED], device=device)
     return partial(flash_attention, impl=impl, **options)
 
 
-def sdpa(backend: SDPBackend, case: Case, device: torch.device) -> Attention:
-    """PyTorch's scaled_dot_product_attention on one backend, on transposed views."""
-    padding = padding_mask(case, device)
+def sdpa(backend: SDPBackend | None, case: Case, device: torch.device) -> Attention:
+    """PyTorch's scaled_dot_product_attention on one backend; None: on that which it chooses.
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    Naming one takes 60 us of CPU time in each call.
+    """
+    options: dict[str, Any] = {"is_causal": case.causal, "dropout_p": case.dropout_p}
+    if case.padded:  # (B, 1, 1, T) bool, True where there is a key
+        keys = torch.arange(case.seq_len, device=device)
+        options["attn_mask"] = (keys < case.kv_lengths(device).unsqueeze(1))[:, None, None]
+    attend = heads_first(partial(F.scaled_dot_product_attention, **options))
+    if backend is None:
+        return attend
+
+    def attend_on_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         try:
             with sdpa_kernel(backend):
-                out = F.scaled_dot_product_attention(
-                    q.transpose(1, 2),
-                    k.transpose(1, 2),
-                    v.transpose(1, 2),
-                    attn_mask=padding,
-                    dropout_p=case.dropout_p,
-                    is_causal=case.causal,
-                )
+                return attend(q, k, v)
         except RuntimeError as error:
             # What it says on a GPU, and what it says on a CPU.
             if not any(x in str(error) for x in ("No available kernel", "No viable backend")):
                 raise
             raise UnsupportedError("PyTorch has no such kernel") from error
-        return out.transpose(1, 2)
 
-    return attend
+    return attend_on_backend
 
 
 def flex(case: Case, device: torch.device) -> Attention:
-    """PyTorch's compiled FlexAttention, with a block mask for causal and for sparse attention."""
-    mask = None
+    """PyTorch's compiled FlexAttention, with a block mask for all but dense attention."""
+    T, document, mask = case.seq_len, case.document or case.seq_len, None
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j
+
+    def causal_in_document(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) & (i // document == j // document)
+
     if case.sparsity is not None:
-        ours = case.sparsity.mask(case.seq_len, device)
-        mask = ours.to_flex(case.seq_len, case.seq_len, causal=case.causal)
+        mask = case.sparsity.mask(T, device).to_flex(T, T, causal=case.causal)
         if case.causal:
             # Compiled, it is asked about listed blocks only, which the layout need not confirm.
-            mask.mask_mod = lambda b, h, i, j: i >= j
+            mask.mask_mod = causal
     elif case.causal:
-        mask = create_block_mask(
-            lambda b, h, i, j: i >= j, None, None, case.seq_len, case.seq_len, device=str(device)
-        )
-    return compiled_flex(mask)
-
-
-def compiled_flex(mask: BlockMask | None) -> Attention:
-    """FlexAttention under a block mask, compiled for it."""
+        sees = causal if case.document is None else causal_in_document
+        mask = create_block_mask(sees, None, None, T, T, device=str(device))
     # Past a few recompilations PyTorch would run it uncompiled. A saved forward is run backward
     # many times here, which buffers that the backward gives away do not survive.
     torch._dynamo.reset()
     functorch_config.donated_buffer = False
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask)
-        return out.transpose(1, 2)
-
-    return attend
+    return heads_first(partial(compiled, block_mask=mask))
 
 
 def flash_attn_4(case: Case, device: torch.device) -> Attention:
     """The package flash-attn-4 (CuTe), where it is installed."""
     try:
-        from flash_attn.cute import flash_attn_func  # pyright: ignore[reportMissingImports]
+        from flash_attn import cute  # pyright: ignore[reportMissingImports]
         from flash_attn.cute.block_sparsity import (  # pyright: ignore[reportMissingImports]
             BlockSparseTensorsTorch,
         )
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
+    T, call = case.seq_len, cute.flash_attn_func
     options: dict[str, Any] = {"softmax_scale": case.head_dim**-0.5}
     if case.sparsity is None:
         options["causal"] = case.causal
     else:
-        mask = case.sparsity.mask(case.seq_len, device)
-        lists = mask.to_flex(case.seq_len, case.seq_len, causal=case.causal)
+        lists = case.sparsity.mask(T, device).to_flex(T, T, causal=case.causal)
         if case.causal:
             options["mask_mod"] = cute_diagonal()
         options["block_sparse_tensors"] = BlockSparseTensorsTorch(
@@ -133,10 +133,17 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
             lists.q_num_blocks, lists.q_indices, lists.full_q_num_blocks, lists.full_q_indices,
             block_size=lists.BLOCK_SIZE,
         )  # fmt: skip
+    if case.document is not None:
+        call = cute.flash_attn_varlen_func
+        begins = torch.arange(0, T + 1, case.document, dtype=torch.int32, device=device)
+        options |= {"cu_seqlens_q": begins, "cu_seqlens_k": begins}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result = flash_attn_func(q, k, v, **options)
-        return result[0] if isinstance(result, tuple) else result
+        if case.document is not None:  # of a batch of one
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        result = call(q, k, v, **options)
+        result = result[0] if isinstance(result, tuple) else result
+        return result.view(case.batch, T, case.n_head, -1)
 
     return attend
 
@@ -183,21 +190,16 @@ def triton_tutorial(tutorial: ModuleType, case: Case, device: torch.device) -> A
 
     It takes the same values in fp16 and in its own layout, because it knows no other.
     """
-    if case.sparsity is not None or case.dropout_p > 0 or case.padded:
-        raise UnsupportedError("the tutorial has no block-sparse mask, dropout or padding")
+    if case.sparsity or case.dropout_p > 0 or case.padded or case.document:
+        raise UnsupportedError("the tutorial has no sparse mask, dropout, padding or documents")
     if case.seq_len % 128 != 0:
         raise UnsupportedError("the tutorial takes multiples of 128 tokens")
     # It is tuned by length and head_dim, but not by `causal`: what it chose for one mask, it would
     # take for the other.
     tutorial._attn_fwd.cache.clear()
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        warp_specialize = False  # which the tutorial's own test tries on Blackwell only
-        out = tutorial.attention(q, k, v, case.causal, case.head_dim**-0.5, warp_specialize)
-        return out.transpose(1, 2)
-
-    return attend
+    warp_specialize = False  # which the tutorial's own test tries on Blackwell only
+    options = case.causal, case.head_dim**-0.5, warp_specialize
+    return heads_first(lambda q, k, v: tutorial.attention(q, k, v, *options))
 
 
 # Also "Triton tutorial", where the command names its file
