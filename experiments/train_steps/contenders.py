@@ -1,5 +1,6 @@
 """Whose training step is measured: ours, nanoGPT's and Hugging Face's, each as its users run it."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -49,44 +50,32 @@ _HUGGING_FACE = {
     "Hugging Face, sdpa": ("sdpa", False),
     "Hugging Face, compiled": ("sdpa", True),
 }
+_HUGGING_FACE_CONTEXT = 1024
 
 
 def contenders(
-    config: ModelConfig,
-    tokens: Tensor,
-    targets: Tensor,
-    *,
-    butterfly: bool = False,
-    attentions: bool = False,
-    nanogpt: Path | None = None,
-    hugging_face: bool = False,
+    config: ModelConfig, tokens: Tensor, targets: Tensor, options: Namespace
 ) -> dict[str, Callable[[], Step]]:
-    """What makes a step, by name; ours first.
+    """What makes a step, by name, of those that the options of speed.py ask for; ours first.
 
-    Args:
-        config: of our model; the others get its shape.
-        tokens, targets: (B, T) int64, what each step learns.
-        butterfly: also ours under a butterfly.
-        attentions: also ours on other attention than its fastest.
-        nanogpt: folder of a checkout of karpathy/nanoGPT, for its model; and ours without biases,
-            of which it has none.
-        hugging_face: also transformers' GPT-2.
+    `config` is of our model, and the others get its shape. Each step learns `targets` of `tokens`,
+    (B, T) int64 each.
     """
-    ours = partial(our_step, tokens=tokens, targets=targets)
     # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
-    found: dict[str, Callable[[], Step]] = {"ours": partial(ours, config, deterministic=True)}
-    if butterfly:
-        found[BUTTERFLY] = partial(ours, with_butterfly(config), deterministic=True)
-    if nanogpt is not None:  # whose model has no biases
-        found["ours, no biases"] = partial(ours, replace(config, bias=False), deterministic=True)
-    if attentions:
-        portable, sdpa = (replace(config, attention=name) for name in ("triton", "sdpa"))
-        found["ours, portable"] = partial(ours, portable, deterministic=True)
+    ours = partial(our_step, tokens=tokens, targets=targets, deterministic=True)
+    found: dict[str, Callable[[], Step]] = {"ours": partial(ours, config)}
+    if options.butterfly:
+        found[BUTTERFLY] = partial(ours, with_butterfly(config))
+    if options.nanogpt is not None:  # whose model has no biases
+        found["ours, no biases"] = partial(ours, replace(config, bias=False))
+    if options.attentions:
+        found["ours, portable"] = partial(ours, replace(config, attention="triton"))
+        sdpa = replace(config, attention="sdpa")
         found["ours, sdpa"] = partial(ours, sdpa, deterministic=False)
-    if nanogpt is not None:
+    if options.nanogpt is not None:
         for name, backend in _NANOGPT.items():
-            found[name] = partial(nanogpt_step, nanogpt, config, tokens, targets, backend)
-    if hugging_face:
+            found[name] = partial(nanogpt_step, options.nanogpt, config, tokens, targets, backend)
+    if options.hugging_face and config.context_length == _HUGGING_FACE_CONTEXT:
         for name, how in _HUGGING_FACE.items():
             found[name] = partial(hugging_face_step, config, tokens, *how)
     return found
@@ -155,18 +144,12 @@ def nanogpt_step(
         raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
     module = load_module("nanogpt_model", file)
     shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
-    model = module.GPT(
-        module.GPTConfig(
-            block_size=config.context_length, vocab_size=50304, dropout=0.0, bias=False, **shape
-        )
-    ).cuda()
+    shape |= {"block_size": config.context_length, "vocab_size": 50304}
+    model = module.GPT(module.GPTConfig(**shape, dropout=0.0, bias=False)).cuda()
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
-    return training_step(
-        torch.compile(model),
-        optimizer,
-        lambda run: run(tokens, targets)[1],
-        partial(sdpa_kernel, backend),
-    )
+    on_backend = partial(sdpa_kernel, backend)
+    loss_of = lambda run: run(tokens, targets)[1]  # noqa: E731
+    return training_step(torch.compile(model), optimizer, loss_of, on_backend)
 
 
 def hugging_face_step(config: ModelConfig, tokens: Tensor, attention: str, compiled: bool) -> Step:
@@ -174,17 +157,10 @@ def hugging_face_step(config: ModelConfig, tokens: Tensor, attention: str, compi
     import transformers
 
     library: Any = transformers
-    theirs = library.GPT2Config(
-        n_positions=config.context_length,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_embd=config.n_embd,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        attn_implementation=attention,
-    )
+    shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    how = {"use_cache": False, "attn_implementation": attention}
+    theirs = library.GPT2Config(n_positions=config.context_length, **shape, **no_dropout, **how)
     model = library.GPT2LMHeadModel(theirs).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
     run = torch.compile(model) if compiled else model

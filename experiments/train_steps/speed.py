@@ -37,7 +37,6 @@ add("--butterfly", action="store_true", help="ours alone, dense and under a butt
 add("--steps", type=int, default=20, help="steps of one of five timings")
 command.read(out="docs/results/train_speed.json", resume=True, check=check)
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -47,7 +46,7 @@ import torch
 from torch import Tensor
 
 from evaluation.results import Row
-from experiments.timing import spread, wall_seconds
+from experiments.timing import spread, start_afresh, wall_seconds
 from experiments.train_steps.contenders import (
     BUTTERFLY,
     TOKENS_A_STEP,
@@ -62,7 +61,6 @@ from model.flops import mfu, train_flops_per_token
 from training.profiling import time_by_part
 
 LONGEST = {"small": 2**30, "medium": 4096}  # contexts
-HUGGING_FACE_CONTEXT = 1024
 
 
 def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
@@ -71,11 +69,9 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
     Memory counts from the second step on, before a step is captured in a CUDA graph: replayed, it
     seems to take none.
     """
-    torch._dynamo.reset()
+    start_afresh()
     # Cached graphs do not know which backend of SDPA they were traced for.
     torch.compiler.config.force_disable_caches = True
-    gc.collect()
-    torch.cuda.empty_cache()
     torch.manual_seed(0)
     step = make()
     first_loss = step().item()
@@ -83,14 +79,10 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
     for _ in range(6):
         step()
     times = spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
-    peak = torch.cuda.max_memory_allocated()
+    peak_gib = torch.cuda.max_memory_allocated() / 2**30
     parts = time_by_part(step, 1000 * times["step_s"])
-    return {
-        "first_loss": first_loss,
-        **times,
-        "peak_gib": peak / 2**30,
-        "parts": {name: part._asdict() for name, part in parts.items()},
-    }
+    parts = {name: part._asdict() for name, part in parts.items()}
+    return {"first_loss": first_loss, **times, "peak_gib": peak_gib, "parts": parts}
 
 
 def batch_of(context_length: int) -> tuple[Tensor, Tensor]:
@@ -105,31 +97,15 @@ def benchmark(size: str, context_length: int, args: Namespace) -> Iterator[list[
     """One row for each contender that the options name."""
     tokens, targets = batch_of(context_length)
     config = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
-    found = contenders(
-        config, tokens, targets,
-        butterfly=args.butterfly, attentions=args.attentions, nanogpt=args.nanogpt,
-        hugging_face=args.hugging_face and context_length == HUGGING_FACE_CONTEXT,
-    )  # fmt: skip
-    for name, make in found.items():
+    for name, make in contenders(config, tokens, targets, args).items():
         model = with_butterfly(config) if name == BUTTERFLY else config
-        yield [row_of(size, name, model, make, args.steps)]
-
-
-def row_of(size: str, name: str, config: ModelConfig, make: Callable[[], Step], steps: int) -> Row:
-    """Measure a contender, a model of this configuration."""
-    measured = measure(make, steps)
-    tokens_per_s = TOKENS_A_STEP / measured["step_s"]
-    utilisation = mfu(tokens_per_s, config, torch.cuda.get_device_name())
-    flops = train_flops_per_token(config, causal=True)
-    return {
-        "size": size,
-        "context_length": config.context_length,
-        "name": name,
-        "tokens_per_s": tokens_per_s,
-        "tflops_causal": tokens_per_s * flops / 1e12,
-        "mfu": asdict(utilisation) if utilisation else None,
-        **measured,
-    }
+        measured = measure(make, args.steps)
+        tokens_per_s = TOKENS_A_STEP / measured["step_s"]
+        utilisation = mfu(tokens_per_s, model, torch.cuda.get_device_name())
+        flops = train_flops_per_token(model, causal=True)
+        row = {"size": size, "context_length": context_length, "name": name}
+        row |= {"tokens_per_s": tokens_per_s, "tflops_causal": tokens_per_s * flops / 1e12}
+        yield [{**row, "mfu": asdict(utilisation) if utilisation else None, **measured}]
 
 
 def check_loss(rows: list[Row]) -> None:

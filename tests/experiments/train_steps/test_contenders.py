@@ -1,5 +1,6 @@
 """Which steps are measured, and of which models."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -12,10 +13,9 @@ def test_beside_nanogpt_ours_has_its_model_too(monkeypatch):
     made = []
     monkeypatch.setattr(contenders, "our_step", lambda config, **_: made.append(config))
     config, tokens = ModelConfig(context_length=64), torch.zeros(1, 64, dtype=torch.int64)
+    options = {"butterfly": False, "attentions": False, "hugging_face": False}
     alone, beside = (
-        contenders.contenders(
-            config, tokens, tokens, attentions=False, nanogpt=folder, hugging_face=False
-        )
+        contenders.contenders(config, tokens, tokens, Namespace(**options, nanogpt=folder))
         for folder in (None, Path("nanoGPT"))
     )
     assert [*alone] == ["ours"]
