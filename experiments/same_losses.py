@@ -83,7 +83,7 @@ from evaluation.results import Row
 from evaluation.runs import check_same_settings
 from experiments.reports import table
 from experiments.train_steps.tables import draw_losses, gaps_table, losses, losses_table
-from training.language.config import TrainConfig, load_config
+from training.language.config import load_config
 from training.metrics import read_metrics
 
 ATTENTION = {"ours": "auto", "sdpa": "sdpa"}  # of model.attention
@@ -109,16 +109,12 @@ def train_all(runs: Mapping[str, Run]) -> None:
         arguments = [*settings, f"run.out_dir={folder}"]
         config = load_config(arguments)
         check_same_settings(folder, config)
-        if not is_finished(folder, config):
+        last = config.optim.max_steps
+        if not any("val_loss" in r and r["step"] == last for r in read_metrics(folder)):
             commands[name] = [*launcher, "train.py", *arguments]
     for name, command in commands.items():
         print(f"\n{name}: {' '.join(command)}\n", flush=True)
         subprocess.run([sys.executable, *command], check=True)
-
-
-def is_finished(run: Path, config: TrainConfig) -> bool:
-    """Whether the last evaluation of a run is there."""
-    return any("val_loss" in r and r["step"] == config.optim.max_steps for r in read_metrics(run))
 
 
 # ---- attention
@@ -182,11 +178,8 @@ def compare_attention(args: Namespace) -> None:
     train_all(runs)
     found = {name: summarise(run.folder) for name, run in runs.items()}
     corpus = Manifest.load(Path(load_config(args.arguments).data.path))
-    result = {
-        "corpus_tokens": {split: info.tokens for split, info in corpus.splits.items()},
-        "distances": distances(found),
-        "runs": found,
-    }
+    tokens = {split: info.tokens for split, info in corpus.splits.items()}
+    result = {"corpus_tokens": tokens, "distances": distances(found), "runs": found}
 
     def tables(result: Result) -> str:
         named = {args.name: result}
@@ -217,8 +210,8 @@ def gaps(losses: dict[str, list[float]]) -> list[Row]:
     rows = []
     for way, found in losses.items():
         one = "one GPU, butterfly" if "butterfly" in way else "one GPU"
-        apart = np.abs(np.array(found) - np.array(losses[one]))
         if way != one:
+            apart = np.abs(np.subtract(found, losses[one]))
             rows.append({"way": way, "mean": apart.mean().item(), "most": apart.max().item()})
     return rows
 

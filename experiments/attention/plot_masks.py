@@ -33,13 +33,12 @@ SEQ_LEN = BLOCK_SIZE * N_BLOCKS
 
 SKIPPED, HIDDEN, SEEN, FULL = range(4)  # the kinds of elements in a picture
 # Okabe and Ito's blue and orange, which all kinds of colour vision tell apart.
-COLOURS = ("#f1f1f1", "#fbe2b5", "#e69f00", "#0072b2")
-LABELS = (
-    "skipped block",
-    "partial block, hidden",
-    "partial block, seen",
-    "full block: no mask needed",
-)
+COLOURS = {
+    "skipped block": "#f1f1f1",
+    "partial block, hidden": "#fbe2b5",
+    "partial block, seen": "#e69f00",
+    "full block: no mask needed": "#0072b2",
+}
 
 
 def masks() -> dict[str, dict[str, Any]]:
@@ -98,7 +97,7 @@ def draw(out: Path) -> None:
     for axes, (title, arguments) in zip(grid.flat, masks().items(), strict=True):
         kinds, extent = picture(arguments), (0, N_BLOCKS, N_BLOCKS, 0)
         how = {"vmin": SKIPPED, "vmax": FULL, "interpolation": "nearest", "extent": extent}
-        axes.imshow(kinds, ListedColormap(COLOURS), **how)
+        axes.imshow(kinds, ListedColormap([*COLOURS.values()]), **how)
         axes.hlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         axes.vlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         visited = int((block_kinds(arguments) != SKIPPED).sum())
@@ -109,10 +108,7 @@ def draw(out: Path) -> None:
         axes.set_ylabel("queries")
     for axes in grid[-1]:
         axes.set_xlabel("keys")
-    patches = [
-        Patch(facecolor=colour, edgecolor="#bbbbbb", label=label)
-        for colour, label in zip(COLOURS, LABELS, strict=True)
-    ]
+    patches = [Patch(fc=colour, ec="#bbbbbb", label=label) for label, colour in COLOURS.items()]
     figure.legend(handles=patches[::-1], loc="outside lower center", ncols=4, frameon=False)
     save(figure, out)
 

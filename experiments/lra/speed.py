@@ -27,7 +27,6 @@ add("--repeats", type=int, default=5, help="timings of each attention")
 add("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
 command.read(out="docs/results/lra_speed.json", resume=True)
 
-import gc
 import statistics
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -43,7 +42,7 @@ from data.lra.store import MANIFEST
 from evaluation.results import Row
 from experiments.lra.tables import speed_table
 from experiments.lra.tasks import ATTENTIONS, arguments_of, trainable_tasks
-from experiments.timing import in_turns, spread, wall_seconds
+from experiments.timing import in_turns, spread, start_afresh, wall_seconds
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.objectives import answer_loss, ask_labels
@@ -122,13 +121,12 @@ def timed_tasks(
     source = {task: task for task in tasks}
     if "retrieval" in source and pairs and not retrieval:
         source["retrieval"] = "pairs"  # whose configuration is the same
-
-    def configs(task: str) -> dict[str, ClassifyConfig]:
-        given = {a: arguments_of(task, a, data, overrides=overrides) for a in ATTENTIONS}
-        return {attention: read_config(ClassifyConfig, args) for attention, args in given.items()}
-
     there = trainable_tasks([*source.values()], data)
-    return {task: configs(of) for task, of in source.items() if of in there}
+
+    def configure(task: str, attention: str) -> ClassifyConfig:
+        return read_config(ClassifyConfig, arguments_of(task, attention, data, overrides=overrides))
+
+    return {t: {a: configure(of, a) for a in ATTENTIONS} for t, of in source.items() if of in there}
 
 
 def measure(
@@ -142,9 +140,7 @@ def measure(
     """
     # recompilations are counted by code, which all models share; contenders are in cycles, so that
     # those of the last task would keep the memory of their graphs
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
+    start_afresh()
     config, on_gpu = configs[BASE], device.type == "cuda"
     if config.run.compile and config.run.dtype == "float32":
         raise ValueError(
