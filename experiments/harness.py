@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 Table = Callable[[Result], str]  # as Markdown
 Draw = Callable[[Result], "Figure | None"]
+Check = Callable[[Namespace], None]
 
 
 class Command:
@@ -46,11 +47,9 @@ class Command:
     """
 
     def __init__(self, name: str, *, on_gpu: bool = False) -> None:
-        """A command without options yet.
+        """A command without options yet, of the module whose `__name__` is given.
 
-        Args:
-            name: `__name__` of its module.
-            on_gpu: refuse to run where PyTorch sees no GPU.
+        With `on_gpu` it refuses to run where PyTorch sees no GPU.
         """
         module = sys.modules[name]
         self._runs, self._on_gpu = name == "__main__", on_gpu
@@ -58,11 +57,7 @@ class Command:
         self.add = self._parser.add_argument
 
     def read(
-        self,
-        *,
-        out: str | None = None,
-        resume: bool = False,
-        check: Callable[[Namespace], None] = lambda args: None,
+        self, *, out: str | None = None, resume: bool = False, check: Check = lambda args: None
     ) -> None:
         """End the options, and parse the command line now if this command is the one that runs.
 
@@ -95,20 +90,17 @@ class Command:
         @wraps(run)
         def main(argv: Sequence[str] | None) -> None:
             args = self._parse(argv)
-            if self._on_gpu and not _sees_gpu():
-                raise SystemExit("this is measured on a GPU, and PyTorch sees none")
+            if self._on_gpu:
+                import torch
+
+                if not torch.cuda.is_available():
+                    raise SystemExit("this is measured on a GPU, and PyTorch sees none")
             run(args)
 
         if self._runs:
             with errors_as_sentences():
                 main(None)
         return main
-
-
-def _sees_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def measure_rows(
@@ -122,10 +114,8 @@ def measure_rows(
 ) -> "list[Row]":
     """Measure the rows of a result, write them as `collect_rows` does, and print their table.
 
-    Args:
-        args: with `out` and, where the command has it, `resume`.
-        stages, relate, values: as for `collect_rows`.
-        table, draw: as for `write_and_print`.
+    `args` has `out` and, where the command has it, `resume`; `table` and `draw` are as for
+    `write_and_print`, all others as for `collect_rows`.
     """
     from experiments.results import collect_rows
 
@@ -146,8 +136,7 @@ def write_and_print(path: Path, result: Result, table: Table, draw: Draw | None 
 def _report(path: Path, result: Result, table: Table | None, draw: Draw | None) -> None:
     from evaluation.style import save
 
-    figure = draw(result) if draw is not None else None
-    if figure is not None:
+    if figure := draw(result) if draw is not None else None:
         save(figure, path.with_suffix(".png"))
     if table is not None:
         print(table(result))

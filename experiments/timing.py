@@ -53,10 +53,8 @@ def gpu_ms(run: Call) -> dict[str, float]:
         return [start.elapsed_time(end) for start, end in recorded]
 
     (first,) = times(1)
-    if first < LONG_MS:
-        found = times(min(math.ceil(TIMED_MS / first), MAX_RUNS))
-    else:
-        found = [first, *times(2)]
+    short = first < LONG_MS
+    found = times(min(math.ceil(TIMED_MS / first), MAX_RUNS)) if short else [first, *times(2)]
     ms, ms_20, ms_80 = torch.tensor(found).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
     return {"ms": ms, "ms_20": ms_20, "ms_80": ms_80}
 

@@ -26,6 +26,7 @@ from experiments.timing import gpu_ms
 from kernels import flash_attention
 from kernels.testing import relative_error
 
+PASSES = ("forward", "backward")
 SEQ_LEN = 4096
 TOKENS, CHANNELS = 16_384, 2048
 ALL_OPTIONS = (64, 128)  # head dimensions that are timed with every option
@@ -81,29 +82,24 @@ def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
 def features_table(result: Row) -> str:
     """Milliseconds by option, in Markdown."""
     plain = {row["head_dim"]: row for row in result["rows"] if not row["name"]}
-
-    def columns(row: Row, direction: str) -> dict[str, str]:
-        ms = row[f"{direction}_ms"]
-        return {
-            f"{direction}, ms": f"{ms:.3f}",
-            f"{direction}, of plain": f"{ms / plain[row['head_dim']][f'{direction}_ms']:.2f}",
-            f"{direction}, portable / ours": f"{row[f'portable_{direction}_ms'] / ms:.2f}",
-        }
-
-    return table(
-        {"head_dim": str(row["head_dim"]), "causal, with": row["name"] or "nothing else"}
-        | columns(row, "forward")
-        | columns(row, "backward")
-        for row in result["rows"]
-    )
+    lines = []
+    for row in result["rows"]:
+        line = {"head_dim": str(row["head_dim"]), "causal, with": row["name"] or "nothing else"}
+        for part in PASSES:
+            ms, ms_plain = row[f"{part}_ms"], plain[row["head_dim"]][f"{part}_ms"]
+            line[f"{part}, ms"] = f"{ms:.3f}"
+            line[f"{part}, of plain"] = f"{ms / ms_plain:.2f}"
+            line[f"{part}, portable / ours"] = f"{row[f'portable_{part}_ms'] / ms:.2f}"
+        lines.append(line)
+    return table(lines)
 
 
 def print_last(rows: list[Row]) -> None:
     """The last row in one line."""
     row = rows[-1]
     speeds = (
-        f"{x} {row[f'{x}_ms']:.3f} ms, portable {row[f'portable_{x}_ms']:.3f} ms"
-        for x in ("forward", "backward")
+        f"{part} {row[f'{part}_ms']:.3f} ms, portable {row[f'portable_{part}_ms']:.3f} ms"
+        for part in PASSES
     )
     print(f"{row['head_dim']:4} {row['name'] or 'plain':24}", *speeds, flush=True)
 

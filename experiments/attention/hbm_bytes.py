@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,13 +66,9 @@ def contender(name: str) -> str:
 class CountBytes(TorchDispatchMode):
     """Counts what PyTorch's operations read and write, every input and every output once."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
+    bytes = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation. Views move nothing."""
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
@@ -83,8 +80,9 @@ class CountBytes(TorchDispatchMode):
 def standard_bytes(case: Case) -> dict[str, int]:
     """Bytes of standard attention by part, from a run on tensors without data."""
     shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
-    q, k, v, dout = (torch.empty(shape, dtype=case.dtype, device="meta") for _ in range(4))
-    tensors = Tensors(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout)
+    empty = partial(torch.empty, shape, dtype=case.dtype, device="meta")
+    q, k, v = (empty(requires_grad=True) for _ in range(3))
+    tensors = Tensors(q, k, v, empty())
     counted = {}
     for part in PARTS:
         run = part_of_a_run("standard", case, tensors, part)
@@ -201,9 +199,7 @@ def with_bytes(rows: dict[str, Row], device: str = "cuda") -> list[Row]:
     for name, row in rows.items():
         case = CASES[name]
         if name == "standard":
-            counted = {
-                part: {"loaded": x, "minimum": x} for part, x in standard_bytes(case).items()
-            }
+            counted = {p: {"loaded": x, "minimum": x} for p, x in standard_bytes(case).items()}
         else:
             counted = flash_bytes(case, **our_tiles(case, device))
         measured = {part: profile(f"{name}/{part}") for part in PARTS}

@@ -1,12 +1,13 @@
 """The rows of experiments.attention: compared, on the terminal, in tables of pages, and drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from evaluation.results import Row
@@ -25,25 +26,30 @@ def dense_problem(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in names)
 
 
+def _right(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["status"] == "ok"]
+
+
+def _add_to_ours(rows: list[Row], key: str, is_peer: Callable[[str], bool]) -> None:
+    """To our rows: the time of the fastest peer over ours, forward and backward by themselves."""
+    right = _right(rows)
+    for row in (row for row in right if row["name"] == "ours"):
+        problem = (*dense_problem(row), row["sparsity"])
+        peers = [r for r in right if (*dense_problem(r), r["sparsity"]) == problem]
+        peers = [peer for peer in peers if is_peer(peer["name"])]
+        for part in PASSES if peers else ():
+            best = min(peer[f"{part}_ms"] for peer in peers)
+            row[f"{part}_{key}"] = best / row[f"{part}_ms"]
+
+
 def add_best_peer(rows: list[Row]) -> None:
     """To our rows: our speed over that of the fastest peer, forward and backward by themselves."""
-    right = [row for row in rows if row["status"] == "ok"]
-    for row in right:
-        problem = (*dense_problem(row), row["sparsity"])
-        peers = [
-            r
-            for r in right
-            if (*dense_problem(r), r["sparsity"]) == problem and not r["name"].startswith("ours")
-        ]
-        if row["name"] == "ours" and peers:
-            for part in PASSES:
-                best = min(peer[f"{part}_ms"] for peer in peers)
-                row[f"{part}_over_best_peer"] = best / row[f"{part}_ms"]
+    _add_to_ours(rows, "over_best_peer", lambda name: not name.startswith("ours"))
 
 
 def beside_dense(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
     """Block-sparse rows, each with our dense row of its problem."""
-    right = [row for row in rows if row["status"] == "ok"]
+    right = _right(rows)
     dense = {dense_problem(r): r for r in right if (r["name"], r["mask"]) == ("ours", "dense")}
     for row in right:
         if row["mask"] != "dense" and dense_problem(row) in dense:
@@ -66,16 +72,9 @@ def relate_butterflies(rows: list[Row]) -> None:
 
 def add_portable(rows: list[Row]) -> None:
     """To all rows their block size; to ours how much longer the portable kernels take."""
-    right = {}
     for row in rows:
         row["block_size"] = row["sparsity"]["block_size"]
-        if row["status"] == "ok":
-            right[(row["name"], row["block_size"], *dense_problem(row))] = row
-    for (name, *problem), row in right.items():
-        portable = right.get(("ours, portable", *problem))
-        if name == "ours" and portable is not None:
-            for part in PASSES:
-                row[f"{part}_portable_over_ours"] = portable[f"{part}_ms"] / row[f"{part}_ms"]
+    _add_to_ours(rows, "portable_over_ours", lambda name: name == "ours, portable")
 
 
 # ---- on the terminal
@@ -133,15 +132,14 @@ def direction_table(result: Row, *, direction: str) -> str:
     """One direction, "forward" or "backward", of dense attention (--preset peers --against ...), in
     TFLOP/s; ours to the best peer's."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
-    ratios: dict[tuple[Any, ...], float] = {}
     for row in result["rows"]:
-        problem = dense_problem(row)
-        line = lines.setdefault(problem, _problem(row))
+        line = lines.setdefault(dense_problem(row), _problem(row))
         line[row["name"]] = f"{row[f'{direction}_tflops']:.0f}"
-        ratio = f"{direction}_over_best_peer"
-        if ratio in row:
-            ratios[problem] = row[ratio]
-    return table({**line, "ours / best": f"{ratios[at]:.3f}"} for at, line in lines.items())
+    for row in result["rows"]:
+        if row["name"] == "ours":
+            ratio = f"{row[f'{direction}_over_best_peer']:.3f}"
+            lines[dense_problem(row)]["ours / best"] = ratio
+    return table(lines.values())
 
 
 def butterfly_table(result: Row) -> str:
@@ -160,12 +158,9 @@ def butterfly_table(result: Row) -> str:
 
 def mask_price_table(result: Row) -> str:
     """What a mask costs that hides nothing, or one block (--preset butterfly)."""
+    price = "time / (density x our dense time)"
     return table(
-        {
-            **_problem(row),
-            "blocks": row["mask"],
-            "time / (density x our dense time)": _both(row, "over_proportional", ".3f"),
-        }
+        _problem(row) | {"blocks": row["mask"], price: _both(row, "over_proportional", ".3f")}
         for row in result["rows"]
         if row["mask"].startswith("all")
     )
@@ -201,11 +196,8 @@ def paper_table(result: Row) -> str:
 
 
 def _problem(row: Row) -> dict[str, str]:
-    return {
-        "head_dim": str(row["head_dim"]),
-        "mask": "causal" if row["causal"] else "full",
-        "tokens": f"{row['seq_len']:,}",
-    }
+    mask = "causal" if row["causal"] else "full"
+    return {"head_dim": str(row["head_dim"]), "mask": mask, "tokens": f"{row['seq_len']:,}"}
 
 
 def _both(row: Row, what: str, how: str) -> str:
@@ -228,10 +220,11 @@ def draw_peers(rows: list[Row]) -> Figure:
 
 def draw_butterflies(rows: list[Row]) -> Figure:
     """Time of a full butterfly over length, in that which is in proportion to our dense time."""
-    butterflies = [row for row in rows if row["mask"] == "butterfly"]
-    # of the longest there is no dense time
     butterflies = [
-        r for r in butterflies if r["status"] != "ok" or "forward_over_proportional" in r
+        row
+        for row in rows
+        if row["mask"] == "butterfly"  # of the longest there is no dense time
+        and (row["status"] != "ok" or "forward_over_proportional" in row)
     ]
     return _over_length(butterflies, "over_proportional", "time / proportional")
 
@@ -249,17 +242,10 @@ def _over_length(rows: list[Row], what: str, unit: str) -> Figure:
         column[0].set_title(f"{'full' if full else 'causal'}, head_dim {head_dim}", size=10)
         for axes, part in zip(column, PASSES, strict=True):
             for name in dict.fromkeys(row["name"] for row in some):
-                of = [row for row in some if row["name"] == name]
-                right = [row for row in of if row["status"] == "ok"]
-                (lines[name],) = axes.plot(
-                    [row["seq_len"] for row in right],
-                    [row[f"{part}_{what}"] for row in right],
-                    marker="o",
-                    ms=4,
-                    **line_of(name),
-                )
+                of, look = [row for row in some if row["name"] == name], line_of(name)
+                lines[name] = _plot(axes, _right(of), f"{part}_{what}", look)
                 for row in (row for row in of if row["status"] == "out of memory"):
-                    at, colour = (row["seq_len"], 0), line_of(name)["color"]
+                    at, colour = (row["seq_len"], 0), look["color"]
                     axes.plot(*at, "x", ms=7, mew=2, color=colour, clip_on=False)
                     above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
                     axes.annotate("OOM", at, **above, fontsize=8, color=colour)
@@ -271,6 +257,12 @@ def _over_length(rows: list[Row], what: str, unit: str) -> Figure:
         axes.set_ylabel(f"{part}, {unit}")
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, frameon=False)
     return figure
+
+
+def _plot(axes: Axes, rows: list[Row], key: str, look: dict[str, Any]) -> Line2D:
+    """The line of a number of rows over their length."""
+    x, y = ([row[what] for row in rows] for what in ("seq_len", key))
+    return axes.plot(x, y, marker="o", ms=4, **look)[0]
 
 
 def _over_lengths(axes: Axes, lengths: list[int]) -> None:
@@ -297,10 +289,9 @@ def draw_paper(rows: list[Row]) -> Figure:
         ends = {}
         for (name, sparse), line in lines.items():
             look = line_of(name, sparse=sparse)
-            x, y = ([row[what] for row in line] for what in ("seq_len", key))
-            axes.plot(x, y, marker="o", ms=4, **look)
+            _plot(axes, line, key, look)
             name += ",\nblock-sparse" if sparse else ",\nthen OOM" * ((name, sparse) in ends_early)
-            ends[name] = y[-1], look["color"]
+            ends[name] = line[-1][key], look["color"]
         axes.set_yscale("log")
         _over_lengths(axes, sorted({r["seq_len"] for line in lines.values() for r in line})[::3])
         axes.set_title(title, size=10)
@@ -311,12 +302,11 @@ def draw_paper(rows: list[Row]) -> Figure:
 
 def draw_sparsity(rows: list[Row]) -> Figure:
     """Time against density, with the line of proportionality."""
-    right = [row for row in rows if row["status"] == "ok"]
     looks = {"dense": ("o", OURS), "butterfly": ("o", OUR_SPARSE), "window": ("^", OUR_SPARSE)}
     figure = Figure(figsize=(8.5, 3.8), layout="constrained")
     for axes, part in zip(figure.subplots(1, 2), PASSES, strict=True):
         for pattern, (marker, colour) in looks.items():
-            some = [row for row in right if row["mask"].split()[0] == pattern]
+            some = [row for row in _right(rows) if row["mask"].split()[0] == pattern]
             x, y = ([row[what] for row in some] for what in ("density", f"{part}_ms"))
             axes.plot(x, y, marker, color=colour, ms=7, label=f"ours, {pattern}")
             if pattern == "dense" and some:

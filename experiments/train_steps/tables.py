@@ -50,22 +50,13 @@ def parts_table(result: Row) -> str:
         for row in result["rows"]
         if row["name"] in names and row["size"] == result["rows"][0]["size"]
     }
-    parts = dict.fromkeys(part for row in columns.values() for part in row["parts"])
-
-    def cell(row: Row, part: str) -> str:
-        found = row["parts"].get(part)
-        if found is None:
-            return "-"
-        return f"{found['ms']:.1f}" + (f", {found['launches']:.0f}" if found["launches"] else "")
-
-    whole = {"ms, launches": "whole step"} | {
-        name: f"{1000 * row['step_s']:.1f}" for name, row in columns.items()
-    }
-    lines = (
-        {"ms, launches": part} | {name: cell(row, part) for name, row in columns.items()}
-        for part in parts
-    )
-    return table([whole, *lines])
+    lines: dict[str, dict[str, str]] = {"whole step": {}}
+    for name, row in columns.items():
+        lines["whole step"][name] = f"{1000 * row['step_s']:.1f}"
+        for part, found in row["parts"].items():
+            launches = f", {found['launches']:.0f}" if found["launches"] else ""
+            lines.setdefault(part, {})[name] = f"{found['ms']:.1f}{launches}"
+    return table(({"ms, launches": part} | line for part, line in lines.items()), missing="-")
 
 
 def _shape(row: Row) -> tuple[str, int]:

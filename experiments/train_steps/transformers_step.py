@@ -102,7 +102,11 @@ def inputs_of(case: Case, vocab: int) -> dict[str, Tensor]:
         position = torch.arange(case.context_length)
         document = torch.searchsorted(starts, position, right=True) - 1
         inputs["position_ids"] = (position - starts[document]).expand(shape)
-    return {name: x.cuda() if torch.cuda.is_available() else x for name, x in inputs.items()}
+    return {name: x.to(_device()) for name, x in inputs.items()}
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def first_results(model: Any, inputs: dict[str, Tensor]) -> tuple[float, Tensor]:
