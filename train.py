@@ -70,10 +70,9 @@ from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, schedule_change, set_learning_rate
 from training.parallel import compile_and_wrap, weights_stay
-from training.profiling import StepProfiler
+from training.profiling import StepProfiler, Stopwatch
 from training.step import GraphedStep, train_step
 from training.stop import Stop, Stopped, lock_run_dir
-from training.stopwatch import Stopwatch
 from training.task import Task
 from training.tasks import RunConfiguration
 

@@ -104,7 +104,7 @@ def test_finished_run_is_evaluated_again_and_recorded_once(run):
 def slow_clock(monkeypatch):
     """An hour passes between any two looks at the clock of training."""
     clock = itertools.count(0, 3600)
-    monkeypatch.setattr("training.stopwatch.time", SimpleNamespace(perf_counter=clock.__next__))
+    monkeypatch.setattr("training.profiling.time", SimpleNamespace(perf_counter=clock.__next__))
 
 
 def hours(folder, kind):

@@ -106,7 +106,7 @@ def sweep(monkeypatch, corpus, folder):
             # a step of twice the context takes twice as long, on every machine
             clock = count(step=load_config(arguments).model.context_length)
             time = SimpleNamespace(perf_counter=clock.__next__)
-            monkeypatch.setattr("training.stopwatch.time", time)
+            monkeypatch.setattr("training.profiling.time", time)
             train(arguments)
         else:
             assert arguments[0] == "scripts.evaluate"
