@@ -94,7 +94,7 @@ def cpu_seconds(call: Call, n: int = 1) -> float:
     return (time.perf_counter() - start) / n
 
 
-def start_afresh() -> None:
+def reset_compiler_and_memory() -> None:
     """Forget what was compiled, and free the memory that nobody holds, also that of cycles."""
     torch._dynamo.reset()
     gc.collect()

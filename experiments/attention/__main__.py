@@ -70,7 +70,7 @@ from experiments.attention.peers import (
     triton_tutorial,
 )
 from experiments.results import Stage
-from experiments.timing import start_afresh
+from experiments.timing import reset_compiler_and_memory
 
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (8192, 16_384, 65_536)  # 65,536 tokens a batch
@@ -186,7 +186,7 @@ def measure_io() -> Iterator[list[Row]]:
     rows = {}
     for name, case in hbm_bytes.CASES.items():
         (rows[name],) = measure_case(case, [hbm_bytes.contender(name)])
-    start_afresh()  # the profiled runs are processes of their own, on the same GPU
+    reset_compiler_and_memory()  # the profiled runs are processes of their own, on the same GPU
     yield hbm_bytes.with_bytes(rows)
 
 

@@ -9,7 +9,7 @@ from experiments.attention.cases import Attention, Case, Tensors, make_tensors
 from experiments.attention.check import Answer, answer, checked_case, errors, verdict
 from experiments.attention.peers import CONTENDERS, TENSORS, UnsupportedError
 from experiments.attention.report import heading, label
-from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib, start_afresh
+from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib, reset_compiler_and_memory
 
 
 def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
@@ -62,7 +62,7 @@ def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list
     answers: dict[Case, Answer] = {}
     rows = []
     for name in names:
-        start_afresh()  # also of what a contender left that ran out of memory
+        reset_compiler_and_memory()  # also of what a contender left that ran out of memory
         checked = checked_case(name, case)
         if checked not in answers:
             answers[checked] = answer(checked, tensors)

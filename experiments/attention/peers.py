@@ -112,9 +112,7 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
     """The package flash-attn-4 (CuTe), where it is installed."""
     try:
         from flash_attn import cute  # pyright: ignore[reportMissingImports]
-        from flash_attn.cute.block_sparsity import (  # pyright: ignore[reportMissingImports]
-            BlockSparseTensorsTorch,
-        )
+        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch  # pyright: ignore
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
     T, call = case.seq_len, cute.flash_attn_func

@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.reader import read_config
 from data.lra.curriculum import Curriculum
@@ -42,7 +42,7 @@ from data.lra.store import MANIFEST
 from evaluation.results import Row
 from experiments.lra.tables import speed_table
 from experiments.lra.tasks import ATTENTIONS, arguments_of, trainable_tasks
-from experiments.timing import in_turns, spread, start_afresh, wall_seconds
+from experiments.timing import in_turns, reset_compiler_and_memory, spread, wall_seconds
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
 from training.classification.objectives import answer_loss, ask_labels
@@ -66,16 +66,16 @@ class Contender:
         torch.manual_seed(config.run.seed)  # the same weights for all
         self.model = Classifier(config.model).to(device)
         self._optimizer = make_optimizer(self.model, config.optim, capturable=device.type == "cuda")
-        fast: nn.Module = self.model
-        if config.run.compile:
-            fast = torch.compile(self.model, fullgraph=True, dynamic=False)  # pyright: ignore
+        compiles = partial(torch.compile, fullgraph=True, dynamic=False)
+        fast: Any = compiles(self.model) if config.run.compile else self.model
         self._autocast = partial(autocast, config.run.dtype, device)
         alone = Processes(rank=0, world_size=1, device=device)
         finite = FiniteSteps(
             self._optimizer, alone, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
         )
-        self._loss = partial(answer_loss, ask_labels, self._autocast, alone)
-        self._step = partial(train_step, self._loss_of, fast, finite)
+        answer = partial(answer_loss, ask_labels, self._autocast, alone)
+        loss_of = lambda model, *batch: answer(model, self._lesson.batch(*batch))  # noqa: E731
+        self._step = partial(train_step, loss_of, fast, finite)
         self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]
         self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step
 
@@ -102,9 +102,6 @@ class Contender:
             found = self.model(batch.tokens, batch.lengths, batch.places).float()
         self.model.train()
         return found
-
-    def _loss_of(self, model: nn.Module, numbers: Tensor, changes: Tensor) -> tuple[Tensor, ...]:
-        return self._loss(model, self._lesson.batch(numbers, changes))
 
 
 def timed_tasks(
@@ -140,7 +137,7 @@ def measure(
     """
     # recompilations are counted by code, which all models share; contenders are in cycles, so that
     # those of the last task would keep the memory of their graphs
-    start_afresh()
+    reset_compiler_and_memory()
     config, on_gpu = configs[BASE], device.type == "cuda"
     if config.run.compile and config.run.dtype == "float32":
         raise ValueError(

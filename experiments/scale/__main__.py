@@ -26,7 +26,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row
-from experiments.timing import spread, start_afresh, wall_seconds
+from experiments.timing import reset_compiler_and_memory, spread, wall_seconds
 from experiments.train_steps.contenders import check_first_loss, step_of
 from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu
@@ -42,7 +42,7 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
     together = Processes(rank=0, world_size=1, device=device)
     if case.n_gpus > 1:
         together = replace(processes, mesh=_mesh(processes, config.parallel.context))
-    start_afresh()
+    reset_compiler_and_memory()
     free_receive_buffers()
     torch.manual_seed(0)
     n_tokens = config.model.context_length + 1
@@ -93,9 +93,7 @@ def _mesh(processes: Processes, context: int) -> DeviceMesh | None:
 
 def check_loss(rows: list[Row]) -> None:
     """Print the last row, if its first loss is that of the first of its model."""
-    last = rows[-1]
-    first = next(row for row in rows if row["model"] == last["model"])
-    check_first_loss(last, first, lambda row: f"{row['model']}, {row['way']}")
+    last = check_first_loss(rows, "model", lambda row: f"{row['model']}, {row['way']}")
     print(
         f"{last['part']:6} {last['model']:12} {last['context_length']:8} {last['batch_tokens']:8} "
         f"{last['n_gpus']} {last['way']:16} {last['tokens_per_s']:10,.0f} tokens/s "

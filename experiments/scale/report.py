@@ -108,9 +108,9 @@ def foretold_table(result: Row) -> str:
     steps = _steps(result, "long")
     growths, two = _growths(steps), steps.query("n_gpus == 2")
     lengths = zip(two["attention"], two["context_length"], strict=True)
-    two = two.assign(foretold_s=[growths[mask].seconds(length, 2) for mask, length in lengths])
-    two["off"] = two["foretold_s"] / two["step_s"] - 1
-    foretold = {"foretold": "{foretold_s:.3g} s", "off by": "{off:+.1%}"}
+    two = two.assign(predicted_s=[growths[mask].seconds(length, 2) for mask, length in lengths])
+    two["off"] = two["predicted_s"] / two["step_s"] - 1
+    foretold = {"foretold": "{predicted_s:.3g} s", "off by": "{off:+.1%}"}
     return _table(two, CONTEXT | ATTENTION | STEP | foretold)
 
 

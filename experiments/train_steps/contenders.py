@@ -86,13 +86,20 @@ def with_butterfly(config: ModelConfig) -> ModelConfig:
     return replace(config, mask=MaskConfig(pattern="butterfly"))
 
 
-def check_first_loss(row: Row, first: Row, name: Callable[[Row], str]) -> None:
-    """Raise SystemExit if the first loss of a row is not that of the `first` row."""
+def check_first_loss(rows: list[Row], key: str, name: Callable[[Row], str]) -> Row:
+    """The last row, whose first loss must be that of the first row with the same `key`.
+
+    Raises:
+        SystemExit: it is not.
+    """
+    row = rows[-1]
+    first = next(other for other in rows if other[key] == row[key])
     if not abs(row["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
         raise SystemExit(
             f"{name(row)}: the first loss is {row['first_loss']:.4f}, and that of {name(first)} "
             f"{first['first_loss']:.4f}: no speed is reported"
         )
+    return row
 
 
 def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:

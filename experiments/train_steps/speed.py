@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from evaluation.results import Row
-from experiments.timing import spread, start_afresh, wall_seconds
+from experiments.timing import reset_compiler_and_memory, spread, wall_seconds
 from experiments.train_steps.contenders import (
     BUTTERFLY,
     TOKENS_A_STEP,
@@ -69,7 +69,7 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
     Memory counts from the second step on, before a step is captured in a CUDA graph: replayed, it
     seems to take none.
     """
-    start_afresh()
+    reset_compiler_and_memory()
     # Cached graphs do not know which backend of SDPA they were traced for.
     torch.compiler.config.force_disable_caches = True
     torch.manual_seed(0)
@@ -110,9 +110,7 @@ def benchmark(size: str, context_length: int, args: Namespace) -> Iterator[list[
 
 def check_loss(rows: list[Row]) -> None:
     """Print the speed of the last row, if its first loss is that of the first of its size."""
-    last = rows[-1]
-    first = next(row for row in rows if row["size"] == last["size"])
-    check_first_loss(last, first, lambda row: f"{row['name']} at {row['context_length']}")
+    last = check_first_loss(rows, "size", lambda row: f"{row['name']} at {row['context_length']}")
     speed = f"{last['tokens_per_s']:10,.0f} tokens/s"
     print(f"{last['size']:6} {last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
