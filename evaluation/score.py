@@ -28,11 +28,13 @@ from model.config import ModelConfig
 from model.flops import forward_flops_per_token
 from training.checkpoint.choice import chosen_checkpoint
 from training.distributed import Processes
+from training.language.config import TrainConfig
 from training.numerics import autocast
+from training.parallel import key_caches_by_source
 
-COMPILE_FROM = 1e16
-"""FLOPs for windows of one shape from which compiling pays. An H100 or H200 takes half a minute for
-them; compiling takes 10 s, or 4 from a warm cache, and then they take a third less."""
+COMPILE_FROM = {"cuda": 1e16, "cpu": 1e14}
+"""FLOPs for windows of one shape from which compiling pays, by device. An H100 or H200 takes half a
+minute for them; compiling takes 10 s, or 4 from a warm cache, and then they take a third less."""
 
 
 @torch.no_grad()
@@ -77,13 +79,17 @@ def token_losses(
     return torch.where(scored == 1, losses, torch.nan).cpu().numpy()
 
 
-def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray | None:
+def read_losses(
+    run: Run, stream: TokenStream, scoring: Scoring, *, eager: bool = False
+) -> np.ndarray | None:
     """Losses that `write_losses` kept, or None if they are of another checkpoint, or not there.
+
+    `eager`: of a run with run.compile whose model was not compiled to score it, and rounded so.
 
     Raises:
         ValueError: the file is damaged.
     """
-    path, origin = _kept(run, stream, scoring)
+    path, origin = _kept(run, stream, scoring, eager)
     if not path.exists():
         return None
     try:
@@ -100,16 +106,18 @@ def read_losses(run: Run, stream: TokenStream, scoring: Scoring) -> np.ndarray |
         ) from error
 
 
-def write_losses(run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray) -> None:
+def write_losses(
+    run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray, *, eager: bool = False
+) -> None:
     """Keep (n_tokens,) float32 losses, whole or not at all."""
-    path, origin = _kept(run, stream, scoring)
+    path, origin = _kept(run, stream, scoring, eager)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, losses=losses, origin=np.array(origin))
     write_atomically(path, buffer.getvalue())
 
 
-def _kept(run: Run, stream: TokenStream, scoring: Scoring) -> tuple[Path, str]:
+def _kept(run: Run, stream: TokenStream, scoring: Scoring, eager: bool) -> tuple[Path, str]:
     """The file of losses, and all that they depend on beside the scoring."""
     defaults = asdict(ModelConfig())  # which old runs have for a field that is new
     model = asdict(run.config.model).items()
@@ -119,7 +127,7 @@ def _kept(run: Run, stream: TokenStream, scoring: Scoring) -> tuple[Path, str]:
         "model": {name: value for name, value in model if value != defaults[name]},
         "dtype": run.config.run.dtype,
         "text": sha256_of(stream),
-    }
+    } | ({"eager": True} if eager else {})
     folder = run.folder / "scores" / stream.path.resolve().name
     return folder / f"{scoring.name}.npz", json.dumps(origin)
 
@@ -132,13 +140,17 @@ def losses_of(
     ready: Callable[[int, int, bool], nn.Module],
     processes: Processes,
     bar: ScoringBar,
+    *,
+    eager: bool,
 ) -> np.ndarray:
     """(n_tokens,) losses of a run on every process, from its folder where they are known.
 
     All processes take a share, each of them `batch_tokens` at once; `ready` gives the model for a
     history, a stride and whether documents are masked; `bar` moves on.
     """
-    known = processes.agree(read_losses(run, stream, scoring) if processes.is_main else None)
+    known = processes.agree(
+        read_losses(run, stream, scoring, eager=eager) if processes.is_main else None
+    )
     work = _work(stream, scoring)
     if known is not None:
         bar.known(work)
@@ -151,7 +163,7 @@ def losses_of(
     batches = bar.over(windows, len(windows), f"{run.folder.name}, {scoring}", work)
     losses = token_losses(model, batches, len(stream), processes, context)
     if processes.is_main:
-        write_losses(run, stream, scoring, losses)
+        write_losses(run, stream, scoring, losses, eager=eager)
     return losses
 
 
@@ -160,36 +172,42 @@ def _work(stream: TokenStream, scoring: Scoring) -> int:
     return scoring.n_windows(len(stream)) * scoring.history
 
 
-def _ready(run: Run, device: torch.device, compiles: bool, history: int, *_: int) -> nn.Module:
-    """The model for windows of one shape, compiled if `compiles` and the run was."""
+def _ready(run: Run, device: torch.device, eager: bool, history: int, *_: int) -> nn.Module:
+    """The model for windows of one shape, compiled if the run was and not `eager`."""
     model = run.model.to(device)
     model.prepare_mask(history)
-    if not (compiles and run.config.run.compile):
+    if eager or not run.config.run.compile:
         return model
     torch.compiler.reset()  # code for other shapes counts towards a limit
+    key_caches_by_source()
     return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
 
 
 def compiling_pays(
-    configs: Sequence[ModelConfig], wanted: Sequence[Sequence[Scoring]], n_tokens: int
+    configs: Sequence[TrainConfig],
+    wanted: Sequence[Sequence[Scoring]],
+    n_tokens: int,
+    device: torch.device,
 ) -> bool:
     """Whether scoring takes so long that compiling models for each shape of windows is sooner.
 
-    It is decided for all models together: compiled code rounds otherwise, and a difference between
-    models should not depend on their size.
+    It is decided for all runs with run.compile together: compiled code rounds otherwise, and a
+    difference between models should not depend on their size.
 
     Args:
-        configs: models that are scored.
+        configs: runs that are scored.
         wanted: scorings of each.
         n_tokens: of all texts.
+        device: that computes.
     """
     flops, n_shapes = 0.0, 0
     for config, scorings in zip(configs, wanted, strict=True):
-        shapes = {(s.history, s.stride, s.document_mask) for s in scorings}
+        if not config.run.compile:
+            continue
         work = sum(s.n_windows(n_tokens) * s.history for s in scorings)
-        flops += work * forward_flops_per_token(config, causal=True)
-        n_shapes += len(shapes)
-    return flops > n_shapes * COMPILE_FROM
+        flops += work * forward_flops_per_token(config.model, causal=True)
+        n_shapes += len({(s.history, s.stride, s.document_mask) for s in scorings})
+    return flops > n_shapes * COMPILE_FROM[device.type]
 
 
 def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
@@ -267,17 +285,21 @@ def evaluate_runs(
     work = sum(
         _work(stream, scoring) for of_run in wanted for scoring in of_run for stream in streams
     )
-    compiles = compiling_pays([run.config.model for run in runs], wanted, sum(map(len, streams)))
+    n_tokens = sum(map(len, streams))
+    compiles = compiling_pays([run.config for run in runs], wanted, n_tokens, processes.device)
     with ScoringBar(work, is_main=processes.is_main) as bar:
         for name, opened, scorings in zip(names, runs, wanted, strict=True):
             # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
             run, config = replace(opened), opened.config
             at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
-            ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device, compiles))
+            eager = config.run.compile and not compiles
+            ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device, eager))
             sums: list[dict[Scoring, Sums]] = [{} for _ in described]
             for scoring in scorings:  # those of one shape are next to each other
                 for corpus, of_corpus in zip(described, sums, strict=True):
-                    losses = losses_of(run, corpus.stream, scoring, at_once, ready, processes, bar)
+                    losses = losses_of(
+                        run, corpus.stream, scoring, at_once, ready, processes, bar, eager=eager
+                    )
                     of_corpus[scoring] = add_up(losses, scoring, corpus)
             about = {"label": name, "number": run.seed_number, "about": describe(run)}
             for of_corpus, of_run in zip(scored, sums, strict=True):

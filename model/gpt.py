@@ -53,10 +53,12 @@ class GPT(nn.Module):
 
     @classmethod
     def with_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor]) -> Self:
-        """Make a model of these tensors, which are not copied; no weights are drawn."""
+        """Make a model of copies of these weights; no others are drawn."""
         with torch.device("meta"):
             model = cls(config)
-        model.load_state_dict(weights, assign=True)
+        # copies, as tensors of a file may be mapped: a file that shrinks would end the process
+        copies = {name: weight.clone() for name, weight in weights.items()}
+        model.load_state_dict(copies, assign=True)
         if config.positions != "learned":
             positions = torch.arange(config.context_length)
             model.rotary_cos, model.rotary_sin = model._rotary_tables(positions)

@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,6 @@ from training.config import ActivationCheckpointing, RunConfig
 from training.distributed import Processes
 from training.language.config import TrainConfig
 
-ROOT = Path(__file__).parents[1]
 BUCKET_MB = 100  # of gradients that are exchanged at once
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -149,20 +148,31 @@ def _prepare_compiler(run: RunConfig, n_versions: int) -> None:
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_versions)
     functorch_config.activation_memory_budget = run.activation_memory
-    # Caches on disk know neither the source of an operator nor of an autograd.Function, of which a
-    # graph has only the name; with our sources in their key, they can keep both.
-    torch.compiler.config.cache_key_tag = _source_hash()
+    key_caches_by_source()
+
+
+def key_caches_by_source() -> None:
+    """Put a hash of our sources into the keys of torch.compile's caches on disk.
+
+    A graph has only the name of an operator or an autograd.Function. With their source in the key,
+    PyTorch may also keep what it traced through the latter.
+    """
+    tag = torch.compiler.config.cache_key_tag  # the user may have set one
+    if _SOURCES not in tag:
+        torch.compiler.config.cache_key_tag = tag + _SOURCES
     functorch_config.autograd_cache_allow_custom_autograd_functions = True
 
 
-@cache
-def _source_hash() -> str:
-    """Hash of the sources that compiled code comes from, and of the tag that the user has set."""
-    digest = sha256(torch.compiler.config.cache_key_tag.encode())
+def _source_hash(root: Path) -> str:
+    digest = sha256()
     for package in ("kernels", "model"):
-        for file in sorted((ROOT / package).rglob("*.py")):
+        for file in sorted((root / package).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+_SOURCES = _source_hash(Path(__file__).parents[1])
+"""Hash of the code that was imported: files may change while a run starts."""
 
 
 def _compiled(what: F) -> F:

@@ -12,7 +12,7 @@ from evaluation.results import Row
 from experiments.reliability.processes import print_to, start_group, start_process
 from experiments.reliability.world import Tally, World, records
 from training.checkpoint.folders import checkpoints, latest_checkpoint
-from training.checkpoint.reader import is_whole
+from training.checkpoint.reader import Checkpoint
 
 STEPS = 40
 OPTIONS = (f"optim.max_steps={STEPS}", "run.save_every=1", "run.log_every=3", "run.eval_every=5")
@@ -60,7 +60,7 @@ def kills(world: World, n: int, world_size: int) -> Row:
         while _end(start(run), generator.uniform(0.05, 0.9) * seconds):
             tally.tries += 1
             newest = latest_checkpoint(run)
-            if not all(map(is_whole, checkpoints(run))):
+            if not all(map(Checkpoint.is_whole, checkpoints(run))):
                 tally.fail("silent", f"kill {tally.tries}: {newest} is damaged")
             saved += newest is not None
             if tally.tries >= n:  # and to the end

@@ -53,6 +53,9 @@ def test_made_of_weights_it_is_the_model_that_had_them(positions: str, pattern: 
     tokens, targets = make_batch(seq_len=CONTEXT)
     assert torch.equal(again(tokens, targets), model(tokens, targets))
     assert all(p.requires_grad for p in again.parameters())
+    with torch.no_grad():
+        model.ln_f.weight.zero_()
+    assert again.ln_f.weight.any()  # copies: a file may have been mapped
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

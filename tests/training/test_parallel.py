@@ -15,7 +15,14 @@ from tests.kernels.context import processes as helpers
 from training.config import ParallelConfig, RunConfig
 from training.distributed import Processes
 from training.language.config import OptimConfig, TrainConfig
-from training.parallel import _source_hash, can_capture, compile_and_wrap, share_weights
+from training.parallel import (
+    _SOURCES,
+    _source_hash,
+    can_capture,
+    compile_and_wrap,
+    key_caches_by_source,
+    share_weights,
+)
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 CONTEXT = 48
@@ -29,18 +36,18 @@ def test_the_share_reaches_torch_compile():
             assert partitioner.activation_memory_budget == share
 
 
-def test_caches_of_compiled_code_depend_on_the_sources(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
-    monkeypatch.setattr("training.parallel.ROOT", tmp_path)
+def test_caches_of_compiled_code_depend_on_the_sources(tmp_path):
     (tmp_path / "kernels" / "fused").mkdir(parents=True)
     file = tmp_path / "kernels" / "fused" / "norm.py"
     tags = []
     for source in ("dx = dy", "dx = 2 * dy", "dx = dy"):
         file.write_text(source)
-        tags.append(_source_hash.__wrapped__())
+        tags.append(_source_hash(tmp_path))
     assert tags[0] == tags[2] != tags[1]
-    torch.compiler.config.cache_key_tag = "of the user"
-    assert _source_hash.__wrapped__() != tags[2]
+    with torch.compiler.config.patch(cache_key_tag="of the user"):
+        for _ in range(2):
+            key_caches_by_source()
+            assert torch.compiler.config.cache_key_tag == "of the user" + _SOURCES
 
 
 def test_what_is_captured():

@@ -15,7 +15,7 @@ from training.checkpoint.folders import (
     latest_checkpoint,
     step_of,
 )
-from training.checkpoint.reader import is_whole, val_loss_of
+from training.checkpoint.reader import Checkpoint
 from training.config import RunConfig
 from training.distributed import Processes
 from training.metrics import METRICS, read_metrics
@@ -23,7 +23,7 @@ from training.metrics import METRICS, read_metrics
 
 def best_of(folders: Collection[Path]) -> Path | None:
     """The checkpoint with the lowest validation loss; None if no checkpoint has one."""
-    losses = {folder: loss for folder in folders if (loss := val_loss_of(folder)) is not None}
+    losses = {f: loss for f in folders if (loss := Checkpoint.val_loss(f)) is not None}
     return min(losses, key=lambda folder: (losses[folder], folder), default=None)
 
 
@@ -85,13 +85,13 @@ def find_resume_checkpoint(
         if config.resume == "never":
             raise ValueError(
                 f"run.out_dir={run} already has {newest.name} and run.resume=never: choose "
-                "another folder, or run.resume=auto to go on from it"
+                "another folder, or run.resume=auto to resume from it"
             )
         whole = newest_whole(run)
         if whole is None:
             raise ValueError(
                 f"run.resume=previous, and no checkpoint in {run} is whole: copy them again, or "
-                "choose another run.out_dir to start anew"
+                "choose another run.out_dir to start again"
             )
         return whole, set_aside(run, whole)
 
@@ -118,7 +118,7 @@ def _check_never_saved(run: Path, save_every: int) -> None:
 
 def newest_whole(run: Path) -> Path | None:
     """The newest checkpoint of a run of which every file is as it was written, or None."""
-    return next((folder for folder in reversed(checkpoints(run)) if is_whole(folder)), None)
+    return next(filter(Checkpoint.is_whole, reversed(checkpoints(run))), None)
 
 
 def set_aside(run: Path, whole: Path) -> list[Path]:

@@ -80,10 +80,11 @@ def read_checked(path: Path, sums: Mapping[str, str]) -> bytes:
     Raises:
         DamageError: It is not, or it is gone or too large.
     """
+    expected = _sum_of(path.name, sums)
     with _naming(path.name):
         check_size(path)
         content = path.read_bytes()
-    _compare(path.name, hashlib.sha256(content).hexdigest(), sums)
+    _compare(path.name, hashlib.sha256(content).hexdigest(), expected)
     return content
 
 
@@ -94,16 +95,21 @@ def check_sums(folder: Path, sums: Mapping[str, str], names: Iterable[str]) -> N
         DamageError: A file is not as it was written, or gone.
     """
     for name in names:
+        expected = _sum_of(name, sums)
         with _naming(name):
             declared_shapes(folder / name)  # nobody waits for the sum of a file of any size
             found = sha256_of(folder / name)
-        _compare(name, found, sums)
+        _compare(name, found, expected)
 
 
-def _compare(name: str, found: str, sums: Mapping[str, str]) -> None:
+def _sum_of(name: str, sums: Mapping[str, str]) -> str:
     if name not in sums:
         raise DamageError(f"{SUMS} has no line for {name}")
-    if found != sums[name]:
+    return sums[name]
+
+
+def _compare(name: str, found: str, expected: str) -> None:
+    if found != expected:
         raise DamageError(f"{name} has another sha256 than {SUMS} says")
 
 

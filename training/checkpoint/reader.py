@@ -62,8 +62,14 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: There is no finished checkpoint in the folder.
-            ValueError: It is damaged.
+            ValueError: It is damaged; the error names an older one that is whole.
         """
+        with _naming_damage(folder):
+            return cls._read(folder)
+
+    @classmethod
+    def _read(cls, folder: Path) -> Self:
+        """As `open`, but a DamageError names no other checkpoint."""
         if (folder / ".metadata").exists():
             raise ValueError(
                 f"{folder} was saved by version 0.2 or older, in a format that can hold code, "
@@ -74,18 +80,17 @@ class Checkpoint:
                 f"{folder} holds no finished checkpoint ({STATE} is missing): give a folder named "
                 "checkpoints/step_... of a run"
             )
-        with _naming_damage(folder):
-            sums = read_sums(folder)
-            content = read_checked(folder / STATE, sums)
-            with _naming_damage_of_state():
-                state = parse_json(content)
-                return cls(
-                    folder=folder,
-                    progress=Progress(**state["progress"]),
-                    must_match=_section(state, "must_match"),
-                    values=_section(state, "config"),
-                    sums=sums,
-                )
+        sums = read_sums(folder)
+        content = read_checked(folder / STATE, sums)
+        with _naming_damage_of_state():
+            state = parse_json(content)
+            return cls(
+                folder=folder,
+                progress=Progress(**state["progress"]),
+                must_match=_section(state, "must_match"),
+                values=_section(state, "config"),
+                sums=sums,
+            )
 
     @property
     def task(self) -> str | None:
@@ -104,6 +109,29 @@ class Checkpoint:
             saved = _section(self.values, "optim")
             known = {name: saved[name] for name in names & saved.keys()}
             return from_record(AdamWConfig, known, "optim")
+
+    @classmethod
+    def is_whole(cls, folder: Path) -> bool:
+        """Whether every file that a checkpoint must have is as it was written."""
+        try:
+            checkpoint = cls._read(folder)
+            names = (MODEL,) if checkpoint.progress.step == 0 else (MODEL, OPTIMIZER, PROCESSES)
+            check_sums(folder, checkpoint.sums, names)
+        except (ValueError, OSError):
+            return False
+        return True
+
+    @classmethod
+    def val_loss(cls, folder: Path) -> float | None:
+        """The validation loss recorded in a checkpoint; None also where it is damaged.
+
+        Raises:
+            OSError: It cannot be read, which is not a reason to delete it.
+        """
+        try:
+            return cls._read(folder).progress.val_loss
+        except (ValueError, FileNotFoundError):
+            return None
 
     def config(self, schema: type[C]) -> C:
         """The configuration of the run as it was saved.
@@ -181,29 +209,6 @@ class Checkpoint:
             set_own_state(read_tensors(folder / PROCESSES), processes, kept)
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether every file that a checkpoint must have is as it was written."""
-    try:
-        checkpoint = Checkpoint.open(folder)
-        names = (MODEL,) if checkpoint.progress.step == 0 else (MODEL, OPTIMIZER, PROCESSES)
-        check_sums(folder, checkpoint.sums, names)
-    except (ValueError, OSError):
-        return False
-    return True
-
-
-def val_loss_of(folder: Path) -> float | None:
-    """The validation loss recorded in a checkpoint; None also where it is damaged.
-
-    Raises:
-        OSError: It cannot be read, which is not a reason to delete it.
-    """
-    try:
-        return Checkpoint.open(folder).progress.val_loss
-    except (ValueError, FileNotFoundError):
-        return None
-
-
 def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """Settings of a checkpoint, with the defaults of those that are newer than it.
 
@@ -239,7 +244,7 @@ def _naming_damage(folder: Path) -> Iterator[None]:
     except DamageError as error:
         run = folder.parent.parent
         older = takewhile(lambda other: other != folder, checkpoints(run))
-        whole = next(filter(is_whole, reversed([*older])), None)
+        whole = next(filter(Checkpoint.is_whole, reversed([*older])), None)
         remedy = (
             f"copy it again, or resume from {whole}, which is whole, with run.resume=previous"
             if whole

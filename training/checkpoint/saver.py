@@ -150,7 +150,7 @@ class CheckpointSaver:
             raise OSError(
                 f"run.out_dir={self._run} was renamed, deleted or replaced while it was trained: "
                 "nothing more is saved. Where the folder still is, "
-                "run.out_dir with its new name goes on from its newest checkpoint"
+                "run.out_dir with its new name resumes from its newest checkpoint"
             )
 
     def _copy(self, file: str, tensors: dict[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from model.config import MaskConfig
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_steps
+from training.checkpoint import reader
 from training.checkpoint.choice import newest_whole, set_aside
 from training.checkpoint.contents import Progress, save_model
 from training.checkpoint.files import SUMS, write_sums
@@ -328,3 +329,14 @@ def test_the_format_of_before_is_named(tmp_path):
     (folder / ".metadata").touch()
     with pytest.raises(ValueError, match="step_00000001 was saved by version 0.2 or older"):
         load(folder)
+
+
+def test_many_damaged_checkpoints_are_looked_at_once_each(tmp_path, monkeypatch):
+    for step in range(1, 13):
+        (save(tmp_path, step, *make(0), keep_last=99) / SUMS).write_text("")
+    looked = []
+    read = reader.read_sums
+    monkeypatch.setattr(reader, "read_sums", lambda folder: looked.append(folder) or read(folder))
+    with pytest.raises(ValueError, match="step_00000012 is damaged.*no older one is whole$"):
+        Checkpoint.open(latest_checkpoint(tmp_path))
+    assert sorted(looked) == sorted(set(looked)) and len(looked) == 12
