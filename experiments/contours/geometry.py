@@ -22,6 +22,7 @@ PREDICTIONS = Path("out/pathfinder_yardsticks")
 _POSITIONS = ("row_a", "column_a", "row_b", "column_b")
 _TANGENTS = ("row_direction_a", "column_direction_a", "row_direction_b", "column_direction_b")
 
+
 ALL = "all endpoint geometry"
 KNOWLEDGE: dict[str, tuple[str, ...]] = {
     "distance": ("distance",),
@@ -107,10 +108,11 @@ def features(endpoints: Endpoints) -> dict[str, np.ndarray]:
     """
     positions, directions = endpoints.positions, endpoints.directions
     line = positions[:, 1] - positions[:, 0]
-    towards, angles = (np.arctan2(x[..., 0], x[..., 1]) for x in (line, directions))
+    towards = np.arctan2(line[:, 0], line[:, 1])
+    angles = np.arctan2(directions[..., 0], directions[..., 1])
     turn_a, turn_b = _wrap(angles[:, 0] - towards), _wrap(angles[:, 1] - towards - np.pi)
     a_is_less = np.abs(turn_a) <= np.abs(turn_b)
-    less, more = np.where(a_is_less, (turn_a, turn_b), (turn_b, turn_a))
+    less, more = np.where(a_is_less, turn_a, turn_b), np.where(a_is_less, turn_b, turn_a)
     found = {
         "distance": np.hypot(line[:, 0], line[:, 1]),
         "row_difference": line[:, 0],

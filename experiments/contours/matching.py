@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial import KDTree
 
 from experiments.contours.geometry import Endpoints
 
 _MIDPOINT_WEIGHT = 0.25  # where in the image: matters less than how the ends lie to each other
 _DIRECTION_WEIGHT = 2.0  # in strokes: what a radian is worth
+_ROWS = 1000  # of images of label 1 that are compared at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +58,30 @@ def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> n
         (n_pairs, 2) int64, numbers of the images: label 1, then label 0.
     """
     same, different = np.flatnonzero(endpoints.labels == 1), np.flatnonzero(endpoints.labels == 0)
-    others = KDTree(describe(endpoints)[different])
-    found = []
-    for view in (endpoints, endpoints.swapped()):
-        for one in (view, view.transposed()):
-            alike = KDTree(describe(one)[same])
-            found.append(
-                alike.sparse_distance_matrix(others, tolerance.geometry, output_type="ndarray")
-            )
-    near = np.sort(np.concatenate(found), order=["v", "i", "j"])
-    one, other = same[near["i"]], different[near["j"]]
-    agree = (np.abs(log_odds[:, one] - log_odds[:, other]) < tolerance.log_odds).all(axis=0)
+    alike = [
+        describe(one)[same]
+        for view in (endpoints, endpoints.swapped())
+        for one in (view, view.transposed())
+    ]
+    others = describe(endpoints)[different]
+    squares = (others**2).sum(axis=1)
+    candidates: list[np.ndarray] = [np.empty((3, 0))]
+    for first in range(0, len(same), _ROWS):
+        rows = slice(first, first + _ROWS)
+        distance = np.min(
+            [(v[rows] ** 2).sum(axis=1)[:, None] + squares - 2 * v[rows] @ others.T for v in alike],
+            axis=0,
+        )
+        near = distance < tolerance.geometry**2
+        for said in log_odds:
+            near &= np.abs(said[same[rows]][:, None] - said[different]) < tolerance.log_odds
+        i, j = np.nonzero(near)
+        candidates.append(np.stack([same[rows][i], different[j], distance[i, j]]))
+    one, other, distance = np.concatenate(candidates, axis=1)
     used = np.zeros(len(endpoints), bool)
     pairs = []
-    for a, b in zip(one[agree].tolist(), other[agree].tolist(), strict=True):
+    for k in np.argsort(distance, kind="stable"):
+        a, b = int(one[k]), int(other[k])
         if not (used[a] or used[b]):
             used[a] = used[b] = True
             pairs.append((a, b))

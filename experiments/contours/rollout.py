@@ -81,12 +81,14 @@ class Trace:
         A block passes on half of what stands in a place and half of what it attends to, mean over
         heads (Abnar and Zuidema 2020, arXiv 2005.00928, section 3).
         """
-        share = torch.zeros(2, len(self.places))
+        n_tokens = len(self.places)
+        share = torch.zeros(2, n_tokens)
         for marker, tokens in enumerate(self.under_markers):
             share[marker, tokens] = 1 / len(tokens)
         for layer in reversed(self.layers):
-            parts = torch.arange(len(self.places)).split(_ROWS)
-            attended = sum(share[:, rows] @ layer.weights(rows).mean(0) for rows in parts)
+            attended = torch.zeros_like(share)
+            for rows in torch.arange(n_tokens).split(_ROWS):
+                attended += share[:, rows] @ layer.weights(rows).mean(0)
             share = (share + attended) / 2
         return share
 

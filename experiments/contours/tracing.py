@@ -40,7 +40,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from data.arrays import check_npy
 from evaluation.results import read_result
@@ -77,7 +76,7 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
     matched_by = np.stack([geometry[name] for name in MATCHED_BY])
     by = matched_by.mean(axis=0)
     right = (by > 0) == labels
-    sure = np.digitize(expit(np.abs(by)), CONFIDENCE[1:-1])
+    sure = np.digitize(1 / (1 + np.exp(-np.abs(by))), CONFIDENCE[1:-1])
     pairs = match(endpoints, matched_by, tolerance)
     if not len(pairs):
         raise ValueError(
@@ -135,12 +134,17 @@ def on_pairs(log_odds: np.ndarray, pairs: np.ndarray) -> dict[str, Any]:
     Two equal logits count as half of a right order. Intervals are 95%; those of the accuracy treat
     pairs, not images, as what was drawn.
     """
-    same, different = log_odds[pairs].T
+    same, different = log_odds[pairs[:, 0]], log_odds[pairs[:, 1]]
     right = ((same > 0).astype(float) + (different <= 0)) / 2  # of each pair: 0, 1/2 or 1
-    mean, half = float(np.mean(right)), 1.96 * float(np.std(right)) / len(pairs) ** 0.5
+    half = 1.96 * float(np.std(right)) / len(pairs) ** 0.5
+    mean = float(np.mean(right))
     ordered = float(np.mean((same > different) + 0.5 * (same == different)))
-    found = {"accuracy": mean, "accuracy_interval": [mean - half, mean + half]}
-    return {**found, "ordered": ordered, "ordered_interval": wilson(ordered, len(pairs))}
+    return {
+        "accuracy": mean,
+        "accuracy_interval": [mean - half, mean + half],
+        "ordered": ordered,
+        "ordered_interval": wilson(ordered, len(pairs)),
+    }
 
 
 def accuracies(
@@ -197,8 +201,12 @@ def main(args: Namespace) -> None:
     """Measure the runs, and add those of an earlier result."""
     tolerance = Tolerance(geometry=args.tolerance, log_odds=args.caliper)
     rows = [measure(run, args.data, args.predictions, tolerance) for run in args.runs]
-    widths = {"tolerance_strokes": args.tolerance, "caliper_log_odds": args.caliper}
-    matching = {**widths, "matched_by": list(MATCHED_BY), "control": CONTROL}
+    matching = {
+        "tolerance_strokes": tolerance.geometry,
+        "caliper_log_odds": tolerance.log_odds,
+        "matched_by": list(MATCHED_BY),
+        "control": CONTROL,
+    }
     if args.add is not None:
         earlier, here = read_result(args.add, "matching", "rows"), {row["run"] for row in rows}
         if earlier["matching"] != matching:

@@ -34,7 +34,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import logit
 
 from data.arrays import load_npz
 from data.files import write_atomically
@@ -72,9 +71,13 @@ def measure(task: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 predict = fit_network(_both(train, columns), seed)
                 kept[network] = np.mean([predict(x) for x in seen], axis=0)
     accuracies[NETWORK] = float(np.mean((kept["network"] > 0) == test.labels))
-    intervals = {name: wilson(share, len(test)) for name, share in accuracies.items()}
-    sizes = {"train_images": len(train), "test_images": len(test)}
-    return {"accuracies": accuracies, "intervals": intervals, **sizes}, kept
+    about = {
+        "accuracies": accuracies,
+        "intervals": {name: wilson(share, len(test)) for name, share in accuracies.items()},
+        "train_images": len(train),
+        "test_images": len(test),
+    }
+    return about, kept
 
 
 def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.ndarray]) -> Predict:
@@ -83,23 +86,32 @@ def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.nd
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     how: dict[str, Any] = {"max_iter": 2000, "early_stopping": True, "random_state": 0}
-    trees = HistGradientBoostingClassifier(**how).fit(*train, X_val=val[0], y_val=val[1])
+    trees = HistGradientBoostingClassifier(**how)
+    trees.fit(*train, X_val=val[0], y_val=val[1])
     return trees.decision_function
 
 
 def fit_network(train: tuple[np.ndarray, np.ndarray], seed: int) -> Predict:
     """A multilayer perceptron on (features, labels): smooth, where trees have steps."""
     from sklearn.neural_network import MLPClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
-    how: dict[str, Any] = {"batch_size": min(1024, len(train[0])), "learning_rate_init": 2e-3}
-    how |= {"max_iter": 100, "early_stopping": True, "n_iter_no_change": 5}
-    layers = MLPClassifier((128, 128), random_state=seed, **how)
-    network = make_pipeline(StandardScaler(), layers).fit(*train)
+    x, labels = train
+    middle, spread = x.mean(0), x.std(0)
+    network = MLPClassifier(
+        (128, 128),
+        batch_size=min(1024, len(x)),  # pyright: ignore[reportArgumentType]
+        learning_rate_init=2e-3,
+        max_iter=100,
+        early_stopping=True,  # on a tenth of the training data
+        n_iter_no_change=5,
+        random_state=seed,
+    )
+    network.fit((x - middle) / spread, labels)
 
     def predict(x: np.ndarray) -> np.ndarray:
-        return logit(network.predict_proba(x)[:, 1].clip(1e-9, 1 - 1e-9))
+        shares = np.asarray(network.predict_proba((x - middle) / spread))
+        share = shares[:, 1].clip(1e-9, 1 - 1e-9)
+        return np.log(share / (1 - share))
 
     return predict
 
@@ -118,11 +130,12 @@ def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.nd
 
 def accuracies_table(result: dict[str, Any]) -> str:
     """Accuracies in percent, a column a size."""
+    of_sizes = result["accuracies"].items()
     return table(
         {"accuracy, %": name}
         | {
             f"{size} x {size}": mean_text(shares[name], result["intervals"][size][name], 100)
-            for size, shares in result["accuracies"].items()
+            for size, shares in of_sizes
         }
         for name in (*KNOWLEDGE, NETWORK)
     )
@@ -166,8 +179,9 @@ def find_task(folders: Sequence[Path], name: str) -> Path:
     Raises:
         FileNotFoundError: none has it.
     """
-    if found := [folder / name for folder in folders if (folder / name).is_dir()]:
-        return found[0]
+    for folder in folders:
+        if (folder / name).is_dir():
+            return folder / name
     raise FileNotFoundError(
         f"{' and '.join(map(str, folders))} hold no {name}: prepare it with "
         f"python -m scripts.prepare_lra {name} --out {folders[0]}"
