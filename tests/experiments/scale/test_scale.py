@@ -10,11 +10,11 @@ from experiments.scale.report import (
     context_table,
     ddp_table,
     draw,
-    foretold_table,
     fsdp_table,
     large_table,
     long_table,
     longest_table,
+    predicted_table,
 )
 from model.config import MaskConfig, ModelConfig
 from model.flops import count_params
@@ -77,7 +77,7 @@ def growing(case: Case) -> float:
 
 def test_the_model_of_one_gpu_foretells_two():
     rows = [row_of(case, growing(case)) for case in cases(["long"], CARD)]
-    lines = foretold_table({"rows": rows}).splitlines()[2:]
+    lines = predicted_table({"rows": rows}).splitlines()[2:]
     gaps = [float(line.split("|")[-2].strip().rstrip("%")) for line in lines]
     assert len(gaps) == 6
     assert all(-0.1 < gap < 30 for gap in gaps)  # waiting alone is added
