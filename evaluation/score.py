@@ -33,8 +33,8 @@ from training.numerics import autocast
 from training.parallel import key_caches_by_source
 
 COMPILE_FROM = {"cuda": 1e16, "cpu": 1e14}
-"""FLOPs for windows of one shape from which compiling pays, by device. An H100 or H200 takes half a
-minute for them; compiling takes 10 s, or 4 from a warm cache, and then they take a third less."""
+"""FLOPs for windows of one shape from which compiling pays, by device. By times on an H200: half a
+minute for them, 10 s to compile, 4 from a warm cache, then a third less. A CPU's is a guess."""
 
 
 @torch.no_grad()

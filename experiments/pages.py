@@ -105,7 +105,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale_context": _of(scale.context_table, "scale_context"),
     "scale_long": _of(scale.long_table, "scale_long"),
     "scale_longest": _of(scale.longest_table, "scale_longest"),
-    "scale_foretold": _of(scale.foretold_table, "scale_long"),
+    "scale_predicted": _of(scale.predicted_table, "scale_long"),
     "scale_losses": _of(same_losses.sharing_table, "scale_losses"),
     "pathfinder_speed": _of(generator_speed.times_table, "pathfinder_speed"),
 }

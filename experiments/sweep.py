@@ -20,9 +20,9 @@ class Run(Generic[C]):
     """One run of train.py in a sweep, and the command that follows it."""
 
     schema: type[C]
-    """Of its configuration."""
+    """Class of its configuration."""
     name: str
-    """What is trained, the same for all seeds."""
+    """Name of the model and its settings, the same for all seeds."""
     seed: int
     folder: Path
     arguments: tuple[str, ...]

@@ -61,7 +61,7 @@ OVERRIDES = {
 
 
 def suffix_of(recipe: str) -> str:
-    """What stands after the task in the names of a recipe's runs and report."""
+    """Suffix of the task in the names of a recipe's runs and report."""
     return "" if recipe == "paper" else f"_{recipe}"
 
 
@@ -75,8 +75,8 @@ def arguments_of(
 ) -> tuple[str, ...]:
     """The arguments of train.py for a task with an attention.
 
-    `data` is the folder of the prepared tasks. `overrides`, key=value, may set the block size of a
-    butterfly, too, which otherwise follows from the context length.
+    `data` is the folder of the prepared tasks. `overrides`, key=value, may also set the
+    block size of a butterfly, which otherwise follows from the context length.
     """
     given = (str(config_path(task, recipe)), f"data.path={data / TASKS[task].folder}")
     ours = OVERRIDES[attention]

@@ -33,7 +33,7 @@ from experiments.reliability.world import World
 
 
 def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
-    """What is tried, by name, a share of the number of times."""
+    """Tries by name, a share of their full number."""
 
     def times(n: int) -> int:
         return max(1, round(share * n))

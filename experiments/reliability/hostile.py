@@ -40,7 +40,7 @@ def _payloads(name: str, went_off: Path) -> list[bytes]:
 
 
 def commands(world: World) -> dict[str, tuple]:
-    """What opens runs, data and models, by name: a function and its arguments."""
+    """Commands that open runs, data and models, by name: a function and its arguments."""
     here = world.folder
     run, data = here / "hostile", here / "hostile_text"
     gpt = (world.config, f"data.path={data}")
@@ -93,7 +93,7 @@ def _put(name: str, payload: bytes, folders: list[Path]) -> None:
 
 
 def prepare(world: World) -> None:
-    """What all commands read, made once."""
+    """Make once what all commands read."""
     if not (world.folder / "gpt2").exists():
         world.copy("dots", "whole_dots")
         export_hf.main([str(world.folder / "gpt"), str(world.folder / "gpt2")])

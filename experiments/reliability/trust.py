@@ -24,7 +24,7 @@ from training.checkpoint.files import SUMS, write_sums
 SECRET = "s3cr3t-of-the-reader"
 
 Change = Callable[[Path], object]
-"""What is done to a file of a copy."""
+"""Changes a file of a copy."""
 FILES = (*RUN_FILES, ".verified.json", "evaluation.json")
 
 
@@ -34,7 +34,7 @@ def _all_copies(world: World, command: str) -> list[Path]:
 
 
 def _all_commands(world: World) -> dict[str, tuple]:
-    """Those of the hostile files, and those that read more of a run."""
+    """Commands of the hostile files, and others that read more of a run."""
     run, data = world.folder / "hostile", world.folder / "hostile_text"
     out = world.folder / "found"
     keys = ("--lengths", "160", "--trials", "2", "--depths", "0.5", "--device", "cpu")

@@ -184,6 +184,6 @@ class Tally:
         self.failures.append(f"{kind}: {text}")
 
     def row(self, **counts: int) -> Row:
-        """What the result holds."""
+        """Row of the result."""
         failed = {"tries": self.tries, "failed": len(self.failures)}
         return {"what": self.what, **failed, **counts, "failures": self.failures}

@@ -103,15 +103,15 @@ def longest_table(result: Row) -> str:
     return _table(_steps(result, "longest"), columns)
 
 
-def foretold_table(result: Row) -> str:
-    """What two GPUs take for a step, and what the model of one tells of it."""
+def predicted_table(result: Row) -> str:
+    """Step time of two GPUs, measured and as one GPU's times predict it."""
     steps = _steps(result, "long")
     growths, two = _growths(steps), steps.query("n_gpus == 2")
     lengths = zip(two["attention"], two["context_length"], strict=True)
     two = two.assign(predicted_s=[growths[mask].seconds(length, 2) for mask, length in lengths])
     two["off"] = two["predicted_s"] / two["step_s"] - 1
-    foretold = {"foretold": "{predicted_s:.3g} s", "off by": "{off:+.1%}"}
-    return _table(two, CONTEXT | ATTENTION | STEP | foretold)
+    predicted = {"predicted": "{predicted_s:.3g} s", "off by": "{off:+.1%}"}
+    return _table(two, CONTEXT | ATTENTION | STEP | predicted)
 
 
 def draw(result: Row) -> Figure:

@@ -15,7 +15,7 @@ command = Command(__name__, on_gpu=True)
 command.add("data", type=Path, metavar="FOLDER", help="text prepared with GPT-2's tokenizer")
 command.add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
 command.add("--starts", type=int, default=3, help="with warm caches; with cold ones one less")
-command.read(out="docs/results/first_step.json", resume=True)
+command.read(out="docs/results/first_step.json")
 
 import os
 import shutil
