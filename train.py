@@ -120,7 +120,7 @@ class Trainer:
         self.first = Progress()
         """Progress when this start began."""
         self.news: list[str] = []
-        """What to report about this start once the log is open."""
+        """Lines to report about this start once the log is open."""
         self.resume()
         self.step = self.first.step
         """Optimizer steps taken so far."""

@@ -125,7 +125,7 @@ def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
 
 
 GIB = 2**30
-BESIDE = 0.3 * GIB  # what cuBLAS keeps to work in, tokens, masks
+OVERHEAD = 0.3 * GIB  # what cuBLAS keeps to work in, tokens, masks
 
 
 class Memory(NamedTuple):
@@ -135,9 +135,9 @@ class Memory(NamedTuple):
     """Weights, both moments of AdamW, casts of the weights or what is gathered of them; and what
     libraries keep."""
     gradients: float
-    """What a backward pass leaves."""
+    """Gradients, after a backward pass."""
     activations: float
-    """What blocks keep for the backward pass, and what one of them computes again in it."""
+    """Tensors that blocks keep for the backward pass, and those that one of them computes again."""
     head: float
     """Logits of one chunk of tokens, and their gradient's sum."""
     receive_buffers: float
@@ -156,7 +156,7 @@ class Memory(NamedTuple):
 
 
 def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Memory:
-    """Of a step on one of `world_size` GPUs, with run.compile and all that our kernels spare.
+    """Estimate the memory of a step on one of `world_size` GPUs, with run.compile and our kernels.
 
     Adjusted to what was measured, and within a tenth of it, on one H100 (train_speed_butterfly.json
     and train_speed.json of docs/results) and two H200s (scale*.json). `run.activation_memory` below
@@ -211,7 +211,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     row = model.padded_vocab_size * size
     head = chunk_rows(n_tokens, row) * row + n_tokens * C * size
     if world_size == 1:
-        # Over before a block is computed again. On several, as much is there beside it: measured,
+        # Over before a block is computed again. On several, as much is there in addition: measured,
         # and not accounted for.
         head = max(0, head - n_tokens * again)
     return Memory(
@@ -241,17 +241,17 @@ def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:
     if parallel.mode == "ddp" or world_size == 1:
         # float32 three times, a cast, and gradients where processes exchange them
         each = 12 + (size if size == 2 else 0) + (4 if world_size > 1 else 0)
-        return BESIDE + n_params * each, 4 * n_params
+        return OVERHEAD + n_params * each, 4 * n_params
     if parallel.gather_dtype != "auto":
         size = 2 if parallel.gather_dtype == "bfloat16" else 4
     layers = config.model.n_layer
-    beside = _rows(config) * config.model.n_embd
-    block = (n_params - beside) / layers
+    tables = _rows(config) * config.model.n_embd
+    block = (n_params - tables) / layers
     # the block at hand and the next one, or all of them
-    gathered = beside + (2 if parallel.reshard else layers) * block
+    gathered = tables + (2 if parallel.reshard else layers) * block
     # of which the last are about to be added up
-    gradients = 4 * n_params / world_size + (beside + block) * (size + 4)
-    return BESIDE + 12 * n_params / world_size + gathered * size, gradients
+    gradients = 4 * n_params / world_size + (tables + block) * (size + 4)
+    return OVERHEAD + 12 * n_params / world_size + gathered * size, gradients
 
 
 def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> int:

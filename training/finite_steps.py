@@ -63,7 +63,7 @@ class FiniteSteps:
         Args:
             optimizer: fused, over parameters on the processes' device.
             processes: that step together.
-            names: of the values that each step has beside its gradient, the loss first.
+            names: of the values that each step has besides its gradient, the loss first.
             grad_clip: largest norm of the gradient, which is scaled down to it; 0 turns it off.
         """
         self.optimizer, self.processes, self._names = optimizer, processes, tuple(names)
@@ -170,7 +170,7 @@ class LossSpikeDetector:
         self._losses = deque(losses, maxlen=_WINDOW)
 
     def z_score(self, loss: float) -> float | None:
-        """That of one more loss; None for the first 20, and where all before it are the same."""
+        """Robust z-score of the next loss; None for the first 20, or if all before are the same."""
         before = [*self._losses]
         self._losses.append(loss)
         if len(before) < _ENOUGH:

@@ -224,7 +224,7 @@ class Tracker(Protocol):
 
 
 def trackers(config: RunConfiguration, start_step: int) -> list[Tracker]:
-    """Those that the configuration asks for, of a run that begins or goes on at a step.
+    """Trackers that the configuration asks for, of a run that starts or resumes at a step.
 
     Raises:
         ValueError: a package is missing.
@@ -239,7 +239,7 @@ def trackers(config: RunConfiguration, start_step: int) -> list[Tracker]:
 
 class _WandB:
     def __init__(self, config: RunConfiguration) -> None:
-        """Start a run there, or go on with the one that this folder began."""
+        """Start a run there, or resume the one that this folder began."""
         # Imported only here: the package is slow to load, and most runs do without.
         import wandb
 
@@ -257,7 +257,7 @@ class _WandB:
             allow_val_change=True,
         )
         write_atomically(id_file, self._run.id.encode())
-        # wandb's own counter must never go back, and a killed run goes on from an earlier step.
+        # wandb's own counter must never go back, and a killed run resumes at an earlier step.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ class AdamW(torch.optim.AdamW):
         return [[local(x) for x in kind] for kind in lists]
 
     def _step_of_parts(self) -> None:
-        """PyTorch's, which takes no plain numbers beside weights that are shared out."""
+        """Take PyTorch's step on the parts of this process: it mixes no numbers with DTensors."""
         for group in self.param_groups:
             weights, grads, means, squares, largest, steps = self._parts(group)
             adamw(
@@ -220,7 +220,7 @@ class Muon(AdamW):
             self._step_of_shape(group, weights)
 
     def _step_of_shape(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Of all matrices (M, N) of one shape at once."""
+        """Step all matrices (M, N) of one shape at once."""
         momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)

@@ -183,7 +183,7 @@ def _compiled(what: F) -> F:
     )
 
 
-# What attention gave is small beside the time that it took, above all in long contexts.
+# The output of attention is small for the time that it took, above all in long contexts.
 _ATTENTION = (
     torch.ops.papilio.attn_fwd.default,
     torch.ops.papilio.attn_packed_fwd.default,

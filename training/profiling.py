@@ -145,7 +145,7 @@ class Part(NamedTuple):
 
 
 def part_of(kernel: str) -> str:
-    """What a kernel of this name is for."""
+    """Part of a step that a kernel of this name belongs to."""
     return next((part for part, names in PARTS.items() if re.search(names, kernel)), REST)
 
 
@@ -187,7 +187,7 @@ def time_by_part(
 def recorded(
     step: Callable[[], object], activity: ProfilerActivity, steps: int, warmup: int
 ) -> list[tuple[str, float, int]]:
-    """What PyTorch's profiler counts in `steps` steps after `warmup` others.
+    """Events that PyTorch's profiler counts in `steps` steps after `warmup` others.
 
     Returns:
         Names, milliseconds on the GPU, and launches.
@@ -225,7 +225,7 @@ class Stopwatch:
         self._start()
 
     def count(self, tokens: int) -> None:
-        """A step of so many tokens, over all processes, is done."""
+        """Count a step of this many tokens, over all processes."""
         if self._at_first_step:
             self._at_first_step = False
             self._untimed_tokens = tokens
@@ -234,7 +234,7 @@ class Stopwatch:
             self._tokens_here += tokens
 
     def expect_compilation(self) -> None:
-        """The next step compiles anew: it is timed as the first one is."""
+        """Announce that the next step compiles: it is timed as the first one is."""
         self._stop()
         self._start()
         self._at_first_step = True

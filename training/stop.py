@@ -89,7 +89,7 @@ class Stop:
 def lock_run_dir(run: Path, processes: Processes) -> Iterator[None]:
     """Make the folder of a run and keep others from training in it. All processes call this.
 
-    The main process holds the lock; the others learn from it whether to go on. What killed
+    The main process holds the lock; the others learn from it whether to continue. What killed
     processes left unfinished is deleted. A new folder in which nothing was written is removed in
     the end, unless the process is killed.
 

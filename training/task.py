@@ -1,4 +1,4 @@
-"""What `train.py` asks of a task: data, a model, its loss and how it is evaluated."""
+"""Protocol of a task that `train.py` trains: data, a model, its loss and how it is evaluated."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class Task(Protocol):
     value_names: Sequence[str]
     """Names of the values of a step, the loss first."""
     unit: str
-    """What records count: tokens or examples."""
+    """Unit of the counts in records: tokens or examples."""
     must_match: dict[str, Any]
     """Settings that a run shares with the checkpoint from which it resumes."""
     n_shapes: int

@@ -115,7 +115,7 @@ def predicted_table(result: Row) -> str:
 
 
 def draw(result: Row) -> Figure:
-    """Memory of a GPU and speed by length: measured on one and two, foretold for more."""
+    """Memory of a GPU and speed by length: measured on one and two, predicted for more."""
     steps = _steps(result, "long")
     growths = _growths(steps)
     figure = Figure(figsize=(11, 4.4), layout="constrained")

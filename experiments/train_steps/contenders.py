@@ -56,7 +56,7 @@ _HUGGING_FACE_CONTEXT = 1024
 def contenders(
     config: ModelConfig, tokens: Tensor, targets: Tensor, options: Namespace
 ) -> dict[str, Callable[[], Step]]:
-    """What makes a step, by name, of those that the options of speed.py ask for; ours first.
+    """Steps by name, of the contenders that the options of speed.py ask for; ours first.
 
     `config` is of our model, and the others get its shape. Each step learns `targets` of `tokens`,
     (B, T) int64 each.

@@ -203,7 +203,7 @@ class Kernel:
 
 @functools.cache
 def kernel_on(device: int, compiler: Callable[..., Any], *arguments: Any) -> Kernel:
-    """What `compiler` compiles for these arguments, on this GPU, which must be the current one."""
+    """Compile for these arguments by `compiler`, on this GPU, which must be the current one."""
     return Kernel(compiler(*arguments))
 
 
