@@ -117,7 +117,8 @@ def compile_and_wrap(
     checkpoint_blocks(blocks, run.activation_checkpointing)
     fast = model
     if run.compile:
-        _prepare_compiler(run, n_shapes * max(1, len(blocks)))
+        # with gradients and without; each block may have a softmax scale of its own
+        _prepare_compiler(run, 2 * n_shapes * max(1, len(blocks)))
         # The gradients of a part are exchanged while the next computes. And of a whole model, the
         # compiler keeps no block's input: it computes all of them again before any is needed.
         by_part = processes.world_size > 1 or run.activation_checkpointing != "none"
@@ -147,6 +148,7 @@ def _prepare_compiler(run: RunConfig, n_versions: int) -> None:
     torch.compiler.reset()
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_versions)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, n_versions)
     functorch_config.activation_memory_budget = run.activation_memory
     key_caches_by_source()
 

@@ -124,6 +124,21 @@ def test_blocks_that_keep_less_are_compiled_one_by_one(monkeypatch):
     assert len(compiled) == 1 + 5  # the embedding, three blocks and the loss
 
 
+def test_blocks_of_different_scales_also_run_without_gradients(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    config = ModelConfig(
+        vocab_size=16, context_length=8, n_layer=3, n_head=1, n_embd=16, attention="unfused",
+        scale_attn_by_inverse_layer_idx=True,
+    )  # fmt: skip
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    run = RunConfig(out_dir="x", activation_checkpointing="selective")
+    with torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
+        model, _ = compile_and_wrap(GPT(config), run, ALONE, n_shapes=1)
+        model(tokens, tokens).backward()
+        with torch.no_grad():
+            model(tokens, tokens)
+
+
 @pytest.mark.slow
 def test_compiled_full_keeps_less_than_selective(monkeypatch):
     partitioned = partial(torch.compile, backend="aot_eager_decomp_partition")
