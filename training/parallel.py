@@ -119,10 +119,7 @@ def compile_and_wrap(
     if run.compile:
         # with gradients and without; each block may have a softmax scale of its own
         _prepare_compiler(run, 2 * n_shapes * max(1, len(blocks)))
-        # The gradients of a part are exchanged while the next computes. And of a whole model, the
-        # compiler keeps no block's input: it computes all of them again before any is needed.
-        by_part = processes.world_size > 1 or run.activation_checkpointing != "none"
-        if isinstance(model, GPT) and by_part:
+        if isinstance(model, GPT) and _compiles_by_block(model, run, processes):
             model.compile_parts(_compiled)
         else:
             fast = _compiled(model)
@@ -140,6 +137,16 @@ def compile_and_wrap(
     # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
     parallel.broadcast_buffers = False
     return fast, parallel
+
+
+def _compiles_by_block(model: GPT, run: RunConfig, processes: Processes) -> bool:
+    # The gradients of a block are exchanged while the next computes. And of a whole model, the
+    # compiler keeps no block's input: it computes all of them again before any is needed.
+    if processes.world_size > 1 or run.activation_checkpointing != "none":
+        return True
+    # Blocks that differ only in their weights share one graph, so that its depth costs no time.
+    # A budget of memory is spent over all blocks.
+    return not model.config.scale_attn_by_inverse_layer_idx and run.activation_memory == 1
 
 
 def _prepare_compiler(run: RunConfig, n_versions: int) -> None:

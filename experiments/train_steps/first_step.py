@@ -14,7 +14,7 @@ from experiments.harness import Command, measure_rows
 command = Command(__name__, on_gpu=True)
 command.add("data", type=Path, metavar="FOLDER", help="text prepared with GPT-2's tokenizer")
 command.add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
-command.add("--starts", type=int, default=3, help="with warm caches; with cold ones one less")
+command.add("--rounds", type=int, default=2, help="of one start with cold caches and two with warm")
 command.read(out="docs/results/first_step.json")
 
 import os
@@ -38,6 +38,11 @@ from experiments.reports import table
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 CONTEXT, BATCH = 1024, 32
+NANOGPT = (
+    "model.bias=false", "model.dropout=0", "model.attention_dropout=0",
+    "model.scale_attn_by_inverse_layer_idx=false",
+)  # fmt: skip
+"""What makes the model of the shipped configuration that of nanoGPT's defaults."""
 
 
 class Contender(NamedTuple):
@@ -49,16 +54,14 @@ class Contender(NamedTuple):
     ends: Sequence[str]
 
 
-def papilio(data: Path, scratch: Path) -> Contender:
-    """`train.py` on the shipped configuration of GPT-2 small, without biases as nanoGPT's."""
-    settings = {
-        "data.path": data.resolve(), "run.out_dir": scratch / "run", "run.log_every": 1,
-        "model.bias": "false", "model.dropout": 0, "model.attention_dropout": 0,
-        "optim.batch_tokens": BATCH * CONTEXT, "optim.micro_batch_size": BATCH,
-    }  # fmt: skip
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    argv = ["train.py", "configs/gpt2_small_1k.yaml", *overrides]
-    return Contender("Papilio", argv, Path.cwd(), ["output directory: ", "step 1/"])
+def papilio(data: Path, scratch: Path, name: str, *settings: str) -> Contender:
+    """`train.py` on the shipped configuration of GPT-2 small, with these settings changed."""
+    changed = [
+        f"data.path={data.resolve()}", f"run.out_dir={scratch / name}", "run.log_every=1",
+        f"optim.batch_tokens={BATCH * CONTEXT}", f"optim.micro_batch_size={BATCH}", *settings,
+    ]  # fmt: skip
+    argv = ["train.py", "configs/gpt2_small_1k.yaml", *changed]
+    return Contender(name, argv, Path.cwd(), ["output directory: ", "step 1/"])
 
 
 def nanogpt(data: Path, scratch: Path, checkout: Path) -> Contender:
@@ -104,27 +107,16 @@ def start(contender: Contender, caches: Path) -> dict[str, float]:
     return {"start_s": seconds[0], "step_s": seconds[-1]}
 
 
-def measure(data: Path, checkout: Path | None, starts: int) -> Iterator[list[Row]]:
-    """A row for each contender and state of the caches."""
+def measure(contender: Contender, rounds: int) -> Iterator[list[Row]]:
+    """A row for each state of the caches; in a round caches are new once, then there twice."""
+    found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        contenders = [papilio(data, scratch)]
-        if checkout is not None:
-            contenders.append(nanogpt(data, scratch, checkout))
-        found: dict[tuple[str, str], list[dict[str, float]]] = {}
-        for contender in contenders:  # reads its files and PyTorch's from the disk
-            start(contender, scratch / contender.name)
-        for number in range(starts):
-            for contender in contenders:
-                shutil.rmtree(scratch / "run", ignore_errors=True)
-                warm = start(contender, scratch / contender.name)
-                found.setdefault((contender.name, "warm"), []).append(warm)
-                if number:
-                    shutil.rmtree(scratch / "run", ignore_errors=True)
-                    cold = start(contender, scratch / f"{contender.name}_{number}")
-                    found.setdefault((contender.name, "cold"), []).append(cold)
-        for (name, caches), rows in sorted(found.items(), reverse=True):
-            yield [{"name": name, "caches": caches, "starts": rows, **medians(rows)}]
+        for number in range(rounds):
+            for state in ("cold", "warm", "warm"):
+                found.setdefault(state, []).append(start(contender, Path(folder) / str(number)))
+                print(contender.name, state, found[state][-1], flush=True)
+    for state, rows in found.items():
+        yield [{"name": contender.name, "caches": state, "starts": rows, **medians(rows)}]
 
 
 def medians(starts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -150,4 +142,14 @@ def first_step_table(result: Row) -> str:
 @command.main
 def main(args: Namespace) -> None:
     """Run the command."""
-    measure_rows(args, [partial(measure, args.data, args.nanogpt, args.starts)], first_step_table)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        contenders = [
+            papilio(args.data, scratch, "Papilio, nanoGPT's model", *NANOGPT),
+            papilio(args.data, scratch, "Papilio, the paper's model"),
+        ]
+        if args.nanogpt is not None:
+            contenders.insert(0, nanogpt(args.data, scratch, args.nanogpt))
+        start(contenders[0], scratch / "caches")  # reads PyTorch's files from the disk
+        stages = [partial(measure, contender, args.rounds) for contender in contenders]
+        measure_rows(args, stages, first_step_table)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,13 @@ from training.parallel import (
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 CONTEXT = 48
+SHAPE: dict[str, Any] = {
+    "n_layer": 3,
+    "n_head": 2,
+    "n_embd": 32,
+    "vocab_size": 61,
+    "context_length": CONTEXT,
+}
 
 
 def test_the_share_reaches_torch_compile():
@@ -62,8 +70,7 @@ def test_what_is_captured():
 def losses_and_gradients(what: str, *, compiled: bool = False, **config: object):
     """The loss of a tiny GPT, its gradients, and how many numbers it kept from pass to pass."""
     torch.manual_seed(0)
-    shape = {"n_layer": 3, "n_head": 2, "n_embd": 32, "vocab_size": 61, "context_length": CONTEXT}
-    model = GPT(ModelConfig(**shape, **config))  # pyright: ignore[reportArgumentType]
+    model = GPT(ModelConfig(**SHAPE, **config))  # pyright: ignore[reportArgumentType]
     run = RunConfig(out_dir="x", activation_checkpointing=what, compile=compiled)  # pyright: ignore
     fast, _ = compile_and_wrap(model, run, ALONE, n_shapes=1)
     text = torch.randint(61, (2, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
@@ -115,25 +122,45 @@ def test_attention_is_computed_again_by_full_alone(what, n_again, monkeypatch):
     assert len(calls) == 3 + n_again
 
 
-def test_blocks_that_keep_less_are_compiled_one_by_one(monkeypatch):
+BY_LAYER: dict[str, Any] = {"scale_attn_by_inverse_layer_idx": True}
+PARTS = 1 + 3 + 1  # the embedding, three blocks and the loss
+
+
+@pytest.mark.parametrize(
+    ("run", "model", "n_compiled"),
+    [
+        ({}, {}, PARTS),
+        ({}, BY_LAYER, 1),
+        ({"activation_checkpointing": "selective"}, BY_LAYER, PARTS),
+        ({"activation_memory": 0.5}, {}, 1),
+    ],
+    ids=["alike", "different", "checkpointing", "memory budget"],
+)
+def test_blocks_are_compiled_one_by_one_where_that_pays(run, model, n_compiled, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda what, **_: compiled.append(what) or what)
+    gpt = GPT(ModelConfig(**SHAPE, **model))  # pyright: ignore[reportArgumentType]
+    with partitioner.patch(activation_memory_budget=1.0):
+        compile_and_wrap(gpt, RunConfig(out_dir="x", **run), ALONE, n_shapes=1)  # pyright: ignore
+    assert len(compiled) == n_compiled
+
+
+def test_blocks_that_are_alike_share_a_graph(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(
+        torch, "compile",
+        partial(torch.compile, backend=lambda graph, _: graphs.append(graph) or graph.forward),
+    )  # fmt: skip
     losses_and_gradients("none", compiled=True)
-    assert len(compiled) == 1
-    losses_and_gradients("selective", compiled=True)
-    assert len(compiled) == 1 + 5  # the embedding, three blocks and the loss
+    assert len(graphs) == 4  # the embedding, the first block, all others and the loss
 
 
 def test_blocks_of_different_scales_also_run_without_gradients(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    config = ModelConfig(
-        vocab_size=16, context_length=8, n_layer=3, n_head=1, n_embd=16, attention="unfused",
-        scale_attn_by_inverse_layer_idx=True,
-    )  # fmt: skip
-    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    tokens = torch.zeros(1, CONTEXT, dtype=torch.int64)
     run = RunConfig(out_dir="x", activation_checkpointing="selective")
     with torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
-        model, _ = compile_and_wrap(GPT(config), run, ALONE, n_shapes=1)
+        model, _ = compile_and_wrap(GPT(ModelConfig(**SHAPE, **BY_LAYER)), run, ALONE, n_shapes=1)
         model(tokens, tokens).backward()
         with torch.no_grad():
             model(tokens, tokens)
