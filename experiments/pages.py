@@ -32,7 +32,7 @@ from experiments.reliability.table import reliability_table
 from experiments.scale import report as scale
 from experiments.table4 import forest
 from experiments.table4 import report as table4
-from experiments.train_steps import saving, transformers_step
+from experiments.train_steps import first_step, saving, transformers_step
 from experiments.train_steps import tables as train_steps
 
 T = TypeVar("T")
@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train_parts": _of(train_steps.parts_table, "train_speed"),
     "train_speed_butterfly": _of(train_steps.butterfly_table, "train_speed_butterfly"),
     "transformers_step": _of(transformers_step.step_table, "transformers_step"),
+    "first_step": _of(first_step.first_step_table, "first_step"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),
     "attention_speed": _of(attention.dense_table, "attention_peers"),
