@@ -37,7 +37,7 @@ from evaluation.markdown import (
 from evaluation.pictures import draw
 from evaluation.results import Row, read_result, without_nan, write_result
 from evaluation.statistics import LEAST_DOCUMENTS
-from evaluation.summary import documents_of, is_shown, models_of, summary
+from evaluation.summary import cut_into_parts, documents_of, is_shown, models_of, summary
 from evaluation.sums import LEAST_SEEN
 
 RESULT, REPORT = "evaluation.json", "report.md"
@@ -138,7 +138,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     return [
         "## What was scored",
         f"The validation split of {data['name']}: {data['documents']:,} documents, "
-        f"{data['tokens']:,} tokens, {data['text_bytes']:,} bytes of text. "
+        f"{data['tokens']:,} tokens, {data['text_bytes']:,} bytes of text. {cut_into_parts(data)}"
         "The models, means over their seeds:",
         dict_table(rows),
         trained_on(result["runs"]),

@@ -13,10 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from evaluation.sums import Sums
-
-LEAST_DOCUMENTS = 5
-"""Fewer, of equal length, have no interval: their means cannot lie far enough out."""
+from evaluation.sums import LEAST_DOCUMENTS, Sums, effective_number
 
 _t_975 = partial(stats.t.ppf, 0.975)  # the two-sided 95% point, by degrees of freedom
 
@@ -61,8 +58,7 @@ def estimate(
             drawn += sign * ((draws @ nats[present]) / (draws @ tokens[present]))
             middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
     shared = counts * np.all(counts, axis=0)
-    squares = np.maximum((shared**2).sum(axis=1), 1)
-    documents = np.min(shared.sum(axis=1) ** 2 / squares, axis=0)
+    documents = np.min([effective_number(term) for term in shared], axis=0)
     result = []
     for mean, of_bin, effective in zip(middle, drawn.T, documents, strict=True):
         low = high = math.nan

@@ -43,8 +43,19 @@ def summary(result: dict[str, Any]) -> list[str]:
     parts = [*_unfinished(result["runs"]), dict_table(map(line, models)).rstrip()]
     gaps = {label: row["difference"] for label, row in scored.items() if row and row["difference"]}
     if gaps:
-        parts.append(_how_compared(gaps, same if first in same else {}))
+        compared = _how_compared(gaps, same if first in same else {})
+        parts.append(f"{compared} {cut_into_parts(result['data'])}".rstrip())
     return parts
+
+
+def cut_into_parts(data: Row) -> str:
+    """A sentence, and a space, where the intervals of a text are over parts of few documents."""
+    if "parts" not in data:
+        return ""
+    return (
+        f"The text has few documents and is cut into {data['parts']} parts: intervals over parts "
+        "say how sure a result is on this text, not on others. "
+    )
 
 
 def _how_compared(gaps: dict[str, Row], same: dict[str, Row]) -> str:

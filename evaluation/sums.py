@@ -30,6 +30,12 @@ LEAST_SEEN = Fraction(7, 8)
 """Share of its history that a token must see to count where windows slide: with less, tokens at the
 start of short windows would flatter the longer context."""
 
+LEAST_DOCUMENTS = 5
+"""Fewer, of equal length, have no interval: the mean of a draw cannot be far enough out."""
+
+N_PARTS = 20
+"""Parts into which a text of fewer documents is cut."""
+
 DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
 """Errors of reading a NumPy file with a wrong byte, or a file of another kind."""
 
@@ -38,8 +44,8 @@ DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
 class Sums:
     """Losses of one run by one scoring, added up by document and bin."""
 
-    nats: np.ndarray  # (n_documents, n_bins) float64
-    tokens: np.ndarray  # (n_documents, n_bins) int64: how many
+    nats: np.ndarray  # (n_units, n_bins) float64; units are documents, or parts of a few
+    tokens: np.ndarray  # (n_units, n_bins) int64: how many
     n_bytes: int  # UTF-8, that all of them stand for
 
 
@@ -52,7 +58,9 @@ class Text:
     counted: str  # hash of which tokens count where windows slide; only equal ones are comparable
     tokens: int
     text_bytes: int
-    document_lengths: np.ndarray  # (n_documents,) tokens of each, the end of text included
+    # (n_units,) tokens of the document that each unit belongs to, the end of text included
+    document_lengths: np.ndarray
+    n_documents: int | None = None  # where few are cut into parts; None: each is one unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +80,7 @@ class Corpus:
 
     stream: TokenStream
     text: Text
-    document: np.ndarray  # number of its document
+    unit: np.ndarray  # number of its document, or of its part of one
     history: np.ndarray  # tokens before it in its document
     n_bytes: np.ndarray  # UTF-8 bytes that it stands for; 0 for the end of text
     well_seen: np.ndarray  # whether it counts where windows slide
@@ -89,12 +97,13 @@ def describe_corpus(
         ValueError: no token is well seen in all of them.
     """
     text, counted = describe_text(stream, scorings)
-    document = np.repeat(np.arange(len(text.document_lengths)), text.document_lengths)
+    lengths = _document_lengths(stream)
+    units, _ = units_of(lengths)
     return Corpus(
         stream=stream,
         text=text,
-        document=document,
-        history=np.arange(len(stream)) - stream.document_starts[document],
+        unit=np.repeat(np.arange(len(units)), units),
+        history=np.arange(len(stream)) - np.repeat(stream.document_starts, lengths),
         n_bytes=token_bytes[stream.read(0, len(stream))],
         well_seen=counted,
     )
@@ -110,15 +119,57 @@ def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Tex
             f"none of the {len(stream):,} tokens of {stream.path} sees {LEAST_SEEN} of the history "
             f"in each of {names}: take a single --stride, a smaller --first, or a longer text"
         )
+    lengths = _document_lengths(stream)
+    units, document = units_of(lengths)
     text = Text(
         name=stream.path.resolve().name,
         sha256=sha256_of(stream),
         counted=sha256(np.packbits(counted).tobytes()).hexdigest(),
         tokens=len(stream),
         text_bytes=stream.info.text_bytes,
-        document_lengths=np.diff(np.append(stream.document_starts, len(stream))),
+        document_lengths=lengths[document],
+        n_documents=len(lengths) if len(units) > len(lengths) else None,
     )
     return text, counted
+
+
+def _document_lengths(stream: TokenStream) -> np.ndarray:
+    """(n_documents,) tokens of each document, the end of text included."""
+    return np.diff(np.append(stream.document_starts, len(stream)))
+
+
+def units_of(document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut a text of few documents into parts of about equal length, for intervals over them.
+
+    Parts of one document resemble each other: such intervals hold for this text only.
+
+    Args:
+        document_lengths: (n_documents,) tokens of each.
+
+    Returns:
+        lengths: (n_units,) tokens of each document; of each part, if fewer than LEAST_DOCUMENTS
+            count (as `effective_number` does) and the text has N_PARTS tokens.
+        document: (n_units,) number of the document that each belongs to.
+    """
+    n_tokens = document_lengths.sum()
+    n_parts = np.ones(len(document_lengths), dtype=np.int64)
+    if round(float(effective_number(document_lengths))) < LEAST_DOCUMENTS and n_tokens >= N_PARTS:
+        n_parts = np.maximum(1, np.rint(N_PARTS * document_lengths / n_tokens).astype(np.int64))
+    document = np.repeat(np.arange(len(n_parts)), n_parts)
+    ends = [
+        np.arange(1, n + 1) * length // n
+        for length, n in zip(document_lengths, n_parts, strict=True)
+    ]
+    return np.concatenate([np.diff(end, prepend=0) for end in ends]), document
+
+
+def effective_number(lengths: np.ndarray) -> np.ndarray:
+    """Number of equal documents whose mean varies as much as that of these (axis 0).
+
+    (sum w)^2 / sum w^2 with w the tokens (Kish 1965, Survey Sampling); 0 where there are none.
+    """
+    lengths = np.asarray(lengths, dtype=np.float64)
+    return lengths.sum(axis=0) ** 2 / np.maximum((lengths**2).sum(axis=0), 1)
 
 
 def sha256_of(stream: TokenStream) -> str:
@@ -148,17 +199,17 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     Bins are those of `log_bins`: of the position in the window where these do not overlap, of the
     position in the document where they slide. A control has a single one.
     """
-    counted, lengths = ~np.isnan(losses), corpus.text.document_lengths
+    counted = ~np.isnan(losses)
     places, most = np.zeros(len(losses), dtype=np.int64), 0
     if (kind := kind_of(scoring)) == "chunk":
         places = (np.arange(len(losses)) - 1) % scoring.history  # of the token before the target
         most = scoring.history - 1
     elif kind == "sliding":
         counted &= corpus.well_seen
-        places, most = corpus.history, int(lengths.max()) - 1
-    shape = len(lengths), int(log_bins(most)) + 1
+        places, most = corpus.history, int(corpus.history.max())
+    shape = len(corpus.text.document_lengths), int(log_bins(most)) + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
-    cell = corpus.document[counted], log_bins(places[counted])
+    cell = corpus.unit[counted], log_bins(places[counted])
     np.add.at(nats, cell, losses[counted].astype(np.float64))
     np.add.at(tokens, cell, 1)
     return Sums(nats=nats, tokens=tokens, n_bytes=int(corpus.n_bytes[counted].sum()))

@@ -54,7 +54,8 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         "data": {
             "name": text.name,
             "tokens": text.tokens,
-            "documents": len(text.document_lengths),
+            "documents": text.n_documents or len(text.document_lengths),
+            **({"parts": len(text.document_lengths)} if text.n_documents else {}),
             "text_bytes": text.text_bytes,
         },
         "runs": [

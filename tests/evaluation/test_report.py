@@ -8,10 +8,14 @@ import re
 import numpy as np
 import pytest
 
+from data.text.prepare import prepare
+from data.text.shards import TokenStream
+from data.text.sources import open_source
 from evaluation import report
 from evaluation.plan import Plan
 from evaluation.report import markdown, verdict, write_report
-from tests.evaluation.known_losses import made_up_run, tables_of
+from evaluation.sums import N_PARTS
+from tests.evaluation.known_losses import CHUNK_LONG, made_up_run, tables_of
 
 TABLES = ("chunk", "strided", "control", "chunk_position", "document_position", "document_length")
 PICTURES = ("strided", "chunk_position", "document_position", "document_length")
@@ -259,3 +263,21 @@ def test_tables_that_are_empty(kept, full, tmp_path):
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert pictures == set(kept) & set(PICTURES)
     assert set(re.findall(r"\((\w+)\.png\)", markdown(some))) == pictures
+
+
+def test_a_single_long_document_gets_a_verdict(corpus, tmp_path):
+    (tmp_path / "book.txt").write_text("a dog sees the cat. one bird follows a dog. " * 400)
+    shards = tmp_path / "shards"
+    tokenizer = str(corpus / "tokenizer.json")
+    prepare(open_source([str(tmp_path / "book.txt")]), shards, tokenizer=tokenizer)
+    stream = TokenStream(shards, "val")
+    runs = [
+        made_up_run(
+            stream, tmp_path, name, {CHUNK_LONG: made_up_losses(CHUNK_LONG, len(stream), by)}
+        )
+        for name, by in (("first", 0.0), ("second", -0.5))
+    ]
+    result = tables_of(runs, stream)
+    assert (result["data"]["documents"], result["data"]["parts"]) == (1, N_PARTS)
+    text = markdown(result)
+    assert "| better |" in text and f"cut into {N_PARTS} parts" in text

@@ -9,13 +9,17 @@ from configs.reader import to_yaml
 from data.text.shards import TokenStream
 from data.text.tokenizer import load_tokenizer
 from evaluation.sums import (
+    LEAST_DOCUMENTS,
+    N_PARTS,
     Corpus,
     Text,
     add_up,
     describe_corpus,
     describe_text,
+    effective_number,
     log_bins,
     read_scored,
+    units_of,
     well_seen,
     write_scored,
 )
@@ -41,7 +45,7 @@ def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
             of_window = (position - 1) % 64
             of_document = int(corpus.history[position]) if scoring is LONG else 0
             place = of_window if scoring is CHUNK_LONG else of_document
-            cell = corpus.document[position], place.bit_length()
+            cell = corpus.unit[position], place.bit_length()
             nats[cell] += loss
             tokens[cell] += 1
             n_bytes += int(corpus.n_bytes[position])
@@ -126,7 +130,7 @@ def test_the_last_bin_is_that_of_the_last_token(length):
     corpus = Corpus(
         stream=None,
         text=text,
-        document=np.repeat(np.arange(3), length),
+        unit=np.repeat(np.arange(3), length),
         history=np.tile(np.arange(length), 3),
         n_bytes=np.ones(n, dtype=np.int64),
         well_seen=np.ones(n, dtype=bool),
@@ -140,3 +144,20 @@ def test_the_last_bin_is_that_of_the_last_token(length):
     chunk = add_up(losses, Scoring(history=length, stride=length), corpus)
     assert chunk.tokens.sum(axis=0).tolist() == (3 * expected - np.eye(len(expected))[-1]).tolist()
     assert chunk.nats.sum(axis=1).tolist() == [length - 1, 2 * length, 4 * length]
+
+
+@pytest.mark.parametrize("lengths", [[100] * 5, [5] * 3, [30, 30, 30, 30, 30, 1]])
+def test_documents_are_units_where_there_are_enough_or_too_little_text(lengths):
+    units, document = units_of(np.array(lengths, dtype=np.int64))
+    assert units.tolist() == lengths
+    assert document.tolist() == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize("lengths", [[1000], [20], [600, 399, 1], [1000, 10, 10, 10, 10, 10]])
+def test_few_documents_are_cut_into_parts_of_about_equal_length(lengths):
+    units, document = units_of(np.array(lengths, dtype=np.int64))
+    assert np.bincount(document, units).tolist() == lengths
+    assert (np.diff(document) >= 0).all() and units.min() > 0
+    assert abs(len(units) - N_PARTS) <= len(lengths)
+    assert units.max() <= 2 * sum(lengths) / N_PARTS
+    assert effective_number(units) >= LEAST_DOCUMENTS
