@@ -35,7 +35,7 @@ from evaluation.markdown import (
     with_interval,
 )
 from evaluation.pictures import draw
-from evaluation.results import Row, read_result, without_nan, write_result
+from evaluation.results import Row, hours_name, read_result, without_nan, write_result
 from evaluation.statistics import LEAST_DOCUMENTS
 from evaluation.summary import cut_into_parts, documents_of, is_shown, models_of, summary
 from evaluation.sums import LEAST_SEEN
@@ -121,6 +121,7 @@ def trained_on(runs: list[Row]) -> str:
 def _scored(result: dict[str, Any]) -> list[str]:
     """The corpus, and a row for each model."""
     data = result["data"]
+    hours = hours_name([start for run in result["runs"] for start in run["starts"]])
     rows = [
         {
             "model": label,
@@ -131,7 +132,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
             "documents": documents_of(model),
             "training tokens": digits(model["tokens"], ",.0f"),
             "tokens/s": digits(model["tokens_per_s"], ",.0f"),
-            "GPU-hours": digits(model["gpu_hours"], ",.2f"),
+            hours: digits(model["gpu_hours"], ",.2f"),
         }
         for label, model in models_of(result["runs"]).items()
     ]

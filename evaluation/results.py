@@ -5,6 +5,7 @@ import math
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from training.environment import machine
 
 Row = dict[str, Any]  # a case, a contender and what was measured of it
 COST = ("tokens", "gpu_hours")  # of training
+
+
+def hours_name(starts: Sequence[Mapping[str, Any]]) -> str:
+    """Unit of the training time of runs: "GPU-hours", or "CPU hours" if every start had no GPU."""
+    on_cpu = bool(starts) and all(start.get("cuda", "") is None for start in starts)
+    return "CPU hours" if on_cpu else "GPU-hours"
 
 
 def cost_before(run: Row) -> dict[str, float]:

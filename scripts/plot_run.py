@@ -33,9 +33,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from evaluation.results import hours_name
 from evaluation.runs import origin_cost
 from evaluation.style import styles_of
 from training.config import RUN_CONFIG
+from training.environment import read_starts
 from training.language.config import TrainConfig
 from training.metrics import METRICS, read_metrics
 from training.tasks import read_run
@@ -136,7 +138,8 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
         nats.set_ylabel("loss, nats per token")
     left.set_xlabel(curve.unit_label)
     left.set_ylabel(curve.name)
-    right.set_xlabel("GPU-hours of training")
+    starts = [start for run in runs for start in read_starts(run)]
+    right.set_xlabel(f"{hours_name(starts)} of training")
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
         if not axes.lines:

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from evaluation import results
 
 
@@ -21,3 +23,15 @@ def test_a_command_says_how_many_processes_torchrun_started(monkeypatch):
     command = results.environment()["command"]
     assert command.startswith("torchrun --standalone --nproc_per_node=2 -m ")
     assert command.endswith(" --parts ddp")
+
+
+@pytest.mark.parametrize(
+    ("starts", "name"),
+    [
+        ([], "GPU-hours"),
+        ([{"cuda": None}, {"cuda": None}], "CPU hours"),
+        ([{"cuda": None}, {"cuda": "13.0"}], "GPU-hours"),
+    ],
+)
+def test_training_time_is_named_after_the_machine(starts, name):
+    assert results.hours_name(starts) == name
