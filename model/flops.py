@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from model.classifier_config import ClassifierConfig
 from model.config import ModelConfig
 
 # dense (no structured sparsity) bf16 tensor-core FLOP/s with float32 accumulation, from the
@@ -66,7 +67,7 @@ def count_params(config: ModelConfig) -> int:
 
 
 @cache  # as a run asks for it with each record
-def attention_share(config: ModelConfig, layer: int, *, causal: bool) -> float:
+def attention_share(config: ModelConfig | ClassifierConfig, layer: int, *, causal: bool) -> float:
     """The share of dense attention's (query, key) pairs that a layer computes."""
     T, W = config.context_length, config.window_size
     if config.attends_to_all(layer):
@@ -97,6 +98,18 @@ def train_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
     `forward_flops_per_token`.
     """
     return 3.0 * forward_flops_per_token(config, causal=causal)
+
+
+def classifier_train_flops(config: ClassifierConfig) -> float:
+    """FLOPs of one example's forward and backward pass at full length, without embeddings and head.
+
+    Every token sees all others: 6 N T + 12 L C T^2, N the weights of the blocks.
+    """
+    T, C, L, W = config.context_length, config.n_embd, config.n_layer, config.mlp_width
+    kv = config.kv_heads * config.head_dim
+    linear = C * (C + 2 * kv) + C * C + W * C * (3 if config.mlp == "swiglu" else 2)
+    layers = sum(attention_share(config, layer, causal=False) for layer in range(L))
+    return config.documents * T * (6.0 * L * linear + 12.0 * layers * C * T)
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What a configuration asks for, without a GPU, data or PyTorch: `train.py CONFIG --dry-run`."""
+"""What a run needs, without a GPU, data or (for a GPT) PyTorch: `train.py CONFIG --dry-run`."""
 
 import sys
 from collections.abc import Sequence
@@ -9,68 +9,122 @@ from configs.reader import to_yaml
 from data.lra.store import Manifest as Examples
 from data.text.shards import MANIFEST, Manifest
 from kernels.limits import MAX_RECEIVE_BUFFER, RING_LEAST_TOKENS, chunk_rows
-from model.flops import count_params, hours_at, train_flops_per_token
+from model.flops import (
+    classifier_train_flops,
+    count_params,
+    hours_at,
+    train_flops_per_token,
+)
 from training.classification.config import ClassifyConfig
 from training.language.config import TrainConfig
 from training.tasks import RunConfiguration, read_run
 
-FLAG = "--dry-run"
+FLAG, PRINT_CONFIG = "--dry-run", "--print-config"
 CARDS = (16, 24, 40, 80, 141)  # GiB of GPUs that people have
-SPARE = 0.92  # of a card's memory: the rest is CUDA's, and of what allocations leave between them
-UTILISATION = 0.5  # of a GPU's peak, about what ours reach on an H100 at short contexts
+SPARE = 0.92  # of a card's memory: the rest is for CUDA and for gaps between allocations
+UTILISATION = 0.42
+"""Share of a GPU's peak. The shipped GPTs reach 39% to 52% on an H100 (train_speed.json)."""
+LEAST_WIDTH = 512
+"""Narrower models wait for kernel launches and memory: FLOPs do not predict their time."""
 MOST_EPOCHS = 10
-CLOCK = "H100 80GB HBM3"
+CLOCKS = {"H100": "H100 80GB HBM3", "A100": "A100", "RTX 4090": "RTX 4090"}
 
 
 def dry_run_if_asked(argv: Sequence[str]) -> None:
-    """Where --dry-run, or --dry-run=GPUS, is an argument: print what the run would be, and exit.
+    """Print what a run needs if --dry-run or --dry-run=GPUS is an argument, and exit.
+
+    With --print-config, print the whole configuration instead.
 
     Raises:
-        ConfigError: the configuration is none.
-        ValueError: GPUS is no number of them, or the batch cannot be shared by so many.
+        ConfigError: the configuration is not valid.
+        ValueError: GPUS is not a number of GPUs, or the batch cannot be shared by that number.
     """
-    asked = [argument for argument in argv if argument.partition("=")[0] == FLAG]
+    asked = [argument for argument in argv if argument.partition("=")[0] in (FLAG, PRINT_CONFIG)]
     if not asked:
         return
     _, _, count = asked[-1].partition("=")
     if count and (not count.isdecimal() or int(count) < 1):
-        raise ValueError(f"{FLAG}={count} must be a number of GPUs, at least 1: {FLAG}=8, say")
+        raise ValueError(
+            f"{FLAG}={count} must be a number of GPUs, at least 1: for example {FLAG}=8"
+        )
     config = read_run([argument for argument in argv if argument not in asked])
-    sys.stdout.write(dry_run(config, int(count or 1)))
+    if PRINT_CONFIG in asked:
+        sys.stdout.write(to_yaml(config))
+    else:
+        sys.stdout.write(dry_run(config, int(count or 1)))
     sys.stdout.flush()
     raise SystemExit(0)
 
 
 def dry_run(config: RunConfiguration, n_gpus: int) -> str:
-    """The configuration, and below it what it amounts to on so many GPUs."""
-    lines = [to_yaml(config).rstrip(), ""]
-    if not isinstance(config, TrainConfig):
-        lines += [
-            f"a step: {config.optim.batch_size:,} examples of {config.model.context_length:,} "
-            f"tokens on {n_gpus} GPU(s); parameters, FLOPs and memory are reported for GPTs only",
-            *_epochs_of_examples(config),
-        ]
-        return "\n".join(lines) + "\n"
+    """Parameters, FLOPs, time and memory of a run on `n_gpus` GPUs, as far as they are known."""
+    lines = _gpt(config, n_gpus) if isinstance(config, TrainConfig) else _classifier(config, n_gpus)
+    return "\n".join(lines) + "\n"
+
+
+def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     model, optim = config.model, config.optim
     n_params = count_params(model)
     positions = model.context_length * model.n_embd if model.positions == "learned" else 0
-    accumulated = config.grad_accum_steps(n_gpus)
     causal, full = (train_flops_per_token(model, causal=half) for half in (True, False))
     n_tokens = optim.max_steps * optim.batch_tokens
-    lines += [
+    return [
         f"{n_params + positions:,} parameters, {positions:,} of them learned positions",
-        f"a step: {accumulated} micro-batches x {config.readers(n_gpus)} x "
+        f"a step: {config.grad_accum_steps(n_gpus)} micro-batches x {config.readers(n_gpus)} x "
         f"{optim.micro_batch_size} sequences x {model.context_length:,} tokens "
         f"= {optim.batch_tokens:,} tokens",
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} a parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
         f"{causal * n_tokens:.3g} the whole run",
-        f"{hours_at(causal * n_tokens, CLOCK, UTILISATION) / n_gpus:.3g} hours on {n_gpus} x H100 "
-        f"at {UTILISATION:.0%} of their peak",
+        _times(causal * n_tokens, model.n_embd, n_gpus),
         *_memory(config, n_gpus),
+        *_epochs(config),
     ]
-    lines += _epochs(config)
-    return "\n".join(lines) + "\n"
+
+
+def _classifier(config: ClassifyConfig, n_gpus: int) -> list[str]:
+    # counted by building it, without memory for weights: classifiers have many kinds of embeddings
+    import torch
+
+    from model.classifier import Classifier
+
+    model, optim = config.model, config.optim
+    with torch.device("meta"):
+        n_params = sum(p.numel() for p in Classifier(model).parameters())
+    example = classifier_train_flops(model)
+    whole = optim.max_steps * optim.batch_size * example
+    return [
+        f"{n_params:,} parameters",
+        f"a step: {optim.batch_size:,} examples of {model.context_length:,} tokens "
+        f"on {n_gpus} GPU(s)",
+        f"{optim.max_steps:,} steps: {optim.max_steps * optim.batch_size:,} examples",
+        f"{example:.3g} FLOPs an example at full length; {whole:.3g} the whole run",
+        _times(whole, model.n_embd, n_gpus),
+        "memory is estimated for GPTs only",
+        *_epochs_of_examples(config),
+    ]
+
+
+def _times(flops: float, width: int, n_gpus: int) -> str:
+    """How long GPUs take for these FLOPs, in a sentence."""
+    if width < LEAST_WIDTH:
+        return (
+            f"no estimate of the time: FLOPs do not predict it below model.n_embd={LEAST_WIDTH}. "
+            "A run prints the time that is left"
+        )
+    times = [
+        f"{duration(hours_at(flops, name, UTILISATION) / n_gpus)} on {n_gpus} x {card}"
+        for card, name in CLOCKS.items()
+    ]
+    return f"about {', '.join(times)}, at {UTILISATION:.0%} of their peak"
+
+
+def duration(hours: float) -> str:
+    """A time in the unit that suits it: minutes, hours or days."""
+    for unit, length in (("days", 24), ("hours", 1)):
+        if hours >= 2 * length:
+            return f"{hours / length:,.3g} {unit}"
+    return f"{max(1, round(60 * hours))} min"
 
 
 def _epochs(config: TrainConfig) -> list[str]:

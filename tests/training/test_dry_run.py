@@ -1,4 +1,4 @@
-"""--dry-run tells what a run asks for, and starts nothing."""
+"""--dry-run prints what a run needs, and starts nothing."""
 
 import json
 import re
@@ -14,15 +14,17 @@ from data.text.config import DataConfig
 from data.text.shards import Manifest
 from experiments.reliability.dots import make_config
 from experiments.scale.cases import PARTS, case_of
+from model.classifier import Classifier
 from model.config import GPT2_SIZES, ModelConfig
 from training.config import ParallelConfig, RunConfig
-from training.dry_run import GIB, dry_run_if_asked, estimate, largest_micro_batch
+from training.dry_run import GIB, dry_run_if_asked, duration, estimate, largest_micro_batch
 from training.language.config import OptimConfig, TrainConfig
+from training.tasks import read_run
 
 SMALL = "configs/gpt2_small_1k.yaml"
 
 
-def told(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+def printed(capsys: pytest.CaptureFixture, *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         dry_run_if_asked(arguments)
     assert ended.value.code == 0
@@ -30,7 +32,7 @@ def told(capsys: pytest.CaptureFixture, *arguments: str) -> str:
 
 
 def test_numbers_of_gpt2_small(capsys, monkeypatch) -> None:
-    out = told(capsys, SMALL, "--dry-run", "data.path=nowhere", "model.dropout=0")
+    out = printed(capsys, SMALL, "--dry-run", "data.path=nowhere", "model.dropout=0")
     assert "124,439,808 parameters, 786,432 of them learned positions" in out
     assert "16 micro-batches x 1 GPU(s) x 32 sequences x 1,024 tokens = 524,288 tokens" in out
     # 6 N + 6 L C T, N without positions
@@ -39,14 +41,25 @@ def test_numbers_of_gpt2_small(capsys, monkeypatch) -> None:
     assert "data.path=nowhere is not there yet" in out
 
 
-def test_the_whole_configuration_is_one(capsys) -> None:
-    out = told(capsys, SMALL, "--dry-run", "optim.lr=0.5")
-    text = out.partition("\n\n")[0]
-    assert from_yaml(TrainConfig, text).optim.lr == 0.5
+def test_print_config_prints_the_whole_configuration(capsys) -> None:
+    config = from_yaml(TrainConfig, printed(capsys, SMALL, "--print-config", "optim.lr=0.5"))
+    assert (config.optim.lr, config.model.n_layer) == (0.5, 12)
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(0.001, "1 min"), (1.5, "90 min"), (4.75, "4.75 hours"), (672, "28 days")],
+)
+def test_durations(hours, text) -> None:
+    assert duration(hours) == text
+
+
+def test_no_time_is_promised_for_narrow_models(capsys) -> None:
+    assert "no estimate of the time" in printed(capsys, QUICK, "--dry-run")
 
 
 def test_gpus_share_the_batch(capsys) -> None:
-    out = told(capsys, SMALL, "--dry-run=8")
+    out = printed(capsys, SMALL, "--dry-run=8")
     assert "2 micro-batches x 8 GPU(s)" in out
     with pytest.raises(ValueError, match=r"3 GPU\(s\)"):
         dry_run_if_asked([SMALL, "--dry-run=3"])
@@ -57,10 +70,10 @@ def test_gpus_share_the_batch(capsys) -> None:
 
 def test_gpus_share_sequences_and_weights(capsys) -> None:
     shared = ("configs/gpt2_small_16k.yaml", "parallel.context=4", "parallel.mode=fsdp")
-    out = told(capsys, *shared, "--dry-run=8")
+    out = printed(capsys, *shared, "--dry-run=8")
     assert "8 micro-batches x 2 group(s) of 4 GPUs x 2 sequences x 16,384 tokens" in out
     assert "to exchange keys" not in out  # they are gathered where attention has dropout
-    assert "0.1 to exchange keys" in told(
+    assert "0.1 to exchange keys" in printed(
         capsys, *shared, "model.attention_dropout=0", "--dry-run=8"
     )
     with pytest.raises(ValueError, match=r"parallel.context=4 GPUs share each .* and 6 are not a"):
@@ -68,7 +81,14 @@ def test_gpus_share_sequences_and_weights(capsys) -> None:
 
 
 def test_a_classifier(capsys) -> None:
-    out = told(capsys, "configs/lra/image.yaml", "--dry-run")
+    changes = ("model.n_embd=512", "model.n_head=8", "model.n_inner=1024")
+    out = printed(capsys, "configs/lra/image.yaml", "--dry-run", *changes)
+    model = read_run(["configs/lra/image.yaml", *changes]).model
+    blocks = [p for block in Classifier(model).blocks for p in block.parameters() if p.ndim == 2]
+    T, C = model.context_length, model.n_embd
+    flops = 6 * T * sum(p.numel() for p in blocks) + 12 * model.n_layer * C * T * T
+    assert f"{flops:.3g} FLOPs an example" in out and " on 1 x H100, " in out
+    assert f"{sum(p.numel() for p in Classifier(model).parameters()):,} parameters" in out
     assert "examples of 1,024 tokens on 1 GPU(s)" in out
 
 
@@ -79,20 +99,20 @@ def test_epochs_are_reported_and_too_many_are_warned_of(capsys, corpus) -> None:
     n_tokens = Manifest.load(corpus).splits["train"].tokens
     options = (QUICK, "--dry-run", f"data.path={corpus}")
     batch = ("optim.batch_tokens=2048", "optim.warmup_steps=0")
-    out = told(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 2048}")
+    out = printed(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 2048}")
     assert f"epochs of the {n_tokens:,} tokens of {corpus}" in out and "warning" not in out
     found = re.search(r"([\d.]+) epochs of", out)
     assert found and 4.5 < float(found[1]) <= 5
-    out = told(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}")
+    out = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}")
     found = re.search(r"warning: .* more than 10 times. Set optim.max_steps=(\d+), or", out)
     assert found and 9 * n_tokens < int(found[1]) * 2048 <= 10 * n_tokens
     mixed = f"data.mix=[{{path: {corpus.parent / 'none'}, weight: 1.0}}]"
-    half = told(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}", mixed)
+    half = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}", mixed)
     assert "warning" not in half and f"{corpus.parent / 'none'} is not there yet" in half
 
 
 def test_epochs_of_a_classifier(capsys, tmp_path) -> None:
-    out = told(capsys, str(make_config(tmp_path)), "--dry-run")
+    out = printed(capsys, str(make_config(tmp_path)), "--dry-run")
     assert f"{19 * 16 / 256:.2f} epochs of the 256 examples of {tmp_path / 'dots'}" in out
 
 
