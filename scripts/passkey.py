@@ -30,7 +30,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_checkpoint_option(parser)
     add(
         "--lengths", type=int, nargs="+", metavar="TOKENS",
-        help="of prompts (default: a run's context, and a half, a quarter, an eighth of it)",
+        help="of prompts (default: a run's context, and a half, a quarter, an eighth of it, as far "
+        "as a key fits)",
     )  # fmt: skip
     add(
         "--depths", type=float, nargs="+", default=[n / 10 for n in range(11)], metavar="SHARE",
@@ -48,6 +49,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 from functools import partial
 
+from data.text.passkey import tokens_of_key
 from data.text.shards import TokenStream
 from evaluation.markdown import dict_table
 from evaluation.passkey import Trials, by_length, draw, score
@@ -75,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, run in zip(names, runs, strict=True):
             check_tokenizer(run, haystack)
             context_length = run.config.model.context_length
-            lengths = args.lengths or [context_length // share for share in SHARES]
+            least = (1 + args.others) * tokens_of_key(run.tokenizer)
             trials = Trials(
-                lengths=lengths,
+                lengths=args.lengths or default_lengths(context_length, least),
                 depths=args.depths,
                 n=args.trials,
                 others=args.others,
@@ -103,6 +105,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     save(draw(found), args.out / "passkey.png")
     print(table_of(found), end="")
     print(f"wrote {args.out / 'passkey.json'} and passkey.png")
+
+
+def default_lengths(context_length: int, least: int) -> list[int]:
+    """Tokens of prompts: an eighth, a quarter, a half and all of a context, from `least` on.
+
+    Raises:
+        ValueError: the context is shorter than `least`.
+    """
+    lengths = [context_length // share for share in SHARES if context_length // share >= least]
+    if not lengths:
+        raise ValueError(
+            f"model.context_length={context_length} must be at least {least}: the keys and the "
+            "question take that many tokens. Choose a run with a longer context"
+        )
+    return lengths
 
 
 def table_of(runs: dict[str, list[Row]]) -> str:

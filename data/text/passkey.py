@@ -99,6 +99,12 @@ def draw_keys(rng: np.random.Generator, depths: Sequence[float]) -> list[Key]:
     ]
 
 
+def tokens_of_key(tokenizer: TextTokenizer) -> int:
+    """Tokens of a needle, its question and the answer."""
+    texts = (text.format(door=999, digits=99_999) for text in (NEEDLE, QUESTION, ANSWER))
+    return sum(len(tokenizer.encode(text)) for text in texts)
+
+
 @dataclass(frozen=True)
 class PasskeySource:
     """Documents with keys and the questions for all of them; haystacks are of a prepared corpus.
@@ -163,9 +169,7 @@ class PasskeySource:
 
     @cached_property
     def _one_key(self) -> int:
-        """Tokens of a needle, its question and the answer."""
-        texts = (text.format(door=999, digits=99_999) for text in (NEEDLE, QUESTION, ANSWER))
-        return sum(len(self._tokenizer.encode(text)) for text in texts)
+        return tokens_of_key(self._tokenizer)
 
     @property
     def _shortest(self) -> int:

@@ -218,3 +218,10 @@ def test_the_commands(run, corpus, tmp_path, capsys) -> None:
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
     opened = open_run(run.out_dir)
     assert replace(opened.config.data).mix[0].path == str(taught)
+
+
+def test_default_lengths_leave_room_for_a_key() -> None:
+    assert passkey.default_lengths(1024, 68) == [128, 256, 512, 1024]
+    assert passkey.default_lengths(256, 68) == [128, 256]
+    with pytest.raises(ValueError, match="model.context_length=64 must be at least 68: .*longer"):
+        passkey.default_lengths(64, 68)
