@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
-from experiments import glance, provenance, same_losses
+from experiments import fits, glance, provenance, same_losses
 from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -37,7 +37,7 @@ from experiments.train_steps import tables as train_steps
 
 T = TypeVar("T")
 
-_DOCS = ("evaluation", "lra", "speed", "hopper", "scale", "reliability", "reproduce")
+_DOCS = ("guide", "evaluation", "lra", "speed", "hopper", "scale", "reliability", "reproduce")
 PAGES = (Path("README.md"), *(Path(f"docs/{name}.md") for name in _DOCS))
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train_parts": _of(train_steps.parts_table, "train_speed"),
     "train_speed_butterfly": _of(train_steps.butterfly_table, "train_speed_butterfly"),
     "transformers_step": _of(transformers_step.step_table, "transformers_step"),
+    "fits": fits.fits_table,
     "first_step": _of(first_step.first_step_table, "first_step"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),
     "noise": _of(train_steps.gaps_table, **COMPARED),

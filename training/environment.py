@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,23 @@ ROOT = Path(__file__).parents[1]
 
 def machine() -> dict[str, str | None]:
     """Device, versions, commit and date, as far as they are known."""
-    import triton
-
     processor = platform.processor() or platform.machine()
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor,
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": _version("triton"),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # Triton is for Linux only
+        return None
 
 
 def note_start(

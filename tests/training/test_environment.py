@@ -119,3 +119,11 @@ def test_damage_is_named(tmp_path, text):
     (tmp_path / ENVIRONMENTS).write_text(text)
     with pytest.raises(ValueError, match="environments.json is damaged"):
         read_starts(tmp_path)
+
+
+def test_a_machine_without_triton_is_described(monkeypatch):
+    def missing(package):
+        raise environment.PackageNotFoundError(package)
+
+    monkeypatch.setattr(environment, "version", missing)
+    assert environment.machine()["triton"] is None

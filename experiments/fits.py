@@ -1,0 +1,56 @@
+"""Which GPT configuration fits which GPU, as `train.py CONFIG --dry-run` estimates it."""
+
+from pathlib import Path
+
+from experiments.reports import table
+from model.flops import hours_at, train_flops_per_token
+from training.dry_run import (
+    CLOCKS,
+    GIB,
+    SPARE,
+    UTILISATION,
+    duration,
+    estimate,
+    largest_micro_batch,
+)
+from training.language.config import TrainConfig, load_config
+
+CARDS = (24, 40, 80)  # GiB
+TOKENS = 1e9
+
+
+def fits_table() -> str:
+    """A row for each shipped GPT: memory, micro-batches that fit, and time for a billion tokens."""
+    rows = []
+    files = Path("configs").glob("*_*_[0-9]*k.yaml")  # of a size and a context
+    configs = {file: load_config([str(file)]) for file in files}
+    for file, config in sorted(configs.items(), key=lambda item: _order(item[1])):
+        model, size = config.model, config.optim.micro_batch_size
+        flops = TOKENS * train_flops_per_token(model, causal=True)
+        fits = {
+            f"largest micro-batch, {card} GB": str(
+                largest_micro_batch(config, card * GIB * SPARE, 1)
+            )
+            for card in CARDS
+        }
+        times = {
+            f"1B tokens, {card}": duration(hours_at(flops, name, UTILISATION))
+            for card, name in CLOCKS.items()
+        }
+        memory = estimate(config, size, 1).total / GIB
+        rows.append(
+            {
+                "configuration": f"[{file.stem}](../configs/{file.name})",
+                "context": f"{model.context_length:,}",
+                "memory as shipped": f"{memory:.0f} GiB, {size} sequences",
+                **fits,
+                **times,
+            }
+        )
+    return table(rows)
+
+
+def _order(config: TrainConfig) -> tuple[bool, int, int]:
+    """Small models before large ones, GPT-2's before others, short contexts before long ones."""
+    model = config.model
+    return model.norm != "layer_norm", model.n_layer * model.n_embd, model.context_length
