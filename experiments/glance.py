@@ -154,7 +154,7 @@ def _training_step(results: Results) -> tuple[str, str]:
 
 
 TABLE4 = "experiments.table4", "table-4", "evaluation.md#what-our-runs-say"
-RECIPE = (TABLE4[0], "pass-keys-and-a-recipe-of-today", "evaluation.md#a-recipe-of-today")
+RECIPE = (TABLE4[0], "pass-keys-and-a-modern-recipe", "evaluation.md#a-recipe-of-today")
 PATHX = "experiments.pathx", "path-x-and-path-256", "lra.md#path-x-and-path-256"
 LRA = "experiments.lra.speed", "long-range-arena", "lra.md#table-3"
 ATTENTION = "experiments.attention", "attention"

@@ -42,6 +42,8 @@ def offences(text: str) -> Iterator[str]:
 def subject_offences(message: str) -> Iterator[str]:
     """What is wrong with the subject of a commit message."""
     subject = message.split("\n", 1)[0]
+    if subject.startswith(("Merge ", "Revert ", "fixup! ", "squash! ")):
+        return
     if not SUBJECT.fullmatch(subject):
         yield f"1: {subject!r}: write `area: imperative`"
     if len(subject) > 72:
@@ -58,6 +60,8 @@ def main(arguments: list[str]) -> int:
             if not is_message and (file.suffix not in SUFFIXES or file.name == "words.py"):
                 continue
             text = file.read_text()
+            if is_message:  # without the diff that `git commit --verbose` adds
+                text = text.partition("\n# ------------------------ >8")[0]
             for line in (*(subject_offences(text) if is_message else ()), *offences(text)):
                 sys.stdout.write(f"{file}:{line}\n")
                 n += 1
